@@ -144,6 +144,10 @@ def dispatch(words: list[str]) -> int:
         from quine.cli.ps import main as ps
 
         return ps(verb, words[1:])
+    if verb == "xargs":
+        from quine.fanout.main import main as xargs
+
+        return xargs(words[1:])
     if words[:2] == ["fs", "python"]:
         if address.unpacked():
             os.environ["PYTHONPATH"] = ":".join(filter(None, [address.ROOT, os.environ.get("PYTHONPATH")]))

@@ -4,7 +4,8 @@
     python scripts/reference.py --check    write nothing; status 1 and the names where they are stale
 
 Nothing about an option stands here: TABLE and VERBS of quine/base/cli_options.py, USAGE of quine/cli/help.py, HELP of
-quine/cli/tape.py, the tables of quine/files/cli/options.py, and the verbs of quine/cli/app.py are read.
+quine/cli/tape.py, the tables of quine/files/cli/options.py and of quine/fanout/options.py, and the verbs of
+quine/cli/app.py are read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from quine.base import cli_options as options  # noqa: E402
 from quine.cli import tape  # noqa: E402
 from quine.cli.app import described  # noqa: E402
 from quine.cli.help import USAGE  # noqa: E402
+from quine.fanout import options as fanout  # noqa: E402
 from quine.files.cli import options as files  # noqa: E402
 
 DATE = "2026-11-23"  # of the man pages; a fixed one, so that the same tables give the same files
@@ -116,6 +118,14 @@ def _fs() -> Command:
     return whole
 
 
+def _fanout() -> Command:
+    usage, about = _split(fanout.HEAD)
+    closing = "\n".join(fanout.CLOSING)
+    at = closing.index("exit status:")
+    about += f"\n\n{closing[:at]}\n\nE{closing[at + 1 :]}"
+    return Command("quine xargs", options.VERBS["xargs"], usage, about, _options(fanout.OPTIONS))
+
+
 def commands() -> list[Command]:
     """The agent, then the verbs in the order of the help."""
     found = [_of_table("quine", "agent", "an LLM agent as a POSIX process", USAGE["agent"])]
@@ -124,6 +134,8 @@ def commands() -> list[Command]:
             found.append(_tape())
         elif verb == "fs":
             found.append(_fs())
+        elif verb == "xargs":
+            found.append(_fanout())
         elif verb in USAGE:
             found.append(_of_table(f"quine {verb}", verb, summary, USAGE[verb]))
         else:

@@ -192,7 +192,19 @@ def test_transport_needs_only_the_standard_library() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["wire/frames", "wire/flow", "wire/outbox", "wire/session", "wire/resume", "client/core"]
+    "module",
+    [
+        "wire/frames",
+        "wire/flow",
+        "wire/outbox",
+        "wire/session",
+        "wire/resume",
+        "client/core",
+        "client/job_core",
+        "client/batch_core",
+        "client/batch_job",
+        "client/feed",
+    ],
 )
 def test_a_machine_of_the_protocol_has_no_descriptor_no_clock_and_no_thread(module: str) -> None:
     """The simulator drives these modules too: bytes in, bytes out, the time given."""
@@ -279,7 +291,10 @@ def loaded(*statements: str) -> set[str]:
     "module",
     [
         "transport.client.client",
+        "transport.client.batch",
         "quine.cli.run",
+        "quine.fanout.main",
+        "quine.fanout.run",
         "quine.jobs.client",
         "quine.base.cli_options",
         "quine.agent.main",

@@ -32,6 +32,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "tree": (str,),
     "limits": (dict,),
     "lease": (int, float),
+    "slots": (int,),
     "context": (dict,),
     "terminal": (dict, type(None)),
     "capability": (str,),
@@ -47,6 +48,7 @@ class Spawn:
     cwd      directory to start in; an error if it is missing. None: workdir/tree, made if missing
     limits   name -> value: as cpu fsize nofile nproc (bytes, seconds, counts)
     lease    seconds the job outlives a broken link
+    slots    jobs of this node that run at one time over there, set by the node; the others wait there. 0: no limit
     context  facts about the caller that placement needs: inventory file, ssh agent, caller's directory
     terminal {"rows", "columns", "term"} of the terminal that the job gets in place of three pipes; None: the pipes
     capability  secret that the job shows with each request to its opener; kept in the job's memo
@@ -67,6 +69,7 @@ class Spawn:
         tree: str = "",
         limits: dict[str, str] | None = None,
         lease: float = LEASE,
+        slots: int = 0,
         context: dict[str, Any] | None = None,
         terminal: dict[str, Any] | None = None,
         capability: str = "",
@@ -81,6 +84,7 @@ class Spawn:
         self.tree = tree or self.id
         self.limits = limits or {}
         self.lease = lease
+        self.slots = slots
         self.context = context or {}
         self.terminal = terminal
         self.capability = capability
@@ -116,6 +120,8 @@ class Spawn:
             raise ProtocolError("spawn with a bad capability")
         if not 0 <= body.get("lease", 0) <= 31_536_000:
             raise ProtocolError("spawn with a bad lease")
+        if not 0 <= body.get("slots", 0) <= 1_000_000:
+            raise ProtocolError("spawn with bad slots")
         if not is_terminal(body.get("terminal")):
             raise ProtocolError("spawn with a bad terminal")
         return cls(**body)

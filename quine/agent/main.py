@@ -112,8 +112,10 @@ def _admitted(ledger: Ledger, spec: SessionSpec) -> list[int]:
     return slots
 
 
-def spec_from(mission: str, options: RunOptions, environ: Any) -> tuple[SessionSpec, Settings, Ledger]:
-    """Return spec, settings and ledger of an agent that `quine --on` runs elsewhere, and take its slot.
+def spec_from(
+    mission: str, options: RunOptions, environ: Any, admit: bool = True
+) -> tuple[SessionSpec, Settings, Ledger]:
+    """Return spec, settings and ledger of an agent that `quine --on` runs elsewhere, and with `admit` take its slot.
 
     If this process is the origin, the configuration of the guest is checked here.
     """
@@ -134,7 +136,8 @@ def spec_from(mission: str, options: RunOptions, environ: Any) -> tuple[SessionS
         from quine.budget.leases import Grant
 
         tree.ledger.beyond = Grant(tree.ledger, ask)
-    _admitted(tree.ledger, spec)  # the slot belongs to this process, which ends after the remote agent
+    if admit:
+        _admitted(tree.ledger, spec)  # the slot belongs to this process, which ends after the remote agent
     return spec, settings, tree.ledger
 
 

@@ -131,11 +131,12 @@ TABLE: tuple[Row, ...] = (
     ("help", "h", "", "agent run ps wait logs kill attach tape", "this text"),
     ("version", "", "", "agent run", "version and build hash"),
 )
-REPEATED = ("env", "limit", "files", "returns")
+REPEATED = ("env", "limit", "files", "returns", "arg-file")
 ALIASES = {"fetch": "returns", "spool": "output-limit"}  # the second is the old spelling, which 1.0 drops
 
 VERBS = {
     "run": "one plain command, here or on a node",
+    "xargs": "one command or agent for each item of the input, many at a time, here or on hosts",
     "hosts": "the hosts of the inventory; `hosts check`: test login and build",
     "deploy": "put this binary on hosts; `deploy build -o FILE`",
     "tape": "inspect sessions: ls show tree cost replay verify archive",
@@ -148,7 +149,7 @@ VERBS = {
     "attach": "be the proxy of a running job again",
     "fs": "the files that all agents of a tree share: ls cat put get cp mv rm find sync mount …",
 }
-UNBUILT = ("xargs",)  # reported as not built if it is the first word; not in the help
+UNBUILT: tuple[str, ...] = ()  # reported as not built if it is the first word; not in the help
 UNBUILT_OPTIONS = (("run", "--deadline"),)
 
 

@@ -68,6 +68,7 @@ class Ledger:
     def __init__(self, book: SharedCounters, mark: Cap | None = None) -> None:
         self.book = book
         self.beyond: Upstream | None = None  # set if the origin is another machine
+        self.spent = False  # an inference was refused here because of what the tree has used
         facts, mark = book.numbers(), mark or Cap()
         self.mark = Cap(
             int(_least(facts.limit_tokens, mark.tokens)),
@@ -245,6 +246,7 @@ class Ledger:
                 dear = price(prompt, output) if price else room.cost or 0.0
                 self.book.note(INFER, fd, index, prompt + output, dear, prompt + LEAST_REPLY, first)
                 return Reservation(fd, index, output, room.cost or 0.0)
+            self.spent = self.spent or _reply(Remaining(tokens, cost), prompt, price) < LEAST_REPLY
             alone = within.least(Remaining(tokens, cost))
             if _reply(alone, prompt, price) >= LEAST_REPLY:
                 return None

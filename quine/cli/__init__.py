@@ -1,4 +1,4 @@
 """cli: the command line: a module for each verb or family of verbs; the table of options is in base.
 
-May import: base, tape, providers, files, mount, archive, staging, agent, jobs, remote, deploy, transport.
+May import: base, tape, providers, files, mount, archive, staging, agent, jobs, fanout, remote, deploy, transport.
 """

@@ -8,7 +8,7 @@ Laws
 1. The printed script asks quine for the facts that only quine knows: hosts with their tags, and ids of jobs. The ids of
    sessions are the names of their tapes.
 2. A mission is not completed; words of it may be file names, so those are offered.
-3. The first word after `quine run … --` is a command, and the words after it are its arguments: paths.
+3. The first word after `--` of `quine run` and `quine xargs` is a command; the words after it are its arguments: paths.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from quine.base.cli_options import TABLE, UNBUILT, VERBS, rows
 from quine.base.errors import Misconfigured
 from quine.cli.app import described
 from quine.cli.tape import HELP
+from quine.fanout.options import OPTIONS as FANOUT
 from quine.files.cli import options
 
 TYPE_CHECKING = False
@@ -35,6 +36,7 @@ def _by_hand(verb: str) -> str:
 ACTIONS = {
     **{verb: _by_hand(verb) for verb in ("hosts", "deploy", "doctor", "node")},
     "tape": " ".join([*HELP, "--help"]),
+    "xargs": " ".join(f"--{row[0]}" for row in FANOUT),
     "fs": " ".join([*options.COMMANDS, *options.OTHERS]) + " --help",
 }
 SHELLS = ("bash", "zsh", "fish")
@@ -53,7 +55,7 @@ PATHS = ("FILE", "DIR", "FILE|FD", "PATH")  # values that are paths
 BASH = """\
 _quine() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD - 1]}} words= at
-    if [ "${{COMP_WORDS[1]}}" = run ]; then
+    if [ "${{COMP_WORDS[1]}}" = run ] || [ "${{COMP_WORDS[1]}}" = xargs ]; then
         for ((at = 2; at < COMP_CWORD; at++)); do
             [ "${{COMP_WORDS[at]}}" = -- ] || continue
             [ $((at + 1)) -eq "$COMP_CWORD" ] && COMPREPLY=($(compgen -c -- "$current"))
@@ -98,7 +100,7 @@ def _options(table: list[Row]) -> str:
 
 def _bash() -> str:
     cases = "\n".join(f"                {verb}) {_bash_verb(verb)} ;;" for verb in _verbs())
-    paths = sorted({f"--{row[0]}" for row in TABLE if row[2] in PATHS})
+    paths = sorted({f"--{row[0]}" for row in (*TABLE, *FANOUT) if row[2] in PATHS})
     return BASH.format(
         hosts=HOSTS,
         paths="|".join(paths),
@@ -162,7 +164,7 @@ def _fish() -> str:
         f"({SESSIONS})"
     )
     wanted["__fish_seen_subcommand_from deploy doctor check"] = f"any ({HOSTS})"
-    wanted["__fish_seen_subcommand_from run; and contains -- -- (commandline -opc)"] = (
+    wanted["__fish_seen_subcommand_from run xargs; and contains -- -- (commandline -opc)"] = (
         "(__fish_complete_command)"
     )
     lines += [

@@ -57,7 +57,7 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     given = dict(os.environ)
     settled = dict(given)
     spec, settings, ledger = spec_from(mission, options, settled)
-    spawn = _agent(options.on, spec)
+    spawn = agent_spawn(options.on, spec)
     spawn.env = {**callers_environment(options), **environment(options, given)}
     spawn.env |= {"QUINE_MOUNT": "auto"} if options.mount else {}
     spawn.limits = limits(options)
@@ -71,7 +71,7 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     served: list[Services] = []  # one per try
 
     def serve(spec: SessionSpec) -> Services:
-        served.append(_services(spec, ledger, environ, spawn.context, settings.masked, facts))
+        served.append(services_of(spec, ledger, environ, spawn.context, settings.masked, facts))
         return served[-1]
 
     def renew(spawn: Spawn) -> Services:
@@ -80,7 +80,7 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
         keeps(again)
         return serve(again)
 
-    status = show(spawn, options, serve(spec), facts, renew, _log(spec, environ), staging(options))
+    status = show(spawn, options, serve(spec), facts, renew, log_of(spec, environ), staging(options))
     if detached and status == LOST and served[-1].host:
         _reach_again(served[-1].host, options)
     if policy.wanted(settled):
@@ -134,11 +134,11 @@ def proxy(
     from transport.client.output import Used
 
     environ = dict(os.environ)
-    spawn = _agent(where, spec)
+    spawn = agent_spawn(where, spec)
     spawn.context = caller(RunOptions())
     if os.environ.get("QUINE_MOUNT"):
         spawn.env["QUINE_MOUNT"] = "auto"  # a mount here has another path there
-    services = _services(spec, ledger, environ, spawn.context, masked, facts)
+    services = services_of(spec, ledger, environ, spawn.context, masked, facts)
     run = client.run
 
     def placed(pid: int, host: str) -> None:
@@ -160,14 +160,14 @@ def proxy(
             services=services,
             on_start=placed,
             on_note=Notes(RunOptions(), False, links=False).hear,
-            on_refused=_log(spec, environ),
+            on_refused=log_of(spec, environ),
             used=Used() if on_start else None,
         )
     finally:
         services.close()
 
 
-def _agent(where: str, spec: SessionSpec) -> Spawn:
+def agent_spawn(where: str, spec: SessionSpec) -> Spawn:
     """Return the spawn of an agent. It requests its `SessionSpec` from us; argv shows its mission, as far as allowed.
 
     Its id is its session, which names it on the tape and in the logs of both machines.
@@ -177,7 +177,7 @@ def _agent(where: str, spec: SessionSpec) -> Spawn:
     return Spawn(["--", spec.shown], id=spec.session, own=True, where=where, tree=spec.root)
 
 
-def _log(spec: SessionSpec, environ: Mapping[str, str]) -> Callable[[str], None]:
+def log_of(spec: SessionSpec, environ: Mapping[str, str]) -> Callable[[str], None]:
     """Return the function that notes refused requests of a remote agent in its log at the origin."""
     from quine.agent.origin import is_relayed
     from quine.base.log import Log
@@ -187,7 +187,7 @@ def _log(spec: SessionSpec, environ: Mapping[str, str]) -> Callable[[str], None]
     return Log("" if is_relayed(inherit.read()) else path).note
 
 
-def _services(
+def services_of(
     spec: SessionSpec,
     ledger: Ledger,
     environ: dict[str, str],
@@ -227,7 +227,7 @@ def _services(
                 if relayed:
                     made.update(handlers.between(spec, ledger, asker(), spent, *more))
                 else:
-                    made.update(handlers.services(spec, ledger, environ, spent, _log(spec, environ), *more))
+                    made.update(handlers.services(spec, ledger, environ, spent, log_of(spec, environ), *more))
         return made[name](body)
 
     def end() -> None:

@@ -49,6 +49,16 @@ class Staging:
         **more: Any,
     ) -> Status:
         """Run a job by `client.run`; stage its files before it starts, and fetch its returns after it has ended."""
+        job = self.dressed(spawn, services)
+        if self._sources:
+            more["on_sent"] = self.begin
+        status = self.judged(client.run(job, stdin, stdout, stderr, services, **more))
+        if self.brings(status):
+            self.bring(self.sender(job, status), status, stderr)
+        return status
+
+    def dressed(self, spawn: Spawn, services: Services | None) -> Spawn:
+        """Return the job that lays out the files and then becomes that of `spawn`. `services` answer its requests."""
         self._giving = None
         job = Spawn(**spawn.to_json())
         if self._sources:
@@ -59,28 +69,36 @@ class Staging:
             job.own = True
             assert services, "whoever gives files answers requests"
             services.offer("stage", self._given)
-            more["on_sent"] = self._begin
-        status = client.run(job, stdin, stdout, stderr, services, **more)
+        return job
+
+    def judged(self, status: Status) -> Status:
+        """Return how the job has ended, or that it was not started because it could not have its files."""
         giving = self._giving
         if giving and giving.failure and (status.state, status.code) == ("exited", NOT_STARTED):
             return Status(
                 "unreachable", NOT_STARTED, host=status.host, detail=giving.failure, hint=giving.cure
             )
-        if self._returns and status.state in ("exited", "signaled"):
-            out = Spawn(
-                self.out,
-                own=True,
-                where=status.host or job.where,
-                env=job.env,
-                cwd=job.cwd,
-                tree=job.tree,
-                lease=job.lease,
-                context={**job.context, "control": True},
-            )
-            self.bring(out, status, stderr)
         return status
 
-    def _begin(self) -> None:
+    def brings(self, status: Status) -> bool:
+        """Whether there are files to be brought back."""
+        return bool(self._returns) and status.state in ("exited", "signaled")
+
+    def sender(self, job: Spawn, status: Status) -> Spawn:
+        """Return the job that sends the returns of `job`."""
+        return Spawn(
+            self.out,
+            own=True,
+            where=status.host or job.where,
+            env=job.env,
+            cwd=job.cwd,
+            tree=job.tree,
+            lease=job.lease,
+            context={**job.context, "control": True},
+        )
+
+    def begin(self) -> None:
+        """The job is on its way: prepare its files, in a thread."""
         self._giving = self.giving()
         self._giving.look_ahead()
 
@@ -111,9 +129,14 @@ class Staging:
     def bring(self, out: Spawn, status: Status, stderr: int = 2) -> str:
         """Fetch the returns by the job `out`; put errors into `status`. Return the signal that ended `out`, or ""."""
         taking = self.taking()
-        if wrong := taking.bring(out, stderr):
+        taking.bring(out, stderr)
+        self.brought(taking, status)
+        return taking.signal
+
+    def brought(self, taking: Taking, status: Status) -> None:
+        """Put the error of returns that did not come, if any, into `status`."""
+        if wrong := taking.fault:
             status.detail = "; ".join(filter(None, [status.detail, wrong]))
             status.code = status.code or FAILED
         if taking.failure and taking.place and not status.hint:
             status.hint = f"the results are still on the host, in {taking.place}"
-        return taking.signal

@@ -28,6 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from transport.rpc.incoming import Incoming
     from transport.spawn import Spawn
+    from transport.status import Status
 
 MOST_BACK = 1 << 44  # bytes that one job may return
 
@@ -45,29 +46,49 @@ class Taking:
         self.signal = ""  # the signal that ended that job
         self.missing: list[str] = []
 
-    def bring(self, out: Spawn, stderr: int) -> str:
-        """Fetch the returns by the sending job `out`. Return the error, or "" if there is none."""
-        recover(self._folder)
+    def bring(self, out: Spawn, stderr: int) -> None:
+        """Fetch the returns by the sending job `out`."""
         null = os.open(os.devnull, os.O_RDWR)
         try:
-            ended = client.run(out, null, null, stderr, services={"stage": Streaming(self.taken)})
-            self.signal = ended.signal or ""
-            with self._turn:  # a leftover handler sees the end of the job at once
-                self._over = True
-            if self.layout and not self.failure:
-                self.failure = _apart(self.layout, self._folder)
-            elif self.failure and ended.state != "exited":
-                self.failure = ended.detail or f"killed by {ended.signal}"
+            self.begin()
+            self.end(client.run(out, null, null, stderr, services=self.services))
         except Exception as error:
             # Our own error, or Refused: the command has ended all the same, and its status must be reported.
             self.failure = str(error)
         finally:
             os.close(null)
-            with self._turn:
-                self._over = True
-                if self.layout:
-                    self.layout.close()
-                    self.layout = None
+            self.close()
+
+    def begin(self) -> None:
+        """Finish what an earlier process has left. Raises OSError."""
+        recover(self._folder)
+
+    @property
+    def services(self) -> dict[str, Streaming]:
+        """The services of the sending job."""
+        return {"stage": Streaming(self.taken)}
+
+    def end(self, ended: Status) -> None:
+        """The sending job has ended: put in place what came."""
+        self.signal = ended.signal or ""
+        with self._turn:  # a leftover handler sees the end of the job at once
+            self._over = True
+        if self.layout and not self.failure:
+            self.failure = _apart(self.layout, self._folder)
+        elif self.failure and ended.state != "exited":
+            self.failure = ended.detail or f"killed by {ended.signal}"
+
+    def close(self) -> None:
+        """Take nothing more."""
+        with self._turn:
+            self._over = True
+            if self.layout:
+                self.layout.close()
+                self.layout = None
+
+    @property
+    def fault(self) -> str:
+        """The error, or "" if there is none."""
         if self.failure:
             return f"the files cannot be brought back: {self.failure}"
         if self.missing:

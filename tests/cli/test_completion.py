@@ -16,7 +16,10 @@ from quine.cli.completion import ACTIONS, SHELLS, script
 
 CASES = [
     ("quine ru", {"run"}, set()),
-    ("quine ", {"run", "ps", "tape", "--on"}, {"xargs"}),
+    ("quine ", {"run", "ps", "tape", "xargs", "--on"}, {"each"}),
+    ("quine xargs --", {"--retries", "--joblog", "--on"}, {"--detach"}),
+    ("quine xargs --on gpu1 -- quine-lo", {"quine-local-tool"}, set()),
+    ("quine xargs --arg-file in", {"in.txt"}, set()),
     ("quine --max-", {"--max-turns", "--max-cost", "--max-tokens"}, {"--on"}),
     ("quine run --", {"--on", "--cwd"}, {"--max-turns"}),
     ("quine ps --", {"--json", "--all", "--on"}, {"--stdin"}),

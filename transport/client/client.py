@@ -16,6 +16,7 @@ import time
 
 from transport import address, node_socket
 from transport.carrier.unix import Wire
+from transport.client.connect import connect
 from transport.client.core import FATAL, FORWARDED, OURS, Core
 from transport.client.output import Output, Used
 from transport.client.signals import Caught
@@ -64,7 +65,7 @@ def run(
     """
     spawn.capability = os.urandom(16).hex()
     for _ in range(node_socket.TRIES):
-        proxy = Proxy(_connected(), spawn, (stdin, stdout, stderr), services or {}, used)
+        proxy = Proxy(connect(), spawn, (stdin, stdout, stderr), services or {}, used)
         proxy.on_start, proxy.on_note, proxy.on_refused, proxy.on_sent = (
             on_start,
             on_note,
@@ -78,15 +79,6 @@ def run(
             proxy.close()
         # The node went idle while we connected, before it had read a byte. The next try starts another.
     raise node_socket.short_lived()
-
-
-def _connected() -> socket.socket:
-    """Connect to the node of this machine, which is started first if there is none. Raises Refused."""
-    if connection := node_socket.try_connect():
-        return connection
-    from transport.node import rendezvous  # loaded only then: most clients find a node
-
-    return rendezvous.connect()
 
 
 class Proxy:

@@ -33,6 +33,7 @@ from transport.node.relay import Relay
 from transport.node.rendezvous import BACKLOG
 from transport.node.served import Served
 from transport.node.side import Side
+from transport.node.turns import Turns
 from transport.node_socket import CLIENT, DIAL, STATUS, TAKEN
 from transport.spawn import LONGEST_CAPABILITY, Spawn
 from transport.status import DENIED, NOT_STARTED, Status
@@ -74,7 +75,9 @@ class Node:
         self._idle = idle
         self._links: dict[Link, None] = {}  # in their order
         self._served = Served(self._facts, self._link)
+        self._turns: dict[Link, Turns] = {}
         self._jobs: dict[str, Job] = {}  # by token
+        self._ids: set[str] = set()  # of these jobs
         self._tasks: set[asyncio.Task[None]] = set()  # greetings, and answers to status requests
         self._stopped = asyncio.Event()
         self._job_gone = asyncio.Event()
@@ -214,6 +217,7 @@ class Node:
 
     def _on_link_lost(self, link: Link, why: str) -> None:
         self._links.pop(link, None)
+        self._turns.pop(link, None)
         self._served.forget(link)
 
     # -- what peers ask for ------------------------------------------------------------------------
@@ -283,16 +287,27 @@ class Node:
 
     def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
         where, launcher = self._socket_path, self._launcher
-        job = Job(link, frame.channel, spawn, self._environ, where, self._job_ended, launcher)
-        if any(other.spawn.id == spawn.id for other in self._jobs.values()):
+        turns = self._turns.setdefault(link, Turns(link)) if link.remote and spawn.slots else None
+
+        def ended(job: Job) -> None:
+            self._job_ended(job)
+            if turns:
+                turns.ended(job)
+
+        job = Job(link, frame.channel, spawn, self._environ, where, ended, launcher)
+        if spawn.id in self._ids:
             job.refuse("a job with its id runs already")
             return job
         self._jobs[job.token] = job
+        self._ids.add(spawn.id)
+        if turns:
+            return turns.submit(job, spawn.slots)
         job.start()
         return job
 
     def _job_ended(self, job: Job) -> None:
-        self._jobs.pop(job.token, None)
+        if self._jobs.pop(job.token, None):
+            self._ids.discard(job.spawn.id)
         self._job_gone.set()
 
     def _request(self, link: Link, frame: Frame) -> Handler:

@@ -22,7 +22,7 @@ from transport.spawn import Spawn
 
 log = logging.getLogger("quine.hosts")
 
-TOLD = ("cwd", "avoid", "home", "pick")  # the keys of a spawn's context that another node may set
+TOLD = ("cwd", "avoid", "home", "pick", "late")  # the keys of a spawn's context that another node may set
 
 # (spawn, running jobs per host name) -> target; raises Refused.
 Place = Callable[[Spawn, Mapping[str, int]], Target]
@@ -59,7 +59,12 @@ class Hosts:
         except Refused as refused:
             refuse(relay, refused)
             return relay
-        log.info("job %s: to %s%s", spawn.id, target.name, f", asked for by {parent.host}" if parent else "")
+        late = spawn.context.get("late") is True
+        # A line for each of a million jobs would cost a tenth of this node's time and push all others out of the log.
+        level = logging.DEBUG if late else logging.INFO
+        log.log(
+            level, "job %s: to %s%s", spawn.id, target.name, f", asked for by {parent.host}" if parent else ""
+        )
         relay.host, relay.group = target.name, target.group
         if spawn.context.get("control") is not True:
             relay.facts, relay.since = spawn.facts(), asyncio.get_running_loop().time()
@@ -68,6 +73,7 @@ class Hosts:
             relay.parent = parent
             parent.children[relay] = None
         target.settings(spawn)
+        spawn.slots = 0 if spawn.context.get("control") is True else target.slots
         try:
             # Parsed as the other node will: a malformed spawn must not end the link to its host.
             Spawn.from_json(spawn.to_json())
@@ -82,6 +88,8 @@ class Hosts:
         # A control job asks about other jobs, and must not wait until they have ended.
         if spawn.context.get("control") is True:
             host.begin(relay, spawn, slots.refuse_waiting)
+        elif late:
+            slots.submit_late(relay, host, spawn)
         else:
             slots.submit(relay, host, spawn)
         return relay
@@ -118,8 +126,8 @@ class Hosts:
         return {
             slots.name: {
                 "up": slots.name in up,
-                "running": slots.running,
-                "queued": slots.used - slots.running,
+                "running": (running := min(slots.running, slots.limit or slots.running)),
+                "queued": slots.used - running,
             }
             for slots in self._slots.values()
         }

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from transport import quickjson
 from transport.errors import ProtocolError
@@ -38,6 +38,16 @@ MAX_ASKED = 1024  # requests of one job that are open; each of its agents asks o
 LONG = 10.0  # seconds until a client is told again that its link is down, or that it waits for a slot
 
 
+class Watcher(Protocol):
+    """`transport.node.slots.Slots`."""
+
+    def started(self, relay: Relay) -> None:
+        """The job was started over there."""
+
+    def exiting(self, relay: Relay) -> None:
+        """The exit record of the job is about to be passed on."""
+
+
 class Relay:
     """One channel from the link that opened it (near) to the link that serves it (far)."""
 
@@ -50,11 +60,13 @@ class Relay:
         self.request = False
         self.ended = False
         self.on_end = on_end
+        self.watcher: Watcher | None = None  # the slots of its host
         self.lease = LEASE  # seconds that its job outlives a link that is down
         self.asker: Asker | None = None  # the account of the job here that asks: its share of the room
         self.facts: dict[str, object] = {}  # of the job, for display; {} for internal ones
         self.since = 0.0
         self.queued = False  # it waits for a slot
+        self.late = False  # its caller keeps jobs until there is room
         self._asked = 0  # requests of its job that are open
         self._down_since = 0.0
         self._timers: list[asyncio.TimerHandle] = []
@@ -107,6 +119,8 @@ class Relay:
             if frame.kind == Kind.ATTACH:
                 self.started = True
                 self.pid = frame.number("pid")
+                if self.watcher:
+                    self.watcher.started(self)
                 if self.host:
                     frame.payload = quickjson.dumps({"pid": self.pid, "host": self.host}).encode()
             elif frame.kind == Kind.EXIT:
@@ -142,6 +156,8 @@ class Relay:
         if self._exit and self.far:
             channel = self.far.link.session.channels.get(self.far.number)
             if channel is None or channel.finished:
+                if self.watcher:
+                    self.watcher.exiting(self)
                 self.near.pass_on(self._exit)
                 self._exit = None
 

@@ -1,7 +1,14 @@
 """The slots of a host: how many of its jobs run at one time, and the queue of the others.
 
-Law: a job takes a slot when it begins and gives it back when its relay ends, however it ends; jobs that wait for one
-are served in order.
+Laws
+1. A job takes a slot when it begins and gives it back when its relay ends, however it ends; jobs that wait for one are
+   served in order.
+2. A caller that keeps its jobs until there is room (`late`) is answered "full". With the exit record of each of its
+   jobs here it is told of room, if there is more than the job leaves.
+3. Beyond its slots a host is given as many late jobs as it begins in a round trip. They wait over there (`turns.py`),
+   so that a long line does not bound their rate. Of so many nobody knows whether they were started if the host is
+   lost, in whatever way they are sent; so it is given no more. Long jobs wait here, and so does a job that is not late:
+   its caller is told that it waits.
 """
 
 from __future__ import annotations
@@ -16,8 +23,13 @@ from transport.node.relay import LONG
 
 if TYPE_CHECKING:
     from transport.node.host import Host
+    from transport.node.link import Link
     from transport.node.relay import Relay
     from transport.spawn import Spawn
+
+
+MOST_AHEAD = 1024  # jobs that wait on a host
+WEIGHT = 8  # the mean of the durations is that of the last jobs, about so many
 
 
 class Slots:
@@ -27,47 +39,103 @@ class Slots:
         self.name = name
         self.limit = 0
         self.running = 0
+        self.waiting = 0  # in the queue, and not ended: counted, because each new job asks for it
         self._queue: deque[tuple[Relay, Host, Spawn]] = deque()
+        self._began: dict[Relay, float] = {}  # when the job was sent and, once it runs, when it was started
+        self._way = float("inf")  # shortest time from sending a job to hearing of its start, seconds
+        self._seconds = 0.0  # mean time from there to its exit record
+        self._refused: dict[Link, None] = {}  # whose late jobs were refused
+        self._left_behind = 0  # jobs that were ever taken out of the queue: the place of its first one
 
     @property
     def used(self) -> int:
         """Jobs that run or wait."""
-        return self.running + sum(not relay.ended for relay, _, _ in self._queue)
+        return self.running + self.waiting
+
+    def submit_late(self, relay: Relay, host: Host, spawn: Spawn) -> None:
+        """Begin a job, or give it back to its caller: bound to this host it could not go to the next that has room."""
+        link = relay.near.link
+        if self.limit and self.used >= self.limit + self._ahead:
+            self._refused = {each: None for each in (*self._refused, link) if not each.dead}
+            relay.near.note({"full": True, "host": self.name})
+            refuse(relay, Refused("no free slot", host=self.name))
+            return
+        relay.late = True
+        self.submit(relay, host, spawn)
+
+    def started(self, relay: Relay) -> None:
+        """See `Watcher`: how long did it take to start the job?"""
+        now = asyncio.get_running_loop().time()
+        if relay in self._began:
+            self._way = min(self._way, now - self._began[relay])
+            self._began[relay] = now
+
+    def exiting(self, relay: Relay) -> None:
+        """See `Watcher`: how long did the job run? A caller with more jobs is told of room."""
+        if relay.started and (began := self._began.pop(relay, None)) is not None:
+            seconds = asyncio.get_running_loop().time() - began
+            self._seconds += (seconds - self._seconds) / (WEIGHT if self._seconds else 1)
+            self._begin()
+        room = self.limit + self._ahead - self.used + 1
+        if relay.late and room > 1 and relay.near.link in self._refused:
+            relay.near.note({"room": room})
+
+    @property
+    def _ahead(self) -> int:
+        """Jobs that the host begins in a round trip."""
+        if not self._seconds:
+            return 0
+        return min(MOST_AHEAD, int(self.limit * self._way / self._seconds))
 
     def submit(self, relay: Relay, host: Host, spawn: Spawn) -> None:
+        place = self._left_behind + len(self._queue)
         self._queue.append((relay, host, spawn))
+        self.waiting += 1
         relay.queued = True
+        relay.on_end = self._left
         self._begin()
         if relay.queued:
-            self._note(relay)
-            asyncio.get_running_loop().call_later(LONG, self._note, relay)
+            self._note(relay, place)
+            asyncio.get_running_loop().call_later(LONG, self._note, relay, place)
 
-    def _note(self, relay: Relay) -> None:
+    def _note(self, relay: Relay, place: int) -> None:
         """Tell the client of a job that it waits for a slot."""
-        if relay.queued and not relay.ended:
-            waiting = [other for other, _, _ in self._queue if not other.ended]
-            ahead = waiting.index(relay) if relay in waiting else 0
+        if relay.queued:
+            # Jobs that have ended in the queue are not looked for: ten thousand would be, for each of as many notes.
+            ahead = min(place - self._left_behind, self.waiting - 1)
             seconds = asyncio.get_running_loop().time() - relay.since
             relay.near.note(
                 {"waiting": True, "host": self.name, "seconds": round(seconds, 3), "ahead": ahead}
             )
 
     def _begin(self) -> None:
-        while self._queue and (not self.limit or self.running < self.limit):
+        while self._queue:
+            ahead = self._ahead if self._queue[0][0].late else 0
+            if self.limit and self.running >= self.limit + ahead:
+                return
             relay, host, spawn = self._queue.popleft()
-            relay.queued = False
-            if not relay.ended:
+            self._left_behind += 1
+            if relay.queued:
+                self._left(relay)
                 self.running += 1
-                relay.on_end = self._ended
+                relay.on_end, relay.watcher = self._ended, self
+                self._began[relay] = asyncio.get_running_loop().time()
                 host.begin(relay, spawn, self.refuse_waiting)
 
-    def _ended(self, _: Relay) -> None:
+    def _left(self, relay: Relay) -> None:
+        """A job waits no more: it begins, or has ended."""
+        relay.queued = False
+        self.waiting -= 1
+
+    def _ended(self, relay: Relay) -> None:
+        self._began.pop(relay, None)
         self.running -= 1
         self._begin()
 
     def refuse_waiting(self, refused: Refused) -> None:
         """The host cannot be reached: refuse the queued jobs, which would only dial it again, one after the other."""
         waiting, self._queue = self._queue, deque()
+        self._left_behind += len(waiting)
         for relay, _, _ in waiting:
             if not relay.ended:
                 refuse(relay, refused)

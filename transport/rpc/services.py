@@ -4,7 +4,7 @@ Bodies and replies here are those of plain services; of streaming ones nothing i
 
 Laws
 1. The main thread alone touches the session; a thread gets bytes and leaves bytes, and wakes the main thread.
-2. A request must carry the capability of this very job, which dies with it; any other is refused unread.
+2. A request must carry the capability of the very job that asks, which dies with it; any other is refused unread.
 3. The memory that a peer can make us hold is bounded in sum, whatever it opens at once. Above HELD only the oldest
    request gets credit. A request that stays incomplete holds its first window, and nothing once others need the room.
    A withdrawn request counts until its handler has ended.
@@ -59,7 +59,11 @@ THREADS = 32  # handlers of one service at one time
 
 
 class Services:
-    """Answers the requests of one job.
+    """Answers the requests of one job; with `rights`, those of all jobs of a connection.
+
+    `rights` returns the capability and the handlers of the job on a channel, None if there is no such job; `handlers`
+    and `capability` are not used then. `most` are the requests that are open at one time, `threads` the handlers of one
+    service.
 
     `wake` is a descriptor that is written to when a reply is ready; `note` is called with each refusal. `attach` sends
     a descriptor to the node (`Wire.attach`); without it nothing is lent. `clock` gives seconds. `pool` runs plain
@@ -76,17 +80,22 @@ class Services:
         attach: Callable[[int], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
         pool: Pool | None = None,
+        rights: Callable[[object], tuple[str, Mapping[str, Service]] | None] | None = None,
+        most: int = 0,
+        threads: int = 0,
     ) -> None:
         self._clock = clock
         self._session = session
-        self._handlers = handlers
+        self._rights = rights or (lambda _: (capability, handlers))
+        self._most = most
+        self._most_threads = threads or THREADS
         self._wake = wake
-        self._capability = capability.encode()
         self._note = note
         self._notes = 0
         self._bodies: dict[int, bytearray] = {}  # incomplete ones, the oldest first
         self._heard: dict[int, float] = {}
         self._names: dict[int, str] = {}
+        self._handlers: dict[int, Callable[[bytes], bytes]] = {}  # of the incomplete ones
         self._working: set[int] = set()  # requests with a handler under way,
         self._queued: set[int] = set()  # and those of them that no thread has taken yet
         self._sizes: dict[int, int] = {}  # bytes held for each request
@@ -120,19 +129,21 @@ class Services:
         body = frame.body()
         name, shown = body.get("name"), str(body.get("capability")).encode("utf-8", "backslashreplace")
         self._session.tell(number, Kind.ATTACH, {})
-        if not compare_digest(shown, self._capability):
+        rights, most = self._rights(body.get("job")), self._most or MAX_OPEN
+        if rights is None or not compare_digest(shown, rights[0].encode()):
             self._refuse(number, "the capability is not that of this job")
-        elif not isinstance(name, str) or name not in self._handlers:
+        elif not isinstance(name, str) or name not in rights[1]:
             self._refuse(number, f"no service named {str(name)[:40]!r} at the origin")
-        elif isinstance(service := self._handlers[name], Streaming):
-            if len(self._streams) < MAX_OPEN:
+        elif isinstance(service := rights[1][name], Streaming):
+            if len(self._streams) < most:
                 self._streams.open(number, service)
             else:
                 self._refuse(number, "too many requests at one time")
-        elif len(self._names) >= MAX_OPEN and not self._make_room():
+        elif len(self._names) >= most and not self._make_room():
             self._refuse(number, "too many requests at one time")
         else:
             self._names[number] = name
+            self._handlers[number] = service
             self._bodies[number] = bytearray()
             self._heard[number] = self._clock()
         self.send()
@@ -187,7 +198,7 @@ class Services:
         return True
 
     def _drop(self, number: int, why: str) -> None:
-        del self._bodies[number], self._heard[number]
+        del self._bodies[number], self._heard[number], self._handlers[number]
         self._session.stop(number, STDIN)
         self._refuse(number, why)
         self.send()
@@ -197,7 +208,7 @@ class Services:
 
     def _forget(self, number: int) -> None:
         if number not in self._working:  # otherwise its body is queued, or used by a handler
-            for table in (self._bodies, self._heard, self._names, self._replies):
+            for table in (self._bodies, self._heard, self._names, self._handlers, self._replies):
                 table.pop(number, None)
             self._hold(number, 0)
             self._credit()
@@ -209,8 +220,7 @@ class Services:
         del self._heard[number]
         self._working.add(number)
         name = self._names[number]
-        handler = self._handlers[name]
-        assert not isinstance(handler, Streaming)
+        handler = self._handlers.pop(number)
         self._queued.add(number)
         try:
             (self._pool or self._threads(name)).submit(self._work, number, handler, body)
@@ -234,7 +244,7 @@ class Services:
                 ThreadPoolExecutor,
             )  # loads logging and re: not needed for streams alone
 
-            self._pools[name] = ThreadPoolExecutor(THREADS, f"request-{name}")
+            self._pools[name] = ThreadPoolExecutor(self._most_threads, f"request-{name}")
         return self._pools[name]
 
     def _work(self, number: int, handler: Callable[[bytes], bytes], body: bytes) -> None:

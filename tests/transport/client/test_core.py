@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from transport.client.core import BLOCKED, SILENT, Core
+from transport.client.core import BLOCKED, Core
+from transport.client.job_core import SILENT
 from transport.client.output import Used
 from transport.rpc.services import Services
 from transport.spawn import Spawn

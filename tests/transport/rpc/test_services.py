@@ -140,3 +140,23 @@ def test_the_traceback_of_a_handlers_defect_is_for_the_log(asker: Asker) -> None
     asker.wait(1)
     assert asker.answers[failed] == "no such b'x'"
     assert any("Traceback" in note and "in fail" in note for note in asker.notes), asker.notes
+
+
+def test_of_many_jobs_each_has_its_capability_and_its_services(asker: Asker) -> None:
+    """The capability of one job opens nothing of another, and nothing of a job that is over."""
+    rights = {1: ("c", {"work": lambda body: b""}), 3: ("d", {"tape": lambda body: b""})}
+    asker.services._rights = lambda job: rights.get(job) if isinstance(job, int) else None  # type: ignore[assignment]
+
+    def ask(job: object, name: str, capability: str) -> str | None:
+        number = asker.node.open(Kind.REQUEST, {"name": name, "capability": capability, "job": job})
+        asker.node.eof(number, STDIN)
+        asker.carry()
+        if number not in asker.answers:
+            asker.wait(1)
+        return asker.answers[number]
+
+    assert ask(1, "work", "c") is None and ask(3, "tape", "d") is None
+    wrong = "the capability is not that of this job"
+    for job, name, capability in ((3, "tape", "c"), (1, "work", "d"), (5, "work", "c"), (None, "work", "c")):
+        assert ask(job, name, capability) == wrong
+    assert ask(3, "work", "d") == "no service named 'work' at the origin"

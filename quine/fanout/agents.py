@@ -1,0 +1,44 @@
+"""Agents of a batch: an item's mission from the template, and its agent from the tree of the batch."""
+
+from __future__ import annotations
+
+from quine.fanout.starter import Starter
+from quine.remote.crowd import Crowd
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.fanout.options import Options
+    from quine.fanout.results import Report
+    from quine.fanout.sinks import Sink
+    from quine.fanout.tasks import Task, Work
+    from quine.files.select import Services
+    from transport.client.batch import Batch
+    from transport.spawn import Spawn
+
+
+class AgentStarter(Starter):
+    """Starts an agent for each try. Where -P does not bound them, the places of the tree do (--max-agents)."""
+
+    agents = True
+
+    def __init__(
+        self, options: Options, batch: Batch, work: Work, sink: Sink, report: Report, crowd: Crowd
+    ) -> None:
+        super().__init__(options, batch, work, sink, report)
+        self._crowd = crowd
+        self.most = options.number("jobs", 0)
+
+    def ready(self) -> bool:
+        return self._crowd.ready()
+
+    @property
+    def spent(self) -> bool:
+        return self._crowd.spent
+
+    def close(self) -> None:
+        self._crowd.close()
+
+    def make(self, task: Task, avoid: list[str]) -> tuple[Spawn, Services, list[int]]:
+        task.facts = {}
+        mission = " ".join(self._work.argv(task))
+        return self._crowd.agent(mission, task.stdin, avoid, task.facts)

@@ -1,0 +1,216 @@
+"""The command line of `quine xargs`: one table, read by the parser of quine/base/cli_options.py.
+
+Law: OPTIONS is the only source for parsing, --help, completion, reference and man page.
+"""
+
+from __future__ import annotations
+
+from quine.base.cli_options import Parser, RunOptions, field, listing
+from quine.base.errors import Misconfigured
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.base.cli_options import Row
+
+V = "xargs"
+# option, short form, value name ("" for a switch), verb, help
+OPTIONS: tuple[Row, ...] = (
+    ("arg-file", "a", "FILE", V, "items from FILE instead of stdin, - for stdin; several: every combination"),
+    ("null", "0", "", V, "items end with a NUL, as of find -print0"),
+    ("delimiter", "d", "TEXT", V, "items end with TEXT; \\n \\t \\0 \\\\ and \\xHH are known"),
+    ("no-run-if-empty", "r", "", V, "leave out items that are empty or only blanks"),
+    ("link", "", "", V, "combine several sources item by item; a shorter one begins again"),
+    ("max-args", "n", "N", V, "N items to a job"),
+    ("max-lines", "L", "N", V, "N lines to a job; a line with a blank at its end goes on in the next"),
+    ("replace", "I", "TEXT", V, "TEXT instead of {} stands for the item"),
+    ("colsep", "C", "REGEX", V, "an item has columns {1} {2} with this between them"),
+    ("csv", "", "", V, "items are records of comma-separated values"),
+    ("jsonl", "", "", V, "items are JSON objects, one a line; {name} is a field, {} the whole"),
+    ("shuf", "", "", V, "in a random order; reads all items first"),
+    (
+        "stdin",
+        "",
+        "item|none|FILE",
+        V,
+        "stdin of each job: its item, nothing, or FILE, with replacement strings",
+    ),
+    ("pipe", "", "", V, "blocks of stdin are the stdin of jobs, instead of items"),
+    ("block", "", "SIZE", V, "with --pipe: at most SIZE bytes a block of whole records (10M)"),
+    ("recend", "", "TEXT", V, "with --pipe: a record ends with TEXT (\\n)"),
+    ("on", "", "WHERE", V, "where the jobs run: a host, @tag, any, local; a,b = either; !x = not"),
+    ("jobs", "P", "N", V, "N at a time; 0 = as many as the hosts take (here as many as processors)"),
+    ("cwd", "", "DIR", V, "directory to start in"),
+    (
+        "files",
+        "",
+        "PATH",
+        V,
+        "have it there before the job starts: file, directory, 'PATTERN' or FROM:NAME, with replacement strings",
+    ),
+    (
+        "returns",
+        "",
+        "PATTERN",
+        V,
+        "bring it back here after the job has ended, all or nothing; with replacement strings",
+    ),
+    ("env", "", "K[=V]", V, "set or pass an environment variable; may be repeated"),
+    ("limit", "", "NAME=VALUE", V, "limit: as core cpu data fsize nofile nproc stack; may be repeated"),
+    ("timeout", "", "SECONDS", V, "end a job that takes longer"),
+    ("delay", "", "SECONDS", V, "time between two starts"),
+    ("keep-order", "k", "", V, "outputs in the order of the items"),
+    ("line-buffer", "", "", V, "pass on each line at once, instead of an output as a whole"),
+    ("tag", "", "", V, "begin each line of output with the item and a TAB"),
+    ("results", "", "DIR", V, "keep the outputs of each job in files below DIR, too"),
+    ("json", "", "", V, "one JSON object an item instead of its output"),
+    (
+        "retries",
+        "",
+        "N",
+        V,
+        "run an item up to N times until it is done, on a host where it has not failed (1)",
+    ),
+    ("idempotent", "", "", V, "running an item twice is harmless: also try again when its outcome was lost"),
+    ("halt", "", "WHEN", V, "now or soon, then ,fail=N ,fail=N% or ,success=N: when to stop (never)"),
+    ("exit-count", "", "", V, "exit status: the number of items that are not done, 101 for more than 100"),
+    ("joblog", "", "FILE", V, "record how each item ended"),
+    ("resume", "", "", V, "with --joblog: run the items that it does not have"),
+    ("resume-failed", "", "", V, "with --joblog: run the items that it does not have as done"),
+    ("model", "", "NAME", V, "of agents: model name sent to the API (QUINE_MODEL_ID)"),
+    ("max-turns", "", "N", V, "of agents: sh calls of a life, 0 = unlimited (QUINE_MAX_TURNS, 20)"),
+    ("max-depth", "", "N", V, "of agents: levels of the tree (QUINE_MAX_DEPTH, 5)"),
+    ("max-agents", "", "N", V, "live agents of the batch, 0 = unlimited (QUINE_MAX_AGENTS, 10)"),
+    ("max-tokens", "", "N", V, "tokens of the batch; when they are spent it stops (QUINE_MAX_TOKENS)"),
+    ("max-cost", "", "USD", V, "cost of the batch; when it is spent it stops (QUINE_MAX_COST)"),
+    ("deadline", "", "SECONDS", V, "time of the batch of agents (QUINE_DEADLINE)"),
+    ("dry-run", "", "", V, "print the commands instead of running them"),
+    ("inventory", "", "FILE", V, "the hosts (QUINE_INVENTORY, ./inventory.toml)"),
+    ("fs", "", "URL", V, "the files tier: origin:[DIR], file://, s3:// and others (QUINE_FS)"),
+    ("quiet", "q", "", V, "no messages but errors"),
+    ("verbose", "v", "", V, "operational detail on stderr"),
+    ("help", "h", "", V, "this text"),
+)
+
+HEAD = """\
+usage: quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…] [::: ITEM…] [:::: FILE…]
+       quine xargs [OPTIONS] [--on WHERE] MISSION… [::: ITEM…] [:::: FILE…]
+
+Run one command, or one agent, for each item of the input, many at a time, here or on hosts. Items are the lines of
+stdin, or the words after `:::`, or the lines of the files after `::::`. In CMD and ARG {} is the item, {.} the same
+without extension, {/} its base name, {//} its directory, {/.} base name without extension, {#} the number of the job,
+{%} its slot, {1} {2.} {-1/} one of several arguments. Without any of them the item is the last argument. No shell
+reads the command: sh -c '…' sh {} has one. They stand for the item in a MISSION, too; without any of them the item is
+the agent's material, on its stdin. All agents of a batch are one tree, and share its limits."""
+
+CLOSING = (
+    "^C once: no more items are started; twice: all jobs are ended.",
+    "exit status: 0 all done; 2 usage; 69 nothing was started; 74 an outcome was lost; 77 denied; 123 some items",
+    "  failed, were killed, ran out of time or were never started; 128+n died of signal n",
+)
+
+
+class Options:
+    """The options of one command line. One that was not given is "", False or ()."""
+
+    arg_file: tuple[str, ...] = ()
+    block: str = ""
+    colsep: str = ""
+    csv: bool = False
+    delay: str = ""
+    delimiter: str = ""
+    dry_run: bool = False
+    exit_count: bool = False
+    halt: str = ""
+    help: bool = False
+    joblog: str = ""
+    jobs: str = ""
+    json: bool = False
+    jsonl: bool = False
+    keep_order: bool = False
+    line_buffer: bool = False
+    link: bool = False
+    max_args: str = ""
+    max_lines: str = ""
+    no_run_if_empty: bool = False
+    null: bool = False
+    pipe: bool = False
+    recend: str = ""
+    replace: str = ""
+    results: str = ""
+    resume: bool = False
+    resume_failed: bool = False
+    retries: str = ""
+    shuf: bool = False
+    stdin: str = ""
+    tag: bool = False
+    timeout: str = ""
+
+    def __init__(self, **given: object) -> None:
+        """Options that `quine run` has, too, go to `spawn`, which says how a job is started."""
+        mine = Options.__annotations__.keys() - {"spawn"}
+        vars(self).update({name: value for name, value in given.items() if name in mine})
+        self.spawn = RunOptions(**{name: value for name, value in given.items() if name not in mine})
+
+    def seconds(self, name: str) -> float:
+        """Return the value of an option that is a time; 0.0 if it was not given. Raises Misconfigured."""
+        text = getattr(self, field(name))
+        try:
+            value = float(text or "0")
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < 1e9:
+            raise Misconfigured(f"--{name} {text[:40]}: should be a number of seconds")
+        return value
+
+    def number(self, name: str, least: int = 1, default: int = 0) -> int:
+        """Return the value of an option that is a whole number. Raises Misconfigured."""
+        text = getattr(self, field(name))
+        if not text:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+            raise Misconfigured(f"--{name} {text[:40]}: should be a whole number, {least} or more")
+        return int(text)
+
+    def bytes(self, name: str, default: bytes) -> bytes:
+        """Return the value of an option that is a separator, its escapes translated. Raises Misconfigured."""
+        import os
+        import re
+
+        text = getattr(self, field(name))
+        if not text:
+            return default
+        known = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}
+
+        def translated(found: re.Match[bytes]) -> bytes:
+            escape = found[1]
+            if len(escape) == 3:
+                return bytes.fromhex(escape[1:].decode())
+            if escape not in known:
+                raise Misconfigured(f"--{name} {text[:40]}: no such escape: \\{os.fsdecode(escape)}")
+            return known[escape]
+
+        return re.sub(rb"\\(x[0-9a-fA-F]{2}|.?)", translated, os.fsencode(text), flags=re.DOTALL)
+
+
+def parse(words: list[str]) -> tuple[Options, list[str], bool]:
+    """Return the options, the words after them, and whether `--` stands between. Raise Misconfigured."""
+
+    def unknown(word: str) -> Misconfigured:
+        from difflib import get_close_matches
+
+        near = get_close_matches(word.lstrip("-").partition("=")[0], [row[0] for row in OPTIONS], 1)
+        return Misconfigured(
+            f"no such option: {word}", f"did you mean --{near[0]}?" if near else "see quine xargs --help"
+        )
+
+    parser, todo = Parser(OPTIONS, unknown), words[::-1]
+    parser.take(todo)
+    dashes = todo[-1:] == ["--"]
+    if dashes:
+        todo.pop()
+    return Options(**parser.values), todo[::-1], dashes
+
+
+def usage() -> str:
+    """Return the text of --help."""
+    return "\n".join([HEAD, "", "options:", *listing(OPTIONS), "", *CLOSING])

@@ -1,0 +1,140 @@
+"""How the items of a batch ended: kinds, counts, the exit status; when to halt, and which hosts to leave alone.
+
+Laws
+1. Eight kinds, counted apart, and no ninth: done, failed, killed, timeout, lost, never started, denied, unavailable.
+2. No clock and no descriptor: the time is given.
+"""
+
+from __future__ import annotations
+
+import re
+
+from quine.base import errors
+from quine.base.errors import Misconfigured
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from transport.status import Status
+
+DONE, FAILED, KILLED, TIMEOUT, LOST, NEVER, DENIED, UNAVAILABLE = KINDS = (
+    "done",
+    "failed",
+    "killed",
+    "timeout",
+    "lost",
+    "never started",
+    "denied",
+    "unavailable",
+)
+STATES = {"signaled": KILLED, "unreachable": NEVER, "denied": DENIED, "lost": LOST}
+# exit statuses of an agent that are no verdict of its own
+OF_AGENTS = {
+    errors.LOST: LOST,
+    errors.TRY_AGAIN: UNAVAILABLE,
+    errors.DENIED: DENIED,
+    errors.DEADLINE: TIMEOUT,
+}
+SOME_FAILED = 123  # as xargs
+MOST = 101  # of --exit-count, as GNU parallel: more than 100
+
+STRIKES = 3  # failed starts in a row, after which a host is set aside
+ASIDE = 60.0  # seconds
+
+
+def kind_of(status: Status, timed_out: bool = False, agent: bool = False) -> str:
+    """Return the kind of an end. A job that was killed because of its time has that kind, if it is known to be over."""
+    if timed_out and status.state in ("exited", "signaled"):
+        return TIMEOUT
+    if agent and status.state == "exited" and status.code in OF_AGENTS:
+        return OF_AGENTS[status.code]
+    return STATES.get(status.state) or (FAILED if status.code else DONE)
+
+
+class Tally:
+    """The ends of items so far."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(KINDS, 0)
+
+    def add(self, kind: str) -> None:
+        self.counts[kind] += 1
+
+    @property
+    def ended(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def failed(self) -> int:
+        """Those that are not done."""
+        return self.ended - self.counts[DONE]
+
+    def text(self, but: str = "") -> str:
+        """The counts that are not 0, without that of the kind `but`."""
+        return ", ".join(f"{count} {kind}" for kind, count in self.counts.items() if count and kind != but)
+
+    def exit_status(self, count: bool = False) -> int:
+        """`count`: the number of items that are not done, as GNU parallel has it."""
+        if count:
+            return min(self.failed, MOST)
+        counts = self.counts
+        if counts[LOST]:
+            return errors.LOST
+        if counts[DENIED]:
+            return errors.DENIED
+        if self.failed:
+            return errors.NOT_STARTED if counts[NEVER] == self.ended else SOME_FAILED
+        return 0
+
+
+class Halt:
+    """--halt: when no more items are started (soon), or all are ended (now)."""
+
+    def __init__(self, text: str) -> None:
+        """Raises Misconfigured."""
+        self.now = False
+        self._of = ""
+        if text in ("", "never"):
+            return
+        found = re.fullmatch(r"(now|soon),(fail|success|done)=([1-9][0-9]{0,8})(%?)", text)
+        if not found:
+            raise Misconfigured(
+                f"--halt {text[:40]}: should be now or soon, then ,fail=N ,fail=N% or ,success=N"
+            )
+        self.now, self._of, self._count = found[1] == "now", found[2], int(found[3])
+        self._percent = bool(found[4])
+
+    def reached(self, tally: Tally) -> bool:
+        """A share is one of the items that have ended, once three of them count."""
+        if not self._of:
+            return False
+        number = {"fail": tally.failed, "success": tally.counts[DONE], "done": tally.ended}[self._of]
+        if self._percent:
+            return number >= 3 and 100 * number >= self._count * tally.ended
+        return number >= self._count
+
+
+class Hosts:
+    """Hosts on which starts fail: after STRIKES in a row one is set aside for ASIDE seconds, then tried again."""
+
+    def __init__(self) -> None:
+        self._strikes: dict[str, int] = {}
+        self._aside: dict[str, float] = {}
+
+    def ended(self, host: str, kind: str, now: float) -> bool:
+        """Note the end of a job. Return True if its host is set aside by it."""
+        if kind != NEVER or not host:
+            self._strikes.pop(host, None)
+            self._aside.pop(host, None)
+            return False
+        strikes = self._strikes[host] = self._strikes.get(host, 0) + 1
+        if strikes < STRIKES:
+            return False
+        new = host not in self._aside
+        self._aside[host] = now + ASIDE
+        return new
+
+    def aside(self, now: float) -> list[str]:
+        """The hosts that are set aside now."""
+        for host in [host for host, until in self._aside.items() if until <= now]:
+            del self._aside[host]  # a single failed start sets it aside again
+        return list(self._aside)

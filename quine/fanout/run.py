@@ -1,0 +1,382 @@
+"""The run of a batch: items are started as there is room, their ends are judged, and the output goes its way.
+
+Laws
+1. One loop, one thread, and nothing that grows with the number of items.
+2. An item is read when there is room for its job, and not before.
+3. An item that was not started is tried again on another host. With --retries one that failed, too; one that was lost
+   only with --idempotent, and one that was denied never.
+4. ^C once: no more items are started. Twice: all jobs get TERM, then KILL, then are not waited for.
+"""
+
+from __future__ import annotations
+
+import heapq
+import select
+import time
+
+from quine.base import backoff
+from quine.base.errors import complain, say
+from quine.fanout import outcome
+from quine.fanout.joblog import RUNNING
+from quine.fanout.outcome import DENIED, DONE, LOST, NEVER
+from transport.lean import deque, signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from quine.fanout.items import Item, Items
+    from quine.fanout.joblog import Joblog
+    from quine.fanout.options import Options
+    from quine.fanout.results import Report
+    from quine.fanout.sinks import Sink
+    from quine.fanout.starter import Starter
+    from quine.fanout.tasks import Task, Work
+    from transport.client.batch import Batch
+    from transport.status import Status
+
+WAITING = 32  # jobs that wait for a host to take them, where -P does not bound them
+MOST = 4096  # jobs at one time, where -P does not bound them
+EACH = 5  # descriptors of a job at most: stdin, a spool, two copies of --results, a place
+OTHERS = 400  # descriptors of this process and of outputs that wait for their turn
+LOOK = (
+    0.5  # seconds until a place among the agents of the tree is looked for again, if none of ours ends before
+)
+GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
+STARTS = (
+    4  # failed starts of an item, after which it has its end: nothing ran, so --retries does not count them
+)
+FIRST_PAUSE, LONGEST_PAUSE = (
+    1.0,
+    30.0,
+)  # seconds before a host that failed to start an item is tried again with it
+SHOWN = 10  # faults of starts and losses that are printed
+
+
+class Run:
+    """The items of one command line under way."""
+
+    def __init__(
+        self,
+        options: Options,
+        batch: Batch,
+        starter: Starter,
+        work: Work,
+        items: Items,
+        sink: Sink,
+        report: Report,
+        log: Joblog | None,
+    ) -> None:
+        self._options = options
+        self._batch = batch
+        self._starter = starter
+        self._work = work
+        self._source = items
+        self._items: Iterator[Item | None] = iter(items)
+        self._sink = sink
+        self._report = report
+        self._log = log
+        self.tally = outcome.Tally()
+        self._halt = outcome.Halt(options.halt)
+        self._hosts = outcome.Hosts()
+        self._bounded = starter.most > 0  # by -P
+        self._most = min(starter.most or MOST, _descriptors() // EACH)
+        self._tries = options.number("retries", 1, 1)
+        # when the time of the tries that run is over, the earliest first: all have the same
+        self._deadlines: dict[Task, float] = {}
+        self._timeout, self._delay = options.seconds("timeout"), options.seconds("delay")
+        self._running: dict[Task, None] = {}
+        self._again: deque[Task] = deque()  # to be tried once more,
+        self._resting: dict[Task, None] = {}  # and after a pause
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timed = 0
+        self._slots: list[int] = []  # free numbers below _slot
+        self._slot = 0
+        self._waits = False  # for input
+        self._next_start = 0.0
+        self._shown: set[str] = set()
+        self._left: set[str] = set()
+        self.stopped = self.spent = False  # no more items are started; because a budget is used up
+        self.ended_by = 0  # the signal that stopped them
+        self.fault: Exception | None = None  # of the input
+        self._exhausted = self._ending = False
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """Run until all is over. Return whether all outputs were passed on; a second ^C does not wait for that."""
+        while True:
+            self._start()
+            waits = self._running or self._again or self._resting
+            if not waits and (self._exhausted or self.stopped):
+                break
+            self._batch.turn(self._pause())
+            self._tick()
+        self._wait_for_input(False)
+        self._sink.give_up_order()
+        while not self._sink.idle and not self._ending:
+            self._batch.turn(None)
+            self._sink.pump()
+        return self._sink.idle
+
+    def _pause(self) -> float | None:
+        due = [when for when, _, _ in self._timers[:1]]
+        if self._deadlines:
+            due.append(next(iter(self._deadlines.values())))
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+        self._end_late(now)
+        self._sink.pump()
+
+    def _at(self, when: float, call: Callable[[], None]) -> None:
+        self._timed += 1
+        heapq.heappush(self._timers, (when, self._timed, call))
+
+    # -- starts ------------------------------------------------------------------------------------
+
+    def _room(self) -> bool:
+        if self.stopped or self._sink.clogged or (self._sink.holding and not self._again):
+            return False
+        if len(self._running) >= self._most:
+            return False
+        return self._bounded or self._batch.waiting < WAITING
+
+    def _start(self) -> None:
+        """Start what there is room for."""
+        while self._room():
+            now = time.monotonic()
+            if now < self._next_start:
+                return
+            task = self._again.popleft() if self._again else self._task()
+            if task is None:
+                return
+            if self._starter.spent:
+                self._again.appendleft(task)
+                self._stop_spent()
+                return
+            if not self._starter.ready():
+                self._again.appendleft(task)
+                self._next_start = now + LOOK
+                self._at(self._next_start, lambda: None)
+                return
+            if self._delay:
+                self._next_start = now + self._delay
+                self._at(self._next_start, lambda: None)
+            self._try(task)
+
+    def _task(self) -> Task | None:
+        """Return the next item to be run; None if there is none now."""
+        while not self._exhausted:
+            try:
+                item = next(self._items)
+                if item is None:
+                    self._wait_for_input(True)
+                    return None
+                task = self._work.task(item)
+            except StopIteration:
+                self._exhausted = True
+                break
+            except Exception as error:
+                self.fault, self._exhausted = error, True
+                break
+            if not self._had_before(task):
+                return task
+        self._wait_for_input(False)
+        return None
+
+    def _had_before(self, task: Task) -> bool:
+        """Whether the item has its end from a run before."""
+        kind = self._log.before(task.entry.hash) if self._log else ""
+        if not kind:
+            return False
+        if kind == RUNNING:
+            task.entry.kind = LOST
+            self._tell("", "it was running when the batch was killed", task)
+            self._final(task)
+        else:
+            self._sink.skip(task.item.number)
+        return True
+
+    def _wait_for_input(self, waits: bool) -> None:
+        if self._source.fd < 0 or waits == self._waits:
+            return
+        self._waits = waits
+        if waits:
+            self._batch.watch(self._source.fd, select.POLLIN, self._readable)
+        else:
+            self._batch.unwatch(self._source.fd)
+
+    def _readable(self, _: int) -> None:
+        self._wait_for_input(False)
+
+    def _try(self, task: Task) -> None:
+        """Start one try of an item."""
+        if not self._slots:
+            self._slot += 1
+            self._slots.append(self._slot)
+        task.item.slot = heapq.heappop(self._slots)
+        if not task.tries and self._log:
+            self._log.start(task.entry.hash)
+        self._running[task] = None
+        avoid = [*task.failed_on, *self._hosts.aside(time.monotonic())]
+        self._starter.start(task, avoid, self._started, self._ended)
+
+    def _started(self, task: Task) -> None:
+        task.started()
+        if self._timeout:
+            self._deadlines[task] = task.began + self._timeout
+
+    def _end_late(self, now: float) -> None:
+        """End the jobs whose time is over."""
+        while self._deadlines and self._deadlines[task := next(iter(self._deadlines))] <= now:
+            del self._deadlines[task]
+            if not task.ending:
+                task.timed_out = True
+                self._end(task)
+
+    # -- ends --------------------------------------------------------------------------------------
+
+    def _ended(self, task: Task, status: Status) -> None:
+        del self._running[task]
+        self._deadlines.pop(task, None)
+        heapq.heappush(self._slots, task.item.slot)
+        kind = outcome.kind_of(status, task.timed_out, self._starter.agents)
+        task.ended(status, kind)
+        task.unstarted += kind == NEVER
+        if self._hosts.ended(status.host, kind, time.monotonic()) and not self._options.spawn.quiet:
+            failed = f"{outcome.STRIKES} starts in a row have failed"
+            say(f"quine: {status.host}: {failed}; set aside for a while\n")
+        spawn = self._options.spawn
+        if status.left and not (spawn.quiet or spawn.files or spawn.returns):
+            self._tell_left(status)
+        if self._may_try_again(task, status, kind):
+            self._try_again(task, status.host, kind)
+            return
+        if status.detail:
+            self._tell(status.host, status.detail, task, status.hint)
+        self._final(task)
+
+    def _tell_left(self, status: Status) -> None:
+        """Name a directory in which files are left; many jobs may name the same."""
+        text = f"quine: {status.host or 'local'}: files are left in {status.left}\n"
+        if text not in self._left:
+            self._left.add(text)
+            say(text)
+
+    def _may_try_again(self, task: Task, status: Status, kind: str) -> bool:
+        if self.stopped or kind in (DONE, DENIED):
+            return False
+        if kind == NEVER:
+            # a fault of no host is the same at the next try
+            return bool(status.host) and task.unstarted < STARTS
+        more = task.tries - task.unstarted < self._tries
+        return more and (kind != LOST or self._options.spawn.idempotent)
+
+    def _try_again(self, task: Task, host: str, kind: str) -> None:
+        failed = task.failed_on.count(host)
+        task.failed_on.append(host)
+        if kind != NEVER or not failed:
+            self._again.append(task)
+            return
+        self._resting[task] = None
+        pause = backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE, jitter=(0.5, 1))
+        self._at(time.monotonic() + pause, lambda: self._rested(task))
+
+    def _rested(self, task: Task) -> None:
+        if self._resting.pop(task, False) is None:
+            self._again.append(task)
+
+    def _final(self, task: Task) -> None:
+        """An item has its end."""
+        self.tally.add(task.entry.kind)
+        self._report.pass_on(task, self._sink, lambda: self._written(task))
+        if not self.stopped and self._halt.reached(self.tally):
+            self.stopped = True
+            if not self._options.spawn.quiet:
+                say(f"quine: halted: {self.text()}\n")
+            self._drop_tries()
+            if self._halt.now:
+                self._end_all()
+
+    def _written(self, task: Task) -> None:
+        """Its output was passed on."""
+        if self._log:
+            self._log.end(task.entry, time.monotonic())
+
+    def _tell(self, host: str, detail: str, task: Task, hint: str = "") -> None:
+        """Print why an item was not started, or is lost; the same reason once."""
+        if detail in self._shown or len(self._shown) >= SHOWN:
+            return
+        self._shown.add(detail)
+        complain(f"item {task.item.number}: {detail}", hint, host)
+
+    def _stop_spent(self) -> None:
+        """A budget is used up: no more items are started, and those that were not are no failures."""
+        self.spent = self.stopped = True
+        say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
+        self._drop_tries()
+
+    def _end(self, task: Task) -> None:
+        """End a job: TERM, then KILL, then without waiting for it."""
+        job, number = task.job, task.tries
+        if job is None or task.ending:
+            return
+        task.ending = True
+        job.signal(signal.SIGTERM)
+
+        def later(call: Callable[[], None]) -> Callable[[], None]:
+            return lambda: call() if task in self._running and task.tries == number else None
+
+        now = time.monotonic()
+        self._at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
+        self._at(now + 2 * GRACE, later(job.abandon))
+
+    def _end_all(self) -> None:
+        for task in list(self._running):
+            self._end(task)
+
+    def signalled(self, number: int) -> None:
+        """Take a signal that this process got."""
+        if number == signal.SIGUSR1:
+            say(f"quine: {self.text()}\n")
+            return
+        gently = number == signal.SIGINT and not self.ended_by
+        if self._ending:
+            for task in list(self._running):
+                if task.job:
+                    task.job.abandon()
+        self.stopped, self.ended_by = True, number
+        self._drop_tries()
+        if not gently:
+            self._ending = True
+            self._end_all()
+        elif self._running:
+            say(f"quine: waiting for {len(self._running)} jobs; ^C again ends them\n")
+
+    def text(self) -> str:
+        """The state of the batch in a line."""
+        return ", ".join(filter(None, (self.tally.text(), f"{len(self._running)} running")))
+
+    def _drop_tries(self) -> None:
+        """The items that were to be tried again have their ends as they are."""
+        tasks = [*self._again, *self._resting]
+        self._again.clear()
+        self._resting.clear()
+        for task in tasks:
+            if task.tries:
+                self._final(task)
+
+
+def _descriptors() -> int:
+    """Raise the limit of descriptors as far as it goes, and return how many there are for jobs."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(EACH, max(soft, most) - OTHERS)

@@ -1,0 +1,240 @@
+"""Outputs of jobs on their way to stdout and stderr: grouped, in the order of the items, by lines, tagged, as JSON.
+
+Laws
+1. Grouped (the default): an output is passed on as a whole, after the end of its job. By lines: each line at once.
+2. The output of a try that is followed by another one is not shown, unless it was passed on by lines already.
+3. A consumer that does not read slows the jobs down: no more are started, and by lines those that run are stopped.
+"""
+
+from __future__ import annotations
+
+import os
+
+from quine.fanout.spool import Spool
+from quine.fanout.streams import MOST
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from quine.fanout.streams import Chunks, Streams
+    from transport.client.batch import BatchJob
+
+QUEUED = 64  # outputs that wait to be written before no more jobs are started
+HELD = 50_000  # outputs that wait for their turn (-k), at most;
+HELD_BYTES = 64 << 20  # of them in memory,
+HELD_FILES = 256  # and in files
+LONGEST = 1 << 20  # a line that is longer is passed on in pieces
+
+
+class Sink:
+    """The way to the streams. Its jobs' outputs are made by `open`."""
+
+    def __init__(self, streams: Streams, ordered: bool, by_lines: bool) -> None:
+        self._streams = streams
+        self._ordered = ordered
+        self._by_lines = by_lines
+        self._next = 1  # number of the item whose turn it is
+        self._held: dict[int, Callable[[], None]] = {}
+        self._held_bytes = self._held_files = 0
+        self.stopped: dict[Lines, None] = {}  # whose jobs wait until there is room
+        self._error: OSError | None = None
+        streams.on_room = self.pump
+
+    @property
+    def clogged(self) -> bool:
+        """Whether no more jobs should be started for now: the consumer is slow."""
+        return self._streams.queued >= QUEUED or self._streams.pending >= MOST
+
+    @property
+    def holding(self) -> bool:
+        """Whether no more items should be started for now: too much waits for an item before it (-k)."""
+        return len(self._held) >= HELD or self._held_bytes >= HELD_BYTES or self._held_files >= HELD_FILES
+
+    @property
+    def idle(self) -> bool:
+        return not self._streams.queued and not self._streams.pending and not self._held
+
+    def open(self, number: int, tag: bytes | None) -> Output:
+        """Return the output of one try of an item."""
+        return (Lines if self._by_lines else Output)(self, number, tag)
+
+    def put(self, stream: int, data: bytes) -> None:
+        self._streams.put(stream, data)
+
+    @property
+    def full(self) -> bool:
+        return self._streams.pending >= MOST
+
+    def close(self, number: int, chunks: Chunks, spool: Spool, done: Callable[[], None]) -> None:
+        """Pass on the output of an item that has its end, when it is its turn; then call `done`."""
+        if not self._ordered:
+            self._streams.queue(chunks, done)
+        else:
+            size, files = spool.in_memory, int(spool.has_file)
+            self._held_bytes += size
+            self._held_files += files
+
+            def turn() -> None:
+                self._held_bytes -= size
+                self._held_files -= files
+                self._streams.queue(chunks, done)
+
+            self._held[number] = turn
+            self._advance()
+        self.pump()
+
+    def skip(self, number: int) -> None:
+        """An item has no output."""
+        if self._ordered:
+            self._held[number] = lambda: None
+            self._advance()
+
+    def _advance(self) -> None:
+        while turn := self._held.pop(self._next, None):
+            self._next += 1
+            turn()
+
+    def give_up_order(self) -> None:
+        """Nothing more will come: those whose turn has not come, because an item before has no end, come now."""
+        for number in sorted(self._held):
+            self._held.pop(number)()
+        self.pump()
+
+    def fail(self, error: OSError) -> None:
+        """Output cannot be kept or passed on. `pump` raises it: to a batch that reads an OSError would be its own."""
+        self._error = self._error or error
+
+    def pump(self) -> None:
+        """Raises OSError if output cannot be kept or passed on."""
+        if self._error:
+            raise self._error
+        self._streams.pump()
+        for lines in list(self.stopped):
+            if self.full:
+                break
+            del self.stopped[lines]
+            lines.go_on()
+
+
+class Output:
+    """The output of one try, passed on after its end. `size` counts the bytes of both streams."""
+
+    def __init__(self, sink: Sink, number: int, tag: bytes | None) -> None:
+        self._sink = sink
+        self._number = number
+        self._tag = tag
+        self._spool = Spool()
+        self.size = 0
+        self.job: BatchJob | None = None
+        self.copies: dict[int, int] = {}  # descriptors of --results
+
+    def write(self, stream: int, data: memoryview) -> int | None:
+        """Take bytes of the job; return how many, None for all."""
+        try:
+            return self.take(stream, data)
+        except OSError as error:
+            self._sink.fail(error)
+            return 0
+
+    def take(self, stream: int, data: memoryview) -> int | None:
+        self.copy(stream, data)
+        self._spool.write(stream, data)
+        return None
+
+    def copy(self, stream: int, data: memoryview) -> None:
+        self.size += len(data)
+        if self.copies:
+            from transport.writes import write_all
+
+            write_all(self.copies[stream], data)
+
+    def drop(self) -> None:
+        """The item is tried again, so this is not shown."""
+        self._spool.drop()
+        self.end_copies()
+
+    def end_copies(self) -> None:
+        for fd in self.copies.values():
+            os.close(fd)
+        self.copies = {}
+
+    def close(self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None) -> None:
+        """The item has its end. `instead` makes the text that stands for the output."""
+        self.end_copies()
+        chunks = iter([(1, instead(self._spool))]) if instead else self._spool.chunks()
+        if self._tag is not None and not instead:
+            chunks = tagged(chunks, self._tag)
+        self._sink.close(self._number, chunks, self._spool, done)
+
+
+class Lines(Output):
+    """The output of one try, passed on line by line while the job runs."""
+
+    def __init__(self, sink: Sink, number: int, tag: bytes | None) -> None:
+        super().__init__(sink, number, tag)
+        self._tags = {1: Tags(tag), 2: Tags(tag)}
+        self._begun: dict[int, list[bytes]] = {1: [], 2: []}  # of lines whose end has not come
+        self._left: list[tuple[int, memoryview]] = []  # that the job is not told of as taken
+
+    def take(self, stream: int, data: memoryview) -> int | None:
+        if self._sink.full or self._left:
+            self._left.append((stream, data))
+            self._sink.stopped[self] = None
+            return 0
+        self._pass_on(stream, data)
+        return None
+
+    def go_on(self) -> None:
+        """There is room again."""
+        while self._left and not self._sink.full:
+            stream, data = self._left.pop(0)
+            self._pass_on(stream, data)
+            if self.job:
+                self.job.consumed(stream, len(data))
+        if self._left:
+            self._sink.stopped[self] = None
+
+    def _pass_on(self, stream: int, view: memoryview) -> None:
+        self.copy(stream, view)
+        data, begun = bytes(view), self._begun[stream]
+        at = data.rfind(b"\n") + 1
+        if not at and sum(map(len, begun)) + len(data) < LONGEST:
+            begun.append(data)
+            return
+        at = at or len(data)
+        self._sink.put(stream, self._tags[stream].put_before(b"".join([*begun, data[:at]])))
+        self._begun[stream] = [data[at:]] if data[at:] else []
+
+    def close(self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None) -> None:
+        self.drop()
+        self._sink.close(self._number, iter(()), self._spool, done)
+
+    def drop(self) -> None:
+        for stream, begun in self._begun.items():
+            self._sink.put(stream, self._tags[stream].put_before(b"".join(begun)))
+            begun.clear()
+        super().drop()
+
+
+class Tags:
+    """Puts a tag and a TAB before each line of a stream that comes in pieces."""
+
+    def __init__(self, tag: bytes | None) -> None:
+        self._tag = None if tag is None else tag + b"\t"
+        self._at_line = True
+
+    def put_before(self, data: bytes) -> bytes:
+        if self._tag is None or not data:
+            return data
+        whole = data.endswith(b"\n")
+        text = (data[:-1] if whole else data).replace(b"\n", b"\n" + self._tag)
+        text = (self._tag if self._at_line else b"") + text + (b"\n" if whole else b"")
+        self._at_line = whole
+        return text
+
+
+def tagged(chunks: Chunks, tag: bytes) -> Iterator[tuple[int, bytes]]:
+    tags = {1: Tags(tag), 2: Tags(tag)}
+    for stream, data in chunks:
+        yield stream, tags[stream].put_before(data)

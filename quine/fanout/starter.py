@@ -1,0 +1,164 @@
+"""Jobs of a batch as this machine's node is given them: where they run, with which surroundings, and their stdin."""
+
+from __future__ import annotations
+
+import os
+
+from quine.base.cli_options import environment, limits
+from quine.base.errors import NOT_STARTED, Misconfigured
+from quine.fanout.tasks import Task
+from quine.files.select import Services
+from quine.jobs.client import Notes, caller, callers_environment, reach, starting_directory
+from transport.spawn import Spawn
+from transport.status import Status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quine.fanout.options import Options
+    from quine.fanout.results import Report
+    from quine.fanout.sinks import Sink
+    from quine.fanout.tasks import Work
+    from quine.staging.proxy import Staging
+    from transport.client.batch import Batch
+
+
+class Starter:
+    """Starts tries of tasks. `most` is how many may be under way at one time, 0: as many as the hosts take."""
+
+    agents = False
+
+    def __init__(self, options: Options, batch: Batch, work: Work, sink: Sink, report: Report) -> None:
+        spawn = options.spawn
+        self._batch = batch
+        self._work = work
+        self._sink = sink
+        self._report = report
+        self._options = spawn  # for notes
+        self._notes: dict[str, Notes] = {}
+        self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
+        self._environ = dict(os.environ)  # of the services of all jobs
+        self._cwd = starting_directory(spawn)
+        self._limits = limits(spawn)
+        self._where = spawn.on or "local"
+        self._context = caller(spawn)
+        # One tree: its jobs on a host share a directory, if --cwd names none, and one that is empty goes at the end.
+        self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
+        self.most = options.number("jobs", 0)
+        if not options.jobs and not spawn.elsewhere:
+            self.most = os.cpu_count() or 1
+
+    def ready(self) -> bool:
+        """Whether one more may be started, apart from `most`."""
+        return True
+
+    @property
+    def spent(self) -> bool:
+        """Whether no more can be started, since a budget is used up."""
+        return False
+
+    def close(self) -> None:
+        """The batch is over."""
+
+    def make(self, task: Task, avoid: list[str]) -> tuple[Spawn, Services, list[int]]:
+        """Return the spawn of a try, its services, and descriptors to be closed after its end."""
+        context = {**self._context, "avoid": avoid} if avoid else self._context
+        spawn = Spawn(
+            self._work.argv(task),
+            where=self._where,
+            env=self._env,
+            cwd=self._cwd,
+            limits=self._limits,
+            tree=self._tree,
+            context=context,
+        )
+        return spawn, Services(self._environ, reach=reach(context)), []
+
+    def start(
+        self,
+        task: Task,
+        avoid: list[str],
+        started: Callable[[Task], None],
+        ended: Callable[[Task, Status], None],
+    ) -> None:
+        """Start a try of a task. `ended` is called at once if it cannot be."""
+        if task.output:
+            task.output.drop()  # of the try before
+        task.begin()
+        task.output = output = self._report.open(task, self._sink)
+        try:
+            task.stdin = self._work.open_stdin(task.item)
+            stage = self._work.stage(task.item)
+        except OSError as error:
+            why = f"{error.filename}: {(error.strerror or 'cannot be read').lower()}"
+            ended(task, Status("unreachable", NOT_STARTED, detail=why))
+            return
+        except Misconfigured as error:
+            ended(task, Status("unreachable", NOT_STARTED, detail=error.detail, hint=error.hint))
+            return
+        spawn, answers, held = self.make(task, avoid)
+        task.entry.id = spawn.id
+        if stage:
+            spawn = stage.dressed(spawn, answers)
+            stage.begin()
+
+        def on_started(_: int, host: str) -> None:
+            answers.placed(host)
+            started(task)
+
+        def on_exit(status: Status) -> None:
+            answers.close()
+            for fd in held:
+                os.close(fd)
+            if stage and stage.brings(status := stage.judged(status)):
+                self._bring(task, stage, spawn, status, ended)
+            else:
+                ended(task, status)
+
+        task.job = output.job = self._batch.start(
+            spawn, task.stdin, output.write, on_started, on_exit, self._note, answers
+        )
+
+    def _bring(
+        self,
+        task: Task,
+        stage: Staging,
+        spawn: Spawn,
+        status: Status,
+        ended: Callable[[Task, Status], None],
+    ) -> None:
+        """Bring back the returns of a job that has ended, by another job."""
+        taking = stage.taking()
+        task.ending = True  # it has ended: no timeout and no signal is for it
+
+        def on_exit(sent: Status) -> None:
+            taking.end(sent)
+            over()
+
+        def over() -> None:
+            taking.close()
+            stage.brought(taking, status)
+            ended(task, status)
+
+        def on_output(stream: int, data: memoryview) -> int | None:
+            return task.output.write(stream, data) if task.output and stream == 2 else None
+
+        try:
+            taking.begin()
+        except OSError as error:
+            taking.failure = str(error)
+            over()
+            return
+        task.job = self._batch.start(
+            stage.sender(spawn, status), on_output=on_output, on_exit=on_exit, services=taking.services
+        )
+
+    def _note(self, note: dict[str, object]) -> None:
+        """Tell of a link that is lost; that jobs wait for a slot is usual here."""
+        if note.get("waiting"):
+            return
+        host = str(note.get("host"))
+        if host not in self._notes:
+            self._notes[host] = Notes(self._options, raw=False)
+        self._notes[host].hear(note)

@@ -1,0 +1,168 @@
+"""One item under way: its command, its tries, its stdin, and the entry of the log that it will have."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from quine.base.errors import Misconfigured
+from quine.fanout.joblog import Entry, hash_of
+from quine.fanout.template import Word
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quine.fanout.items import Item
+    from quine.fanout.options import Options
+    from quine.fanout.sinks import Output
+    from quine.fanout.template import Template
+    from quine.staging.proxy import Staging
+    from transport.client.batch import BatchJob
+    from transport.status import Status
+
+
+class Task:
+    """An item, from its start to its end."""
+
+    __slots__ = (
+        *("argv", "ending", "entry", "failed_on", "item", "job", "output", "began", "running", "stdin"),
+        *("facts", "timed_out", "tries", "unstarted"),
+    )
+
+    def __init__(self, item: Item, entry: Entry) -> None:
+        self.item = item
+        self.argv: list[str] = []
+        self.entry = entry
+        self.tries = self.unstarted = 0  # the second of them never ran
+        self.failed_on: list[str] = []  # hosts
+        self.job: BatchJob | None = None
+        self.output: Output | None = None
+        self.stdin: int | bytes | None = None
+        self.facts: dict[str, object] = {}  # of an agent: its session and tokens
+        self.began = 0.0  # monotonic, of this try's start over there
+        self.running = False  # over there
+        self.timed_out = self.ending = False  # in this try
+
+    def begin(self) -> None:
+        """Another try."""
+        self.tries += 1
+        self.timed_out = self.ending = self.running = False
+        self.began = time.monotonic()
+        self.entry.attempt = self.tries
+        self.entry.started = time.time()
+
+    def started(self) -> None:
+        self.running = True
+        self.began = time.monotonic()
+        self.entry.started = time.time()
+
+    def ended(self, status: Status, kind: str) -> None:
+        """Note the end of a try."""
+        from transport.status import signal_number
+
+        entry = self.entry
+        entry.kind, entry.host = kind, status.host
+        entry.signal = signal_number(status.signal) if status.signal else 0
+        entry.code = 0 if entry.signal else status.code
+        entry.seconds = time.monotonic() - self.began if self.running else 0.0
+        if self.output:
+            entry.received = self.output.size
+        if isinstance(self.stdin, int):
+            os.close(self.stdin)
+        self.stdin = None
+
+
+class Work:
+    """The work of a command line: the tasks of its items. A template for argv, and one for stdin."""
+
+    def __init__(
+        self, options: Options, command: Template, words: list[str], item_on_stdin: bool = False
+    ) -> None:
+        self._options = options
+        self._command = command
+        self._words = [os.fsencode(word) for word in (*words, options.replace, options.stdin)]
+        self._item_on_stdin = item_on_stdin or options.stdin == "item"
+        spawn, replace = options.spawn, options.replace or "{}"
+        self._files = [Word(word, replace, options.jsonl) for word in spawn.files]
+        self._returns = [Word(word, replace, options.jsonl) for word in spawn.returns]
+        self._words += map(os.fsencode, (*spawn.files, "", *spawn.returns))
+        named = options.stdin not in ("", "none", "item")
+        self._stdin = Word(options.stdin, replace, options.jsonl) if named else None
+
+    def task(self, item: Item) -> Task:
+        task = Task(item, Entry(item.number, self._hash(item)))
+        self.argv(task)  # a field that is missing is found here
+        return task
+
+    def argv(self, task: Task) -> list[str]:
+        """Return the command of a try; its slot is known only then."""
+        task.argv = self._command.argv(task.item)
+        if self._options.joblog:
+            from shlex import join
+
+            task.entry.command = join(task.argv)
+        return task.argv
+
+    def _hash(self, item: Item) -> str:
+        if not self._options.joblog:
+            return ""
+        fields = (item.fields or {}).items()
+        parts = [*self._words, *map(os.fsencode, item.args)]
+        parts += [os.fsencode(f"{name}={value}") for name, value in fields]
+        if item.block is not None:
+            parts.append(item.block)
+        if self._stdin:
+            parts += _content(self._stdin.text(item))
+        if self._files:
+            parts += self._staged(item)
+        return hash_of(parts)
+
+    def _staged(self, item: Item) -> list[bytes]:
+        """The names and contents of --files; of those that are not there the words, and the start tells of it."""
+        from quine.staging import spec
+
+        words = [word.text(item) for word in self._files]
+        try:
+            sources = spec.sources(words, os.getcwd())
+        except Misconfigured:
+            return list(map(os.fsencode, words))
+        return [part for path, name in sources for part in (name, *_content(os.fsdecode(path)))]
+
+    def stage(self, item: Item) -> Staging | None:
+        """Return the staging of a try; None if it needs none. Raises Misconfigured."""
+        if not self._files and not self._returns:
+            return None
+        from quine.jobs.client import staging
+
+        spawn = self._options.spawn
+        files = tuple(word.text(item) for word in self._files)
+        returns = tuple(word.text(item) for word in self._returns)
+        return staging(spawn.replace(files=files, returns=returns))
+
+    def open_stdin(self, item: Item) -> int | bytes | None:
+        """Return stdin of a try. Raises OSError."""
+        if item.block is not None:
+            return item.block
+        if self._item_on_stdin:
+            return os.fsencode(" ".join(item.args)) + b"\n"
+        if self._stdin:
+            return os.open(self._stdin.text(item), os.O_RDONLY | os.O_CLOEXEC)
+        return None
+
+    def tag(self, item: Item) -> bytes | None:
+        return os.fsencode(" ".join(item.args)) if self._options.tag else None
+
+
+def _content(path: str) -> Iterator[bytes]:
+    """The content of a file, and of all that is in a directory; of anything else the name stands for it."""
+    if os.path.isdir(path):
+        for name in sorted(os.listdir(path)):
+            yield os.fsencode(name)
+            yield from _content(os.path.join(path, name))
+    elif os.path.isfile(path):
+        with open(path, "rb") as file:
+            while data := file.read(1 << 20):
+                yield data
+    else:
+        yield os.fsencode(path)

@@ -1,0 +1,72 @@
+"""`quine xargs --files --returns`: the files of an item come to its job, and its results come back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+from tests.support.agents import OK, call, says
+
+SUM = ["--", "sh", "-c", 'tr a-z A-Z <"$0" >"$0.up"', "{}"]
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    for number in range(6):
+        (tmp_path / "in" / f"{number} x.txt").write_text(f"text {number}\n")
+    return tmp_path
+
+
+def names(inputs: Path, pattern: str = "*.txt") -> list[str]:
+    return sorted(str(path.relative_to(inputs)) for path in (inputs / "in").glob(pattern))
+
+
+def test_files_of_items_go_and_results_come(lab: Lab, inputs: Path) -> None:
+    words = ["--on", "h1,h2", "-P3", "--files", "{}", "--returns", "{}.up", *SUM, ":::", *names(inputs)]
+    done = lab.run(["xargs", *words], cwd=inputs)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    for number in range(6):
+        assert (inputs / "in" / f"{number} x.txt.up").read_text() == f"TEXT {number}\n"
+
+
+def test_a_file_that_is_not_there_costs_its_item_alone(lab: Lab, inputs: Path) -> None:
+    words = ["--on", "h1", "--files", "{}", "--returns", "{}.up", "--joblog", "log", *SUM]
+    done = lab.run(["xargs", *words, ":::", "in/0 x.txt", "in/none"], cwd=inputs)
+    assert done.returncode == 123
+    assert done.stderr.decode().splitlines() == [
+        "quine: error: item 2: --files in/none: no such file or directory",
+        "quine: error: 1 of 2 items are not done: 1 never started",
+    ]
+    assert names(inputs, "*.up") == ["in/0 x.txt.up"]
+
+
+def test_a_result_that_is_not_there_is_a_failure(lab: Lab, inputs: Path) -> None:
+    done = lab.run(["xargs", "--on", "h1", "--returns", "{}.none", "--", "true", ":::", "a"], cwd=inputs)
+    assert done.returncode == 123
+    assert b"item 1: --returns a.none: nothing there to be brought back" in done.stderr
+
+
+def test_a_file_that_has_changed_is_run_again(lab: Lab, inputs: Path) -> None:
+    words = ["--on", "h1", "--joblog", "log", "--resume", "--files", "{}", "--", "cat", "{}", ":::"]
+    assert lab.run(["xargs", "-k", *words, *names(inputs)], cwd=inputs).stdout.count(b"\n") == 6
+    (inputs / "in" / "3 x.txt").write_text("other\n")
+    done = lab.run(["xargs", *words, *names(inputs)], cwd=inputs)
+    assert (done.returncode, done.stdout) == (0, b"other\n")
+
+
+def test_here_files_are_where_they_are(lab: Lab, inputs: Path) -> None:
+    words = ["--files", "{}", "--returns", "{}.up", *SUM, ":::", *names(inputs)]
+    assert lab.run(["xargs", *words], cwd=inputs).returncode == 0
+    assert len(names(inputs, "*.up")) == 6
+
+
+def test_files_of_agents(lab: Lab, inputs: Path) -> None:
+    lines = [says(call("sh", command='for f in in/*.txt; do cp "$f" "$f.up"; done')), says(OK)]
+    env = {**lab.script(lines, "xargs-files.jsonl"), "QUINE_DATA_DIR": str(inputs / "data")}
+    words = ["--on", "h2", "-P1", "--files", "{}", "--returns", "{}.up", "copy {}", ":::", *names(inputs)[:2]]
+    done = lab.run(["xargs", *words], cwd=inputs, env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert names(inputs, "*.up") == ["in/0 x.txt.up", "in/1 x.txt.up"]

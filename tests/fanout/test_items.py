@@ -1,0 +1,299 @@
+"""The items of `quine xargs` and its replacement strings: laws by hypothesis, and cases run by GNU parallel, too."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quine.base.errors import Misconfigured
+from quine.fanout import records, rows
+from quine.fanout.items import Item, Items
+from quine.fanout.main import template
+from quine.fanout.options import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_parallel = pytest.mark.skipif(not shutil.which("parallel"), reason="no GNU parallel here")
+
+
+def cut(data: bytes, sizes: Iterable[int]) -> Iterator[bytes | None]:
+    """`data` in pieces, with a wait before each."""
+    at = 0
+    for size in sizes:
+        yield None
+        if data[at : at + size]:
+            yield data[at : at + size]
+        at += size
+    if data[at:]:
+        yield data[at:]
+
+
+pieces = st.lists(st.integers(1, 5), max_size=20)
+texts = st.text("ab,\n", max_size=40).map(str.encode)
+
+
+@given(texts, st.sampled_from([b"\n", b",", b"ab", b"aab", b",\n"]), pieces)
+def test_records_do_not_depend_on_how_the_input_comes(
+    data: bytes, separator: bytes, sizes: list[int]
+) -> None:
+    found = [record for record in records.records(cut(data, sizes), separator) if record is not None]
+    expected = data.split(separator)
+    assert found == (expected if expected[-1] else expected[:-1])
+
+
+@given(texts, st.integers(1, 12), st.sampled_from([b"\n", b"ab", b",\n"]), pieces)
+def test_a_block_is_whole_records_and_no_byte_is_lost(
+    data: bytes, size: int, end: bytes, sizes: list[int]
+) -> None:
+    found = [block for block in records.blocks(cut(data, sizes), size, end) if block is not None]
+    assert b"".join(found) == data
+    assert all(found)
+    assert all(block.endswith(end) for block in found[:-1])
+    for block in found:
+        if len(block) > size:  # then it is a single record
+            assert block.find(end) in (-1, len(block) - len(end))
+
+
+@given(st.lists(st.lists(st.text('a,"\n x', max_size=6), min_size=1, max_size=4), max_size=6), pieces)
+def test_csv_is_read_as_it_is_written(table: list[list[str]], sizes: list[int]) -> None:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(table)
+    data = records.records(cut(file.getvalue().encode(), sizes), b"\n")
+    assert [list(row.args) for row in rows.csv(data) if row] == table
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b_c"]), st.none() | st.text() | st.integers())))
+def test_fields_of_json_lines(table: list[dict[str, object]]) -> None:
+    lines = [json.dumps(entry).encode() for entry in table]
+    found = [row.fields for row in rows.objects(lines) if row]
+    assert found == [
+        {name: "" if value is None else str(value) for name, value in entry.items()} for entry in table
+    ]
+
+
+words = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4)
+
+
+@given(st.lists(words, min_size=1, max_size=3))
+def test_linked_sources_end_with_the_longest(sources: list[list[str]]) -> None:
+    given = [rows.plain([word.encode() for word in source]) for source in sources]
+    longest = max(map(len, sources))
+    expected = [tuple(source[at % len(source)] for source in sources) for at in range(longest)]
+    assert [row.args for row in rows.link(given) if row] == expected
+
+
+def commands(line: list[str]) -> list[list[str]]:
+    """The commands of a command line whose input needs no waiting."""
+    options, rest, _ = parse(line)
+    with closing(Items(options, rest)) as items:
+        command = template(options, items.command)
+        return [command.argv(item) for item in items if isinstance(item, Item)]
+
+
+def test_an_item_is_read_when_it_is_asked_for_and_not_before() -> None:
+    options, rest, _ = parse(["-a", "/dev/zero", "-d", "\\0", "--", "echo"])
+    with closing(Items(options, rest)) as items:
+        assert next(iter(items))
+
+
+def test_input_that_has_not_come_is_waited_for_by_the_caller() -> None:
+    reading, writing = os.pipe()
+    path = f"/proc/self/fd/{reading}"
+    options, rest, _ = parse(["-a", path, "-n", "2", "--", "echo"])
+    with closing(Items(options, rest)) as found:
+        items = iter(found)
+        assert next(items) is None and found.fd >= 0
+        os.write(writing, b"a\nb\nc")
+        item = next(item for item in items if item)
+        assert item.args == ("a", "b")
+        assert next(items) is None
+        os.close(writing)
+        assert [item.args for item in items if item] == [("c",)]
+    os.close(reading)
+
+
+@pytest.mark.parametrize("order", [[], ["--shuf"]])
+def test_all_items_come_once(order: list[str]) -> None:
+    found = commands([*order, "--", "echo", "{}", ":::", *map(str, range(200))])
+    assert sorted(found) == sorted(["echo", str(at)] for at in range(200))
+    assert bool(order) == (found != [["echo", str(at)] for at in range(200)])
+
+
+def test_values_are_not_looked_at_again() -> None:
+    assert commands(["--", "echo", "{1}{2}", ":::", "{2}", ":::", "$(id) {}"]) == [["echo", "{2}$(id) {}"]]
+
+
+def test_a_word_that_is_the_item_becomes_a_word_for_each_argument() -> None:
+    assert commands(["-n2", "--", "echo", "{.}", "<{}>", ":::", "a.x", "b.y"]) == [
+        ["echo", "a", "b", "<a.x b.y>"]
+    ]
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text(
+        '{"name": "x y", "n": [1, {"a": 2}], "u": "ü"}\n\n{"name": "z", "n": null}\n'
+    )
+    line = ["--jsonl", "-a", str(tmp_path / "in"), "--", "echo", "{name}", "{n}", "{#}", "{not-there"]
+    assert commands(line) == [
+        ["echo", "x y", '[1,{"a":2}]', "1", "{not-there"],
+        ["echo", "z", "", "2", "{not-there"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["--csv", "--colsep", ",", "--", "echo"], "exclude each other"),
+        (["-0", "-d", ",", "--", "echo"], "exclude each other"),
+        (["-n", "0", "--", "echo"], "--max-args 0: should be a whole number, 1 or more"),
+        (["-n", "2", "-L", "2", "--", "echo"], "-n and -L exclude each other"),
+        (["--colsep", "(", "--", "echo", ":::", "a"], "--colsep (: "),
+        (["-d", "\\q", "--", "echo"], "no such escape: \\q"),
+        (["--block", "1M", "--", "echo"], "go with --pipe"),
+        (["--pipe", "--", "cat", ":::", "a"], "--pipe takes stdin itself"),
+        (["-a", "/no/such", "--", "cat"], "/no/such: no such file or directory"),
+        (["--jsonl", "--", "cat", ":::", "{"], "--jsonl: line 1: "),
+        (["--jsonl", "--", "cat", ":::", "[]"], "--jsonl: line 1: not an object"),
+        (["--jsonl", "--", "cat", "{a}", ":::", "{}"], "item 1 has no field a"),
+        (["--csv", "--", "cat", ":::", 'a"b'], "ends within quotes"),
+    ],
+)
+def test_refusals(line: list[str], message: str) -> None:
+    with pytest.raises(Misconfigured) as raised:
+        commands(line)
+    assert message in raised.value.detail
+
+
+# -- beside GNU parallel ---------------------------------------------------------------------------
+
+CASES: list[tuple[str, list[str]]] = [  # stdin, words
+    *(
+        ("", ["echo", "[{}]", "[{.}]", "[{/}]", "[{//}]", "[{/.}]", ":::", name])
+        for name in [
+            *("a", "a.", ".a", "a.b.c", "a/b", "a/b.", "a.b/c", "/a", "/", "//", "a/", "a/b/", ".", ".."),
+            *("../x.", "a..", "x y.z", "", "a//b.c", "a/.b", "./", "it's", '"', "$HOME", "a\\b", "*", "é.x"),
+            *(
+                "-n",
+                "--",
+                "a\tb",
+                ";",
+                "a&b",
+                "~",
+                "#",
+                "{}",
+                "/a/b.c/d.tar.gz",
+                "////a",
+                "a///",
+                "...",
+                "/..",
+            ),
+        ]
+    ),
+    ("a\nb\n", ["echo"]),
+    ("a\nb", ["echo"]),
+    ("a\n\nb\n", ["echo", "{}"]),
+    (" a b  c \n\t\n", ["echo", "{}"]),
+    ("'a b'\n\"c\\ d\"\n", ["echo", "{}"]),
+    ("", ["echo"]),
+    ("a\0b\nc", ["-0", "echo"]),
+    ("a\0b\0", ["-0", "echo"]),
+    ("a,b,c\n", ["-d", ",", "echo"]),
+    ("a,b,c,", ["-d", ",", "echo"]),
+    ("a\tb", ["-d", "\\t", "echo"]),
+    ("a\n\n \nb\n", ["-r", "echo"]),
+    ("", ["-r", "echo"]),
+    ("1\n2\n3\n4\n5\n", ["-n2", "echo", "{}"]),
+    ("1\n2\n3\n4\n5\n", ["-n", "9", "echo", "{}"]),
+    ("1.a\n2.b\n3.c\n", ["-n2", "echo", "{.}", "{#}"]),
+    ("1\n2\n3\n4\n5\n", ["-n2", "echo", "[{1}]", "[{2}]", "[{-1}]"]),
+    ("1\n2\n3\n4\n5\n", ["-L2", "echo", "{}"]),
+    ("a \nb\nc\n", ["-L1", "echo", "{}"]),
+    ("a  \nb \t\nc\nd \n", ["-L1", "echo", "{}"]),
+    ("a\n\nb\nc\n", ["-L2", "echo", "{}"]),
+    ("a\tb c\nd\n", ["--colsep", "\t", "echo", "[{2}]", "[{1}]"]),
+    ("a\tb c\nd\n", ["--colsep", "\t", "echo"]),
+    ("a,,b\n,c,\n", ["--colsep", ",", "echo", "[{1}]", "[{2}]", "[{3}]"]),
+    ("a  b c\n", ["--colsep", " +", "echo", "[{1}]", "[{2}]", "[{3}]", "{}"]),
+    ("a-b\nc-d\ne-f\n", ["--colsep", "-", "-n2", "echo", "[{1}]", "[{2}]", "[{3}]", "[{4}]"]),
+    ("", ["--colsep", ",", "echo", "{1}", "{3}", "{2}", ":::", "a,b", ":::", "c", "d"]),
+    ("a.b/c.d\n", ["echo", "{1}", "{1.}", "{1/}", "{1//}", "{1/.}", "{-1}", "{-1.}"]),
+    ("", ["echo", ":::", "a", "b", ":::", "1", "2"]),
+    ("", ["echo", "{2}", "{1}", "{}", ":::", "a", "b", ":::", "1", "2"]),
+    ("", ["echo", "{3}", "{1}", ":::", "a", "b", ":::", "1", "2", ":::", "x", "y", "z"]),
+    ("", ["--link", "echo", ":::", "a", "b", "c", ":::", "1", "2"]),
+    ("", ["--link", "echo", ":::", "a", ":::", "1", "2", "3"]),
+    ("", ["--link", "echo", "{1}{2}{3}", ":::", "a", "b", ":::", "1", "2", "3", ":::", "x"]),
+    ("", ["echo", ":::", "a", "b", "c", ":::+", "1", "2", ":::", "x", "y"]),
+    ("", ["echo", ":::", "a", "b", ":::", "x", "y", ":::+", "1", "2"]),
+    ("1\n2\n", ["echo", "::::", "-", ":::", "x", "y"]),
+    ("1\n2\n", ["echo", ":::", "x", "y", "::::", "-"]),
+    ("1\n2\n", ["-a", "-", "echo", ":::", "x", "y"]),
+    ("", ["echo", "::::", "one", "two"]),
+    ("", ["echo", "::::", "one", "::::+", "two"]),
+    ("", ["echo", ":::", "q", "::::", "one", "two"]),
+    ("", ["-a", "one", "-a", "two", "echo"]),
+    ("", ["-a", "one", "--link", "-a", "two", "echo", "{2}-{1}"]),
+    ("", ["-0", "echo", "::::", "nul"]),
+    ("", ["-I", ",,", "echo", ",,", "{}", "x,,x", ":::", "a.b"]),
+    ("", ["-I", "%%", "echo", "%%", "[%%]", ":::", "a b", "c"]),
+    ("", ["echo", "{#}", ":::", "a", "b"]),
+    ("", ["-n2", "echo", "{#}", ":::", "a", "b", "c"]),
+    ("", ["echo", "{#}:{}", ":::", "a", "b"]),
+    ("", ["echo", "{{}}", "{}{}", "{1}{}", ":::", "a"]),
+    ("", ["echo", "{1.}", "{2/}", "{-1//}", "{1/.}", "{-2}", "{.}", "{/}", ":::", "a.b", ":::", "c/d.e"]),
+    ("", ["echo", "pre{}post", "{.}.png", ":::", "a.jpg", "b c.jpg"]),
+    ("", ["echo", ":::", "a b", "c;d", "e'f"]),
+    ("", ["echo", "{3}x", ":::", "a"]),
+]
+
+
+@needs_parallel
+@pytest.mark.parametrize(("stdin", "line"), CASES, ids=[" ".join(line) for _, line in CASES])
+def test_the_commands_are_those_of_gnu_parallel(tmp_path: Path, stdin: str, line: list[str]) -> None:
+    """Its --dry-run prints them as a shell would read them; quine prints them so, too."""
+    (tmp_path / "one").write_text("1\n2\n")
+    (tmp_path / "two").write_text("x y\nz\nw\n")
+    (tmp_path / "nul").write_bytes(b"a\nb\0c")
+    (tmp_path / ".parallel").mkdir()
+    (tmp_path / ".parallel" / "will-cite").touch()
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
+    at = line.index("echo")
+
+    def run(*command: str) -> list[list[str]]:
+        done = subprocess.run(
+            command, input=stdin.encode(), capture_output=True, cwd=tmp_path, env=env, timeout=60, check=True
+        )
+        assert not done.stderr
+        return list(_split(done.stdout.decode()))
+
+    theirs = run("parallel", "-k", "-j1", "--dry-run", *line)
+    ours = run(
+        *(sys.executable, "-P", str(ROOT / "scripts" / "quine"), "xargs"),
+        *("--dry-run", *line[:at], "--", *line[at:]),
+    )
+    assert ours == theirs
+
+
+def _split(text: str) -> Iterator[list[str]]:
+    """The words of each command; a newline within quotes is no end of it."""
+    held = ""
+    for line in text.splitlines(keepends=True):
+        held += line
+        try:
+            words = shlex.split(held)
+        except ValueError:  # within quotes
+            continue
+        yield words
+        held = ""

@@ -1,0 +1,158 @@
+"""Outputs on their way: spooled, tagged, in order; the log of a batch. Without a job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quine.base.errors import Misconfigured
+from quine.fanout import spool
+from quine.fanout.items import Item
+from quine.fanout.joblog import RUNNING, Entry, Joblog, hash_of
+from quine.fanout.results import names
+from quine.fanout.rows import Row
+from quine.fanout.sinks import Tags
+from quine.fanout.spool import Spool
+from quine.fanout.tasks import Task
+
+KEEP = {"done", "lost"}
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.sampled_from([0, 1, 999, 33_000, 70_000]))))
+def test_a_spool_gives_back_what_was_written_and_holds_little_in_memory(
+    pieces: list[tuple[int, int]],
+) -> None:
+    kept = Spool()
+    expected = {1: bytearray(), 2: bytearray()}
+    for number, (stream, size) in enumerate(pieces):
+        data = bytes([number % 256]) * size
+        kept.write(stream, memoryview(data))
+        expected[stream] += data
+        assert kept.in_memory <= spool.MEMORY
+    found = {1: bytearray(), 2: bytearray()}
+    for stream, data in kept.chunks():
+        found[stream] += data
+    assert found == expected
+
+
+@given(st.binary(max_size=40), st.lists(st.integers(1, 5), max_size=20))
+def test_tags_do_not_depend_on_how_the_output_comes(data: bytes, sizes: list[int]) -> None:
+    tags, at, text = Tags(b"t"), 0, b""
+    for size in [*sizes, len(data)]:
+        text += tags.put_before(data[at : at + size])
+        at += size
+    lines = data.split(b"\n")
+    last = lines.pop()
+    assert text == b"".join(b"t\t" + line + b"\n" for line in lines) + (b"t\t" + last if last else b"")
+
+
+def test_directories_of_results_are_those_of_gnu_parallel_and_tell_items_apart() -> None:
+    def of(*args: str) -> list[str]:
+        return names(Task(Item(Row(args), 7), Entry(7, "")))
+
+    assert of("a") == ["1", "a"] and of("a", "x y") == ["1", "a", "2", "x y"]
+    assert of("b/c") == ["1", "b\\_c"] and of("a\\b") == ["1", "a\\\\b"]
+    odd = ["", ".", "..", "\\", "\\.", "/", "\\_", "..."]
+    assert len({of(arg)[1] for arg in odd}) == len(odd)
+    assert not {of(arg)[1] for arg in odd} & {"", ".", ".."}
+    assert of("x" * 251) == of() == ["seq", "7"]
+
+
+# -- the log ---------------------------------------------------------------------------------------
+
+
+def entry(hash: str, kind: str, command: str = "true") -> Entry:
+    made = Entry(1, hash)
+    made.kind, made.command = kind, command
+    return made
+
+
+def written(path: Path, ends: list[tuple[str, str]], running: tuple[str, ...] = ()) -> None:
+    log = Joblog(str(path))
+    for hash, kind in ends:
+        log.start(hash)
+        log.end(entry(hash, kind), 0.0)
+    for hash in running:
+        log.start(hash)
+    log.close(whole=not running)
+
+
+def test_a_line_has_the_nine_columns_of_gnu_parallel_and_five_more(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = Joblog(str(path))
+    log.end(entry("h", "never started", "a\tb\nc\\"), 0.0)
+    log.close(whole=True)
+    head, line = path.read_text().splitlines()
+    assert head.startswith("Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\t")
+    columns = line.split("\t")
+    assert len(columns) == 14 and columns[8] == "a\\tb\\nc\\\\" and columns[12:] == ["never-started", "h"]
+    assert os.listdir(tmp_path) == ["log"]
+
+
+def test_resuming_keeps_what_counts_and_forgets_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    written(path, [("a", "done"), ("b", "failed"), ("c", "lost"), ("d", "never started"), ("a", "done")])
+    log = Joblog(str(path), KEEP)
+    assert [log.before(hash) for hash in "aaabcde"] == ["done", "done", "", "", "lost", "", ""]
+    log.close(whole=True)
+    kept = [line.split("\t")[-1] for line in path.read_text().splitlines()[1:]]
+    assert kept == ["a", "c", "a"], "one line an item: those that are run again get another"
+
+
+def test_items_that_were_running_when_the_batch_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    written(path, [("a", "done"), ("b", "failed")], running=("c", "a"))
+    for _ in range(2):  # resuming that is killed at once changes nothing
+        log = Joblog(str(path), KEEP)
+        log.close(whole=False)
+    log = Joblog(str(path), KEEP)
+    assert [log.before(hash) for hash in "abc"] == [RUNNING, "", RUNNING]
+    log.close(whole=False)
+    log = Joblog(str(path), {"done"})  # --idempotent
+    assert [log.before(hash) for hash in "abc"] == ["done", "", ""]
+    log.close(whole=True)
+    assert os.listdir(tmp_path) == ["log"]
+
+
+@pytest.mark.parametrize("torn", [b"2\t:\t1.0", b"\0\0\0", b"2\t:\n"])
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "log"
+    written(path, [("a", "done")])
+    whole = path.read_bytes()
+    path.write_bytes(whole + torn)
+    log = Joblog(str(path), KEEP)
+    assert log.before("a") == "done"
+    log.close(whole=True)
+    assert path.read_bytes() == whole
+
+
+def test_a_log_belongs_to_one_batch(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = Joblog(str(path))
+    with pytest.raises(Misconfigured, match="in use by another batch"):
+        Joblog(str(path), KEEP)
+    log.close(whole=True)
+    Joblog(str(path), KEEP).close(whole=True)
+    path.write_text("Seq\tHost\n1\t:\n")
+    with pytest.raises(Misconfigured, match="not a log that can be resumed"):
+        Joblog(str(path), KEEP)
+    assert path.read_text() == "Seq\tHost\n1\t:\n"
+    with pytest.raises(Misconfigured, match="not a regular file"):
+        Joblog("/dev/null")
+    assert not os.path.islink("/dev/null") and not os.path.isfile("/dev/null")
+
+
+def test_a_log_behind_a_symbolic_link_leaves_the_link(tmp_path: Path) -> None:
+    (tmp_path / "real").touch()
+    (tmp_path / "link").symlink_to("real")
+    Joblog(str(tmp_path / "link")).close(whole=True)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text().startswith("Seq\t")
+
+
+@given(st.lists(st.binary(max_size=3), max_size=4), st.lists(st.binary(max_size=3), max_size=4))
+def test_a_hash_tells_where_parts_end(one: list[bytes], other: list[bytes]) -> None:
+    assert (hash_of(one) == hash_of(other)) == (one == other)

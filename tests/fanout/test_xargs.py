@@ -1,0 +1,544 @@
+"""`quine xargs` as a process: jobs here and on hosts, their outputs, failures, signals, and resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab, peak_rss
+from tests.support.agents import PATIENCE
+from tests.support.imports import HEAVY, imported_by
+from tests.support.waiting import read_until, until
+
+SH = ["--", "sh", "-c"]
+
+
+@pytest.fixture
+def dead(lab: Lab) -> Iterator[str]:
+    """A host whose port is closed."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, not listening: refused, and nobody else's
+        lab.alias("dead", "h1", port=held.getsockname()[1])
+        yield "dead"
+
+
+def rows(path: Path) -> list[list[str]]:
+    """The lines of a log, by their items' numbers."""
+    return sorted(
+        (line.split("\t") for line in path.read_text().splitlines()[1:]), key=lambda row: int(row[0])
+    )
+
+
+# -- work ------------------------------------------------------------------------------------------
+
+
+def test_one_job_for_each_item(lab: Lab) -> None:
+    done = lab.run(["xargs", "-k", "--", "echo", "<{}>"], input="a b\n'c\n$HOME\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"<a b>\n<'c>\n<$HOME>\n", b"")
+
+
+def test_no_item_is_no_job(lab: Lab) -> None:
+    done = lab.run(["xargs", "--", "false"], input="")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_hosts_share_the_items(lab: Lab) -> None:
+    done = lab.run(["xargs", "--on", "h1,h2", "--tag", *SH, 'echo "$QUINE_NODE_NAME"'], input="1\n2\n3\n4\n")
+    assert (done.returncode, done.stderr) == (0, b"")
+    found = dict(line.split("\t") for line in done.stdout.decode().splitlines())
+    assert set(found) == {"1", "2", "3", "4"} and set(found.values()) <= {"h1", "h2"}
+
+
+def test_so_many_at_a_time_and_each_has_a_slot_of_its_own(lab: Lab, tmp_path: Path) -> None:
+    """Each waits for the other of its pair: with fewer than two at a time it would never end."""
+    script = (
+        'mkdir "s$1" || exit 9; touch "$0"; until test -e $((($0 - 1) / 2 * 2 + 1)) -a -e $((($0 + 1) / 2 * 2)); '
+        'do sleep 0.01; done; ls -d s* | wc -l; rmdir "s$1"'
+    )
+    done = lab.run(["xargs", "-P2", *SH, script, "{}", "{%}", ":::", *"12345678"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) <= {b"1", b"2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "stdin", "expected"),
+    [
+        ([], "1\n2\n", b""),
+        (["--stdin", "none"], "1\n2\n", b""),
+        (["--stdin", "item"], "1\n2\n", b"1\n2\n"),
+        (["--stdin", "{}.in"], "1\n2\n", b"one\0two\n"),
+        (["--stdin", "1.in"], "1\n2\n", b"one\0one\0"),
+        (["--pipe", "--block", "4"], "1\n2\n345678\n9", b"1\n2\n345678\n9"),
+        (["--pipe", "--block", "3", "--recend", ";"], "1;2;3;", b"1;2;3;"),
+    ],
+)
+def test_stdin_of_the_jobs(lab: Lab, tmp_path: Path, options: list[str], stdin: str, expected: bytes) -> None:
+    (tmp_path / "1.in").write_bytes(b"one\0")
+    (tmp_path / "2.in").write_bytes(b"two\n")
+    done = lab.run(["xargs", "-k", *options, *SH, 'cat; printf "$1"', "sh"], input=stdin, cwd=tmp_path)
+    if options in ([], ["--stdin", "none"], ["--stdin", "1.in"]):
+        expected = b"".join(expected[:4] + item for item in (b"1", b"2"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, b""), (
+        "only here the item is an argument"
+    )
+
+
+def test_an_input_that_never_ends_is_read_as_jobs_have_room(lab: Lab) -> None:
+    done = lab.sh("yes | quine xargs -P2 -- echo {#} | head -n 3 | wc -l")
+    assert (done.stdout.strip(), done.stderr) == (b"3", b"")
+
+
+def test_items_are_run_as_they_come(lab: Lab) -> None:
+    with lab.popen(
+        ["xargs", "--", "echo"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        for item in (b"a\n", b"b\n"):
+            process.stdin.write(item)
+            process.stdin.flush()
+            read_until(process.stdout.fileno(), item)
+        process.stdin.close()
+        assert (process.wait(PATIENCE), process.stderr.read()) == (0, b"")
+
+
+def test_directory_environment_and_limits(lab: Lab, tmp_path: Path) -> None:
+    words = ["--cwd", str(tmp_path), "--env", "A=b c", "--limit", "nofile=33", "--", "sh", "-c"]
+    done = lab.run(["xargs", *words, 'pwd; echo "$A"; ulimit -n', ":::", "x"])
+    assert done.stdout.decode().splitlines() == [os.path.realpath(tmp_path), "b c", "33"]
+
+
+# -- outputs ---------------------------------------------------------------------------------------
+
+NOT_TEXT = b"\0\xff\r\n\0no newline"
+
+
+def test_bytes_of_an_output_are_not_touched(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(NOT_TEXT)
+    for options in ([], ["-k"], ["--line-buffer"]):
+        done = lab.run(["xargs", "-P1", *options, "--", "cat", ":::", "a", "a"], cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, NOT_TEXT * 2)
+
+
+@pytest.mark.parametrize(("options", "expected"), [([], b"2\n2\n1\n1\n"), (["-k"], b"1\n1\n2\n2\n")])
+def test_outputs_are_grouped_and_with_k_in_the_order_of_the_items(
+    lab: Lab, tmp_path: Path, options: list[str], expected: bytes
+) -> None:
+    """The first job ends when the output of the second has been read, or with -k at any time."""
+    script = 'echo "$0"; test "$0" = 2 || until test -e two; do sleep 0.01; done; echo "$0"'
+    words = ["xargs", "-P2", *options, *SH, script, ":::", "1", "2"]
+    with lab.popen(words, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        out = b"" if options else read_until(process.stdout.fileno(), b"2\n2\n")
+        (tmp_path / "two").touch()
+        assert out + process.stdout.read() == expected
+
+
+def test_lines_are_passed_on_at_once_and_whole(lab: Lab, tmp_path: Path) -> None:
+    script = 'printf "a\\nb"; until test -e go; do sleep 0.01; done; echo c; printf d'
+    words = ["xargs", "--line-buffer", "--tag", *SH, script, ":::", "x"]
+    with lab.popen(words, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        assert read_until(process.stdout.fileno(), b"\n") == b"x\ta\n"
+        (tmp_path / "go").touch()
+        assert process.stdout.read() == b"x\tbc\nx\td"
+
+
+def test_stderr_is_stderr_and_is_tagged_too(lab: Lab) -> None:
+    done = lab.run(["xargs", "--tag", *SH, "echo out; echo err >&2", ":::", "x"])
+    assert (done.stdout, done.stderr) == (b"x\tout\n", b"x\terr\n")
+
+
+def test_results_are_kept_in_files(lab: Lab, tmp_path: Path) -> None:
+    words = ["xargs", "-k", "--results", "r", *SH, 'echo "$0$1"; echo e >&2', ":::", "a", "b/c", ":::", "1"]
+    done = lab.run(words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"a1\nb/c1\n")
+    found = {
+        str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    assert found == {
+        **{"r/1/a/2/1/stdout": "a1\n", "r/1/a/2/1/stderr": "e\n", "r/1/a/2/1/seq": "1"},
+        **{"r/1/b\\_c/2/1/stdout": "b/c1\n", "r/1/b\\_c/2/1/stderr": "e\n", "r/1/b\\_c/2/1/seq": "2"},
+    }
+
+
+def test_json(lab: Lab) -> None:
+    script = 'printf "\\377" >&2; echo "$0"; exit "$0"'
+    done = lab.run(["xargs", "-k", "--json", "--on", "h1", *SH, script, ":::", "0", "3"])
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 123
+    assert (first["seq"], first["args"], first["state"], first["code"]) == (1, ["0"], "done", 0)
+    assert (first["host"], first["stdout"], first["stderr_base64"]) == ("h1", "0\n", "/w==")
+    assert (second["state"], second["code"], second["attempt"]) == ("failed", 3, 1)
+    assert second["command"] == ["sh", "-c", script, "3"]
+
+
+@pytest.mark.parametrize("options", [[], ["-k"], ["--line-buffer"]])
+def test_a_slow_consumer_slows_the_jobs_and_nothing_is_lost(
+    lab: Lab, tmp_path: Path, options: list[str]
+) -> None:
+    """400 MB, of which the reader takes none until the jobs have stopped; the client holds a bounded part of it."""
+    words = ["xargs", "-P4", *options, *SH, 'touch "$0"; head -c 4000000 /dev/zero; echo "$0"', ":::"]
+    with lab.popen([*words, *map(str, range(1, 101))], stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"\0")
+        stopped = subprocess.run(
+            [sys.executable, "-c", STEADY, str(tmp_path)], capture_output=True, timeout=PATIENCE, check=True
+        )
+        assert int(stopped.stdout) < 100
+        peak = peak_rss(process.pid)
+        found = process.stdout.read()
+        assert process.wait(PATIENCE) == 0
+    numbers = [int(text) for text in found.replace(b"\0", b" ").split()]
+    assert sorted(numbers) == list(range(1, 101)) and ("-k" not in options or numbers == sorted(numbers))
+    assert found.count(b"\0") in range(400_000_000 - 70_000, 400_000_000)
+    assert peak < 80 << 20
+
+
+# the number of files in a directory, when it has not changed for a second
+STEADY = """
+import os, sys, time
+seen = -1
+while seen != len(os.listdir(sys.argv[1])):
+    seen = len(os.listdir(sys.argv[1]))
+    time.sleep(1)
+print(seen)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--line-buffer"]])
+def test_an_output_is_never_held_in_memory(lab: Lab, options: list[str]) -> None:
+    """200 MB of one job; the reader takes the first lines, and the others when the client's size has not changed."""
+    words = ["xargs", *options, *SH, "yes | head -c 200000000", ":::", "1"]
+    with lab.popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"y\n")
+        subprocess.run(
+            [sys.executable, "-c", STILL, f"/proc/{process.pid}/statm"], timeout=PATIENCE, check=True
+        )
+        process.stdout.read(190_000_000)
+        peak = peak_rss(process.pid)
+        process.stdout.read()
+        assert process.wait(PATIENCE) == 0
+    assert peak < 60 << 20
+
+
+# returns when a file has not changed for a second
+STILL = """
+import sys, time
+seen = ""
+while seen != open(sys.argv[1]).read():
+    seen = open(sys.argv[1]).read()
+    time.sleep(1)
+"""
+
+
+def test_a_reader_that_has_gone_ends_the_batch(lab: Lab) -> None:
+    with lab.popen(
+        ["xargs", "--line-buffer", *SH, "echo up; exec sleep 1000", ":::", "1"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\n")
+        process.stdout.close()
+        assert process.wait(PATIENCE) == -signal.SIGPIPE
+
+
+@pytest.mark.parametrize("options", [[], ["--line-buffer"]])
+def test_output_that_cannot_be_written(lab: Lab, options: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        words = ["xargs", *options, *SH, "echo up; exec sleep 0", ":::", "1"]
+        with lab.popen(words, stdout=full, stderr=subprocess.PIPE) as process:
+            assert process.stderr
+            assert process.stderr.read() == b"quine: error: cannot write stdout: no space left on device\n"
+            assert process.wait(PATIENCE) == 74
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+def test_what_is_not_done_is_counted_by_kind(lab: Lab) -> None:
+    items = ["0", "0", "3", "kill", "late"]
+    script = "case $0 in kill) kill -9 $$ ;; late) exec sleep 1000 ;; *) exit $0 ;; esac"
+    words = ["--timeout", "2", *SH, script, ":::", *items]
+    done = lab.run(["xargs", "-P5", *words])
+    assert done.returncode == 123
+    assert done.stderr == b"quine: error: 3 of 5 items are not done: 1 failed, 1 killed, 1 timeout\n"
+    assert lab.run(["xargs", "-P5", "--exit-count", *words]).returncode == 3
+
+
+def test_a_command_that_is_not_there(lab: Lab) -> None:
+    done = lab.run(["xargs", "-P1", "--", "no-such-command", ":::", "1", "2", "3"])
+    assert done.returncode == 123
+    assert done.stderr.decode().splitlines() == [
+        "quine: error: item 1: command not found: no-such-command",
+        "quine: error: 3 of 3 items are not done: 3 failed",
+    ]
+
+
+def test_a_host_that_cannot_be_reached_costs_no_item(lab: Lab, dead: str, tmp_path: Path) -> None:
+    words = ["--on", "dead,h2", "--joblog", "log", "-P4", "--", "true", ":::", *map(str, range(12))]
+    done = lab.run(["xargs", *words], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {(row[9], row[12]) for row in rows(tmp_path / "log")} == {("h2", "done")}
+    assert done.stderr in (b"", b"quine: dead: 3 starts in a row have failed; set aside for a while\n")
+
+
+def test_nothing_was_started(lab: Lab) -> None:
+    done = lab.run(["xargs", "--on", "no-such-host", "--", "true", ":::", "1", "2"])
+    assert done.returncode == 69 and b"2 of 2 items are not done: 2 never started" in done.stderr
+    assert done.stderr.count(b"no-such-host") == 1
+
+
+def test_an_item_is_tried_again_on_a_host_where_it_has_not_failed(lab: Lab, tmp_path: Path) -> None:
+    script = (
+        'echo "$QUINE_NODE_NAME"; '
+        'if test -e "$0"; then test "$(cat "$0")" != "$QUINE_NODE_NAME"; else echo "$QUINE_NODE_NAME" >"$0"; exit 3; fi'
+    )
+    words = ["-P1", "--on", "h1,h2", "--retries", "2", "--joblog", "log", *SH, script, "{}", ":::"]
+    items = [str(tmp_path / f"item-{number}") for number in range(6)]
+    done = lab.run(["xargs", "-k", "--tag", "--results", "r", *words, *items], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b"\n") == 6, "the output of the first try is not shown"
+    assert {(row[11], row[12]) for row in rows(tmp_path / "log")} == {("2", "done")}
+
+
+def test_retries_end(lab: Lab, tmp_path: Path) -> None:
+    done = lab.run(["xargs", "--retries", "3", *SH, "echo >>n; exit 7", ":::", "a"], cwd=tmp_path)
+    assert done.returncode == 123 and (tmp_path / "n").read_text() == "\n" * 3
+
+
+@pytest.mark.parametrize(("options", "status", "tries"), [([], 74, "1"), (["--idempotent"], 0, "2")])
+def test_lost_items_are_run_again_only_if_that_is_harmless(
+    lab: Lab, tmp_path: Path, options: list[str], status: int, tries: str
+) -> None:
+    """The job kills the node of its host, so nobody can tell how it ended."""
+    script = 'mkdir "$0" 2>/dev/null && kill -9 $(ps -o ppid= -p $PPID); true'
+    words = [
+        "--on",
+        "h1,h2",
+        "--retries",
+        "2",
+        "--joblog",
+        "log",
+        *options,
+        *SH,
+        script,
+        ":::",
+        str(tmp_path / "d"),
+    ]
+    done = lab.run(["xargs", *words], cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert [row[11:13] for row in rows(tmp_path / "log")] == [[tries, "lost" if status else "done"]]
+
+
+@pytest.mark.parametrize("options", [[], ["--idempotent", "--retries", "9"]])
+def test_a_host_that_dies_in_the_middle(lab: Lab, tmp_path: Path, options: list[str]) -> None:
+    """Each item is done and has run once, or is lost; with --idempotent all are done."""
+    words = ["xargs", "-P6", "--on", "h1,h2", "--line-buffer", "--joblog", "log", *options]
+    script = 'echo "$0" >>ran; echo "$0"'
+    items = [*map(str, range(1, 301))]
+    with lab.popen(
+        [*words, "--cwd", str(tmp_path), *SH, script, ":::", *items], stdout=subprocess.PIPE, cwd=tmp_path
+    ) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"\n")  # it has begun, so there is a log
+        until(lambda: len(rows(tmp_path / "log")) > 40, "some items have ended")
+        lab["h1"].crash()
+        process.stdout.read()
+        status = process.wait(PATIENCE)
+    ends = {row[0]: row[12] for row in rows(tmp_path / "log")}
+    ran = (tmp_path / "ran").read_text().split()
+    assert len(rows(tmp_path / "log")) == len(ends) == 300 and set(ends.values()) <= {"done", "lost"}
+    assert status == (74 if "lost" in ends.values() else 0)
+    if options:
+        assert status == 0 and set(ran) == set(items)
+    else:
+        assert len(ran) == len(set(ran)) and {item for item in items if ends[item] == "done"} <= set(ran)
+
+
+def test_halt_soon_waits_for_what_runs(lab: Lab, tmp_path: Path) -> None:
+    script = 'test "$0" = bad && exit 1; until test -e go; do sleep 0.01; done; echo "$0"'
+    words = ["xargs", "-P2", "--halt", "soon,fail=1", *SH, script, ":::", "good", "bad", *"xyz"]
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout and process.stderr
+        read_until(process.stderr.fileno(), b"quine: halted: 1 failed, 1 running\n")
+        (tmp_path / "go").touch()
+        assert process.stdout.read() == b"good\n"
+        assert process.wait(PATIENCE) == 123
+
+
+def test_halt_now_ends_what_runs(lab: Lab) -> None:
+    script = 'test "$0" = bad && exit 1; exec sleep 1000'
+    done = lab.run(["xargs", "-P2", "--halt", "now,fail=1", *SH, script, ":::", "good", "bad", *"xyz"])
+    assert done.returncode == 123
+    assert b"2 of 2 items are not done: 1 failed, 1 killed" in done.stderr
+
+
+def test_the_first_interrupt_drains(lab: Lab, tmp_path: Path) -> None:
+    script = 'echo up >&2; until test -e go; do sleep 0.01; done; echo "$0"'
+    words = ["xargs", "-P1", "--joblog", "log", "--line-buffer", *SH, script, ":::", "a", "b"]
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout and process.stderr
+        read_until(process.stderr.fileno(), b"up\n")
+        process.send_signal(signal.SIGINT)
+        read_until(process.stderr.fileno(), b"waiting for 1 jobs; ^C again ends them\n")
+        (tmp_path / "go").touch()
+        assert process.stdout.read() == b"a\n"
+        assert process.wait(PATIENCE) == -signal.SIGINT
+    assert [row[12] for row in rows(tmp_path / "log")] == ["done"]
+
+
+def test_the_second_interrupt_ends_all(lab: Lab, tmp_path: Path) -> None:
+    words = [
+        "xargs",
+        "-P2",
+        "--joblog",
+        "log",
+        "--line-buffer",
+        *SH,
+        "echo up; exec sleep 1000",
+        ":::",
+        *"abc",
+    ]
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout and process.stderr
+        read_until(process.stdout.fileno(), b"up\nup\n")
+        process.send_signal(signal.SIGINT)
+        read_until(process.stderr.fileno(), b"^C again ends them\n")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == -signal.SIGINT
+    assert [row[12] for row in rows(tmp_path / "log")] == ["killed", "killed"]
+
+
+@pytest.mark.parametrize("options", [[], ["--line-buffer"]])
+def test_a_signal_ends_a_batch_whose_output_nobody_reads(
+    lab: Lab, tmp_path: Path, options: list[str]
+) -> None:
+    """The item has ended, but its output was not passed on: it is lost for those who resume."""
+    words = ["xargs", "--joblog", "log", *options]
+    items = [*SH, "head -c 3000000 /dev/zero", ":::", "1"]
+    with lab.popen([*words, *items], stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"\0")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+    assert rows(tmp_path / "log") == []
+    assert lab.run([*words, "--resume", *items], cwd=tmp_path).returncode == 74
+
+
+def test_copies_that_cannot_be_made(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "r").touch()
+    done = lab.run(["xargs", "--results", "r", "--", "true", ":::", "a"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (74, b"quine: error: --results r/1: not a directory\n")
+
+
+def test_more_jobs_at_a_time_than_descriptors(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "in").touch()
+    line = (
+        "ulimit -n 512; seq 300 | quine xargs -P300 --on h1,h2,h3 --stdin in --results r -- sh -c : ; echo $?"
+    )
+    done = lab.sh(line, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (b"0\n", b"")
+    assert len(list((tmp_path / "r" / "1").iterdir())) == 300
+
+
+def test_a_signal_asks_for_the_counts(lab: Lab, tmp_path: Path) -> None:
+    script = 'test "$0" = 1 && exit 0; echo up; until test -e go; do sleep 0.01; done'
+    words = ["xargs", "-P1", "--line-buffer", *SH, script, ":::", "1", "2", "3"]
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout and process.stderr
+        read_until(process.stdout.fileno(), b"up\n")
+        process.send_signal(signal.SIGUSR1)
+        assert read_until(process.stderr.fileno(), b"\n") == b"quine: 1 done, 1 running\n"
+        (tmp_path / "go").touch()
+        process.stdout.read()
+        assert process.wait(PATIENCE) == 0
+
+
+def test_starts_are_so_far_apart(lab: Lab) -> None:
+    begun = time.monotonic()
+    assert lab.run(["xargs", "-P9", "--delay", "0.7", "--", "true", ":::", *"1234"]).returncode == 0
+    assert time.monotonic() - begun > 3 * 0.7
+
+
+# -- resuming --------------------------------------------------------------------------------------
+
+
+def test_resuming_runs_what_is_not_done(lab: Lab, tmp_path: Path) -> None:
+    words = ["xargs", "-k", "--joblog", "log", *SH, 'echo "$0"; test -e go || exit "$0"', "{}"]
+    done = lab.run([*words, ":::", "0", "1", "0"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (123, b"0\n1\n0\n")
+    (tmp_path / "go").touch()
+    more = [":::", "5", "1", "0", "0", "0"]  # another order, and more of them
+    done = lab.run([*words[:2], "--resume", *words[2:], *more], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"5\n0\n")
+    done = lab.run([*words[:2], "--resume-failed", *words[2:], *more], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"1\n")
+    assert len(rows(tmp_path / "log")) == 5
+    done = lab.run([*words[:2], "--resume", *words[2:-1], "x{}", ":::", "0"], cwd=tmp_path)
+    assert done.stdout == b"x0\n", "another command is other work"
+
+
+@pytest.mark.parametrize("options", [[], ["--idempotent"]])
+def test_after_a_kill_each_item_that_is_left_runs_once_and_none_twice(
+    lab: Lab, tmp_path: Path, options: list[str]
+) -> None:
+    """Two jobs were running: they are lost, or with --idempotent run again."""
+    script = 'echo "$0" >>ran; echo up; test -e go || test "$0" -lt 3 || exec sleep 1000'
+    words = ["xargs", "-P2", "--joblog", "log", "--line-buffer", *options]
+    items = [*SH, script, "{}", ":::", *map(str, range(8))]
+    with lab.popen([*words, *items], stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\n" * 5)  # 3 and 4 are running
+        until(lambda: len(rows(tmp_path / "log")) == 3, "three lines in the log")
+        process.kill()
+    until(lambda: not [job for job in lab.jobs() if "sleep" in str(job)], "the jobs are ended")
+    (tmp_path / "go").touch()
+    done = lab.run([*words, "--resume", *items], cwd=tmp_path)
+    ran = sorted((tmp_path / "ran").read_text().split())
+    states = [row[12] for row in rows(tmp_path / "log")]
+    if options:
+        assert (done.returncode, states) == (0, ["done"] * 8)
+        assert ran == sorted([*"01234567", "3", "4"])
+    else:
+        assert (done.returncode, states) == (74, ["done"] * 3 + ["lost"] * 2 + ["done"] * 3)
+        assert ran == [*"01234567"]
+        assert b"item 4: it was running when the batch was killed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-a", "/", "--", "true"], "the items cannot be read: is a directory"),
+        (["--resume", "--", "true"], "--resume and --resume-failed need --joblog FILE"),
+        (["--timeout", "x", "--", "true"], "--timeout x: should be a number of seconds"),
+        (["--halt", "x", "--", "true"], "--halt x: should be "),
+        (["-k", "--line-buffer", "--", "true"], "-k passes outputs on as a whole"),
+        (["--jsno", "--", "true"], "no such option: --jsno"),
+        (["--"], "no command"),
+        (["--max-cost", "1", "--", "true"], "--max-cost is about agents, and this is a command"),
+        (["cat", "{}"], "cat is a command, and a mission for agents stands here"),
+    ],
+)
+def test_refusals(lab: Lab, words: list[str], message: str) -> None:
+    done = lab.run(["xargs", *words], input="a\n")
+    assert (done.returncode, done.stdout) == (2, b"") and message in done.stderr.decode()
+
+
+def test_a_fault_of_the_input_ends_the_batch_after_what_runs(lab: Lab) -> None:
+    done = lab.run(["xargs", "-k", "--jsonl", "--", "echo", "{a}"], input='{"a":1}\nx\n{"a":2}\n')
+    assert (done.returncode, done.stdout) == (2, b"1\n")
+    assert b"--jsonl: line 2: " in done.stderr
+
+
+def test_it_imports_the_standard_library_only(lab: Lab) -> None:
+    blocking = HEAVY | {"asyncio", "argparse"}
+    assert not imported_by(lab, "xargs", "--retries", "2", "--", "true", ":::", "a") & blocking

@@ -1,0 +1,189 @@
+"""The slots of a host, as its node gives them out, and the turns of the jobs that wait on that host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from transport.node.host import Host
+from transport.node.link import Link
+from transport.node.relay import Relay
+from transport.node.slots import MOST_AHEAD, Slots
+from transport.node.turns import Turns
+from transport.spawn import Spawn
+from transport.status import Status
+from transport.wire.frames import GREETING, LIFE, Frame, Kind, encode
+from transport.wire.session import Session
+
+
+class Caller:
+    """One client of the node, whose jobs go to a host that this test plays."""
+
+    def __init__(self, limit: int) -> None:
+        self.slots = Slots("h1")
+        self.slots.limit = limit
+        self.sent: list[Relay] = []
+        self.session = Session(False, None)
+        self.session.peer = {"build": "x"}
+        self.link = Link(self.session, "client", lambda *_: cast(Any, None), lambda *_: None)
+        self._first = GREETING
+        self._number = -1
+        self.loop = asyncio.get_running_loop()
+        self.now = 100.0
+        self.loop.time = lambda: self.now  # type: ignore[method-assign]
+
+    def begin(self, relay: Relay, spawn: Spawn, unreachable: Callable[..., None]) -> None:
+        self.sent.append(relay)
+
+    def job(self, late: bool = True) -> Relay:
+        self._number += 2
+        tuple(self.session.receive(self._first + encode(Frame(Kind.SPAWN, self._number, payload=b"{}"))))
+        self._first = b""
+        relay = Relay(self.link, self._number, "h1", lambda _: None)
+        submit = self.slots.submit_late if late else self.slots.submit
+        submit(relay, cast(Host, self), Spawn(["true"]))
+        return relay
+
+    def run(self, relay: Relay, way: float, seconds: float) -> None:
+        """Start and end a job; the news of its start comes `way` after it was sent."""
+        self.now += way
+        relay.started = True
+        self.slots.started(relay)
+        self.now += seconds
+        self.slots.exiting(relay)
+        relay.end()
+
+    def notes(self, name: str) -> list[Any]:
+        """The values of one key of all notes since the last call."""
+        words = b"".join(self.session.pull(1 << 20))
+        peer = Session(True, {})
+        tuple(peer.receive(GREETING + encode(Frame(Kind.HELLO, payload=b'{"version":2}'))))
+        peer._next = self._number + 2
+        for number in range(1, self._number + 1, 2):
+            peer.channels[number] = type(self.session.channels[1])(number, True, False)
+        found = [frame.body() for frame in peer.receive(words) if frame.kind == Kind.NOTE]
+        return [body[name] for body in found if name in body]
+
+
+def test_a_late_job_without_a_slot_is_given_back_and_another_waits() -> None:
+    async def main() -> None:
+        caller = Caller(2)
+        one, _, three = (caller.job() for _ in range(3))
+        assert len(caller.sent) == 2 and three.ended and caller.notes("full") == [True]
+        four = caller.job(late=False)
+        assert four.queued and caller.slots.used == 3
+        one.end()
+        assert caller.sent[-1] is four and caller.slots.used == 2
+
+    asyncio.run(main())
+
+
+def test_a_job_that_ends_in_the_queue_leaves_it() -> None:
+    async def main() -> None:
+        caller = Caller(1)
+        first, second, third = (caller.job(late=False) for _ in range(3))
+        assert caller.notes("ahead") == [0, 1]
+        second.end()
+        assert caller.slots.used == 2
+        first.end()
+        assert caller.sent == [first, third] and caller.slots.used == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("way", "seconds", "ahead"),
+    [(1 / 8, 1 / 64, 64), (1 / 8, 16.0, 0), (1 / 8, 1 / 2, 2), (8.0, 1 / 64, MOST_AHEAD)],
+)
+def test_a_host_is_given_what_it_begins_in_a_round_trip_beyond_its_slots(
+    way: float, seconds: float, ahead: int
+) -> None:
+    async def main() -> None:
+        caller = Caller(8)
+        first = [caller.job() for _ in range(9)]
+        assert len(caller.sent) == 8 and caller.notes("full") == [True]
+        caller.run(first[0], way, seconds)
+        assert caller.notes("room") == ([ahead + 1] if ahead else [])
+        while not caller.job().ended:
+            pass
+        assert caller.slots.used == 8 + ahead
+
+    asyncio.run(main())
+
+
+def test_a_job_that_is_not_late_waits_here_where_its_caller_is_told() -> None:
+    async def main() -> None:
+        caller = Caller(1)
+        caller.run(caller.job(), 1 / 8, 1 / 64)
+        holder, sent_ahead = caller.job(), caller.job()
+        assert caller.sent[-2:] == [holder, sent_ahead]
+        job = caller.job(late=False)
+        assert job.queued and caller.notes("waiting") == [True]
+        behind = caller.job()
+        assert behind.queued, "jobs are served in order"
+        holder.end()
+        assert job.queued
+        sent_ahead.end()
+        assert caller.sent[-2:] == [job, behind]
+
+    asyncio.run(main())
+
+
+def test_a_job_that_never_started_says_nothing_of_durations() -> None:
+    async def main() -> None:
+        caller = Caller(1)
+        job = caller.job()
+        caller.slots.exiting(job)
+        job.refuse(Status("unreachable", 69))
+        job.end()
+        caller.job()
+        assert caller.job().ended and not caller.slots._began.keys() - set(caller.sent)
+
+    asyncio.run(main())
+
+
+class Job:
+    """A job as the turns of its host see it."""
+
+    def __init__(self, number: int, made: list[str]) -> None:
+        self.number = number
+        self.made = made
+
+    def start(self) -> None:
+        self.made.append(f"start {self.number}")
+
+    def on_frame(self, frame: Frame) -> None:
+        self.made.append(f"{frame.kind} {self.number}")
+
+    def on_lost(self, why: str) -> None:
+        self.made.append(f"lost {self.number}")
+
+
+def test_jobs_that_wait_on_their_host_begin_in_order_with_the_frames_that_came_meanwhile() -> None:
+    async def main() -> None:
+        made: list[str] = []
+        link = SimpleNamespace(down="", handlers={})
+        turns = Turns(cast(Link, link))
+        jobs = [Job(number, made) for number in range(5)]
+        handlers = [turns.submit(cast(Any, job), 2) for job in jobs]
+        assert made == ["start 0", "start 1"] and handlers[:2] == jobs[:2]
+        handlers[2].on_frame(Frame(Kind.DATA, 2, 0, 0, b"x"))
+        handlers[3].on_frame(Frame(Kind.STOP, 3, LIFE))
+        turns.ended(cast(Any, jobs[3]))  # as it does when it is stopped
+        link.down = "broken"
+        handlers[2].on_down("broken")
+        turns.ended(cast(Any, jobs[0]))
+        await asyncio.sleep(0)
+        assert made[2:] == [f"{Kind.STOP} 3"]
+        link.down = ""
+        handlers[2].on_up()
+        assert made[3:] == ["start 2", f"{Kind.DATA} 2"] and link.handlers == {2: jobs[2]}
+        turns.ended(cast(Any, jobs[1]))
+        await asyncio.sleep(0)
+        assert made[5:] == ["start 4"]
+
+    asyncio.run(main())

@@ -1,0 +1,197 @@
+"""One job of a batch: the functions of its caller, its stdin, and the ways in which it is ended early.
+
+Laws
+1. The functions are called from `Batch.turn` alone, never from a call of their caller. They may call everything here.
+2. Stdin is the job's own. It is read as far as the job has room and, unless it is bytes, not before the job runs.
+3. Bytes of output that the caller has not taken are its own to keep: they are acknowledged once it says `consumed`.
+"""
+
+from __future__ import annotations
+
+from transport.client.job_core import JobCore
+from transport.lean import signal
+from transport.status import LOST, NOT_STARTED, Status, signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, Protocol
+
+    from transport.rpc.services import Service
+    from transport.spawn import Spawn
+
+    class Owner(Protocol):
+        """`transport.client.batch_core.BatchCore`."""
+
+        log: str
+        now: float
+
+        def started(self, job: BatchJob) -> None: ...
+        def look_at(self, job: BatchJob) -> None: ...
+        def feed_later(self, job: BatchJob) -> None: ...
+        def room(self, job: BatchJob, count: int) -> None: ...
+
+    # Called with the number of bytes that there is room for. b"": the end; None: nothing now, until `BatchJob.more`.
+    Input = Callable[[int], bytes | None]
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL)
+
+
+class BatchJob(JobCore):
+    """One job. `spawn`, `pid`, `host`, `over` and `status` are for its caller to read.
+
+    on_started  called with its pid and the name of its host
+    on_output   called with the stream (1 or 2) and its next bytes. Returns how many of them it has taken, None for all
+    on_note     called with each note of the node about the job's host or slot
+    on_exit     called with the Status, after the last byte of output was taken; nothing is called after it
+    """
+
+    __slots__ = ("_at", "_batch", "full", "hungry", "on", "services", "stdin", "told", "where")
+
+    def __init__(
+        self,
+        batch: Owner,
+        spawn: Spawn,
+        stdin: bytes | Input,
+        on: Functions,
+        services: Mapping[str, Service],
+    ) -> None:
+        self._batch = batch
+        self.where = spawn.where  # the queue that it belongs to, whatever its caller does with the spawn
+        self.stdin = stdin
+        self.on = on
+        self.services = services
+        self.hungry = False  # it waits for its turn to send stdin
+        self.full = False  # its node has answered that no slot is free
+        self.told = False  # its end is known to the batch
+        self._at = 0  # bytes of stdin that were sent
+        super().__init__(spawn, eager=isinstance(stdin, bytes), log=batch.log)
+
+    def again(self) -> None:
+        """It was not started: back to the state before it was sent."""
+        self.full = False
+        self._at = 0
+        super().__init__(self.spawn, eager=isinstance(self.stdin, bytes), log=self.log)
+
+    # -- for its caller ----------------------------------------------------------------------------
+
+    def consumed(self, stream: int, count: int) -> None:
+        """The caller has taken `count` more bytes of those that `on_output` left to it."""
+        if not self.over:
+            self._take(stream, count)
+            self._batch.look_at(self)
+
+    def refuse(self, stream: int, error: str = "") -> None:
+        """The caller takes no more of a stream: the job gets SIGPIPE. With an `error` a success becomes lost."""
+        if not self.over and self.number:
+            self.took(stream, self._taken[stream], self._batch.now, alive=False, error=error)
+            self._batch.look_at(self)
+
+    def more(self) -> None:
+        """The function that gives stdin has bytes again."""
+        self._batch.feed_later(self)
+
+    def signal(self, number: int) -> None:
+        """Send a signal. A job that has not started is ended by one that would end it, and ignores the others."""
+        if self.over:
+            return
+        if self.pid:
+            super().signal(number)
+        elif number in ENDING:
+            super().abandon()
+            self._leave(Status("signaled", 128 + number, signal_name(number)))
+
+    def abandon(self) -> None:
+        """Wait no longer: its node ends it. Its status is lost if it was sent, else it was never started."""
+        if self.over:
+            return
+        super().abandon()
+        if self.pid:
+            detail = f"not waited for any longer; pid {self.pid} over there is being ended"
+            self._leave(Status("lost", LOST, host=self.host, pid=self.pid, detail=detail))
+        elif self.number:
+            detail = "not waited for any longer; whether it was started is not known"
+            self._leave(Status("lost", LOST, detail=detail))
+        else:
+            self._leave(Status("unreachable", NOT_STARTED, detail="withdrawn before it was sent"))
+
+    def _leave(self, status: Status) -> None:
+        self.end(status)
+        self._batch.look_at(self)
+
+    # -- from the node -----------------------------------------------------------------------------
+
+    def on_output(self, stream: int, data: bytes) -> None:
+        taken = self.on.output(stream, memoryview(data)) if self.on.output else None
+        if taken != 0 and not self.over:
+            self._take(stream, len(data) if taken is None else taken)
+
+    def _take(self, stream: int, count: int) -> None:
+        taken = self._taken[stream] + count
+        if not 0 <= count <= self._given[stream] - self._taken[stream]:
+            raise ValueError(f"{count} bytes taken of {self._given[stream] - self._taken[stream]}")
+        self.took(stream, taken, self._batch.now)
+
+    def on_started(self) -> None:
+        self._batch.started(self)
+        if self.on.started:
+            self.on.started(self.pid, self.host)
+
+    def on_note(self, body: dict[str, Any]) -> None:
+        room = body.get("room")
+        if type(room) is int and room > 0:
+            self._batch.room(self, room)
+        elif body.get("full") is True:
+            self.full = True
+        elif self.on.note:
+            self.on.note(body)
+
+    def on_stdin_unread(self) -> None:
+        self.stdin_open = False
+        self.release()
+
+    # -- stdin -------------------------------------------------------------------------------------
+
+    def send_stdin(self, now: float) -> bool:
+        """Send one chunk, as far as there is room. Return whether there may be more at once."""
+        room = self.room
+        if not room:
+            return False  # its start or an acknowledgement makes room
+        source = self.stdin
+        if isinstance(source, bytes):
+            data: bytes | None = source[self._at : self._at + room]
+            self._at += room
+            last = self._at >= len(source)
+        else:
+            data = source(room)
+            last = data == b""
+        if data:
+            self.typed(data, now)
+        if last:
+            self.typed(b"", now)
+        return bool(data) and not last
+
+    def release(self) -> None:
+        """Stdin is not read any more."""
+        close = getattr(self.stdin, "close", None)
+        self.stdin = b""
+        if close:
+            close()
+
+
+class Functions:
+    """The functions of a caller that are called about one job."""
+
+    __slots__ = ("exit", "note", "output", "started")
+
+    def __init__(
+        self,
+        started: Callable[[int, str], None] | None,
+        output: Callable[[int, memoryview], int | None] | None,
+        note: Callable[[dict[str, Any]], None] | None,
+        exit: Callable[[Status], None] | None,
+    ) -> None:
+        self.started = started
+        self.output = output
+        self.note = note
+        self.exit = exit
