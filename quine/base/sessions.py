@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+SHORT = 18  # characters of an id in a table: its time, and enough of its random part
 SHOWN = 4096  # characters of a mission in an argv
 TAPE = ".jsonl"  # suffix of the file name of a tape
 

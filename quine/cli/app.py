@@ -40,19 +40,20 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def main(words: list[str]) -> int:
-    """Run one verb; return the exit status."""
+    """Run one verb; return the exit status.
+
+    Without the `main` of typer, which makes statuses of KeyboardInterrupt and of a stdout that nobody reads.
+    """
+    group = typer.main.get_group(app)
     try:
-        status = app(words, prog_name="quine", standalone_mode=False)
+        with group.make_context("quine", list(words)) as context:
+            status = group.invoke(context)
     except _UsageError as error:
         message = str(getattr(error, "message", "") or error).rstrip(".")
         complain(message[:1].lower() + message[1:], f"quine {words[0]} --help")
         return USAGE
     except typer.Exit as leaving:
-        if leaving.exit_code == 130:
-            raise KeyboardInterrupt from None  # typer makes a status of it; a shell's loop needs the death
         return leaving.exit_code
-    except typer.Abort:
-        raise KeyboardInterrupt from None
     return status if isinstance(status, int) else OK
 
 
@@ -210,6 +211,8 @@ def doctor(
 
     With hosts: each step of the way there, from the name to an answer of the node, with its time.
     """
+    if host and guest:
+        raise Misconfigured("one of HOST, --guest: the guest is asked from this machine")
     if host:
         from quine.cli.doctor_host import examine as go
 

@@ -3,20 +3,21 @@
 Laws
 1. The way is that of a job: the steps are those that the dial tells of, and the build is put there if it is missing.
    Only its end is ours, a ping in place of a job.
-2. A step is printed when the next one begins, so that a dial that hangs shows where.
+2. A step is printed when the next one begins, so that a dial that hangs shows where. The hosts are gone to at the same
+   time; the lines of one wait until the host before it is done.
 3. Text of a host is never printed as it came.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from typing import TYPE_CHECKING
 
 from quine.base.errors import NOT_STARTED, OK
 from quine.base.text import plain
+from quine.cli.visits import carry_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,17 +29,29 @@ ANSWER = 30.0  # seconds for the node's hello, and for its answer to a ping
 
 
 def examine(hosts: Sequence[Host], known: Inventory) -> int:
-    """Go to each of the hosts, one after the other; return OK if all of them answer."""
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to a connection that was lost
-    reached = [asyncio.run(_reached(host, known)) for host in hosts]
-    return OK if all(reached) else NOT_STARTED
+    """Go to all of the hosts; return OK if all of them answer."""
+    return OK if all(carry_out(_shown(hosts, known))) else NOT_STARTED
 
 
-async def _reached(host: Host, known: Inventory) -> bool:
+async def _shown(hosts: Sequence[Host], known: Inventory) -> list[bool]:
+    """Print the steps of each host, in the order of the hosts; return which of them answer."""
+    shown = [Steps(host.name) for host in hosts]
+    ways = [asyncio.create_task(_reached(host, known, steps)) for host, steps in zip(hosts, shown)]
+    try:
+        for steps in shown:
+            while line := await steps.lines.get():
+                print(line, flush=True)
+        return [await way for way in ways]
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+
+
+async def _reached(host: Host, known: Inventory, steps: Steps) -> bool:
     from deploy import dial
     from transport.errors import Refused
 
-    steps = Steps(host.name)
     steps("read its table in the inventory", _settings(host))
     try:
         agent = os.environ.get("SSH_AUTH_SOCK")
@@ -51,7 +64,9 @@ async def _reached(host: Host, known: Inventory) -> bool:
     except Refused as refused:
         steps.failed(refused.detail, refused.hint)
         return False
-    steps.end()
+    finally:
+        steps.end()
+        steps.lines.put_nowait("")
     return True
 
 
@@ -87,10 +102,11 @@ def _settings(host: Host) -> str:
 
 
 class Steps:
-    """Prints the steps of one host; a transport.carrier.dialer.Note."""
+    """The steps of one host as lines for people, the last one empty; a transport.carrier.dialer.Note."""
 
     def __init__(self, host: str) -> None:
         self.host = host
+        self.lines: asyncio.Queue[str] = asyncio.Queue()
         self._name = ""
         self._found: list[str] = []
         self._ok = True
@@ -117,13 +133,13 @@ class Steps:
         self._found.append(detail)
         self.end()
         if hint:
-            print(f"{'':4}{self.host}: {plain(hint, newlines=False)}", flush=True)
+            self.lines.put_nowait(f"{'':4}{self.host}: {plain(hint, newlines=False)}")
 
     def end(self) -> None:
-        """Print the present step, if there is one."""
+        """End the present step, if there is one."""
         if self._name:
             taken = f"{(time.monotonic() - self._began) * 1000:.0f} ms"
             detail = plain("; ".join(self._found), newlines=False)
             state = "ok" if self._ok else "no"
-            print(f"{state}  {self.host}  {self._name:40} {taken:>8}  {detail}".rstrip(), flush=True)
+            self.lines.put_nowait(f"{state}  {self.host}  {self._name:40} {taken:>8}  {detail}".rstrip())
         self._name, self._found, self._ok = "", [], True

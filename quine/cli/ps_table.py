@@ -13,6 +13,7 @@ import os
 import time
 
 from quine.base.errors import NOT_STARTED, OK
+from quine.base.sessions import SHORT
 from quine.tape import registry
 from quine.tape.registry import ALIVE, Agent
 from transport import quickjson
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from transport.errors import Refused
     from transport.status import Status
 
-SHORT = 18  # characters of an id in a table: its time, and enough of its random part
 MISSION = 60
 FOLLOW = 1.0  # seconds between two lists of --follow
 HEAD = ("ID", "HOST", "PID", "STATE", "EXIT", "SECONDS", "TREE", "TURN", "COST", "DOING", "COMMAND")

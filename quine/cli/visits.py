@@ -2,19 +2,21 @@
 
 Laws
 1. One host's trouble never hides another's result.
+2. No program of a carrier outlives the command, whichever of INT, TERM and HUP ends that.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import signal
+from typing import TYPE_CHECKING, TypeVar
 
 from quine.base.errors import DEFECT, NOT_STARTED, OK, complain
 from quine.base.text import plain, table
 from transport import quickjson
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
     from typing import Any
 
     from deploy.dial import Visit
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     Call = Callable[..., Awaitable[Visit]]
 
 
+T = TypeVar("T")
 PASSPHRASES = 3  # as often as ssh asks
 
 
@@ -110,6 +113,41 @@ def _facts(result: Visit | Refused) -> dict[str, object]:
     }
 
 
+def carry_out(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, as asyncio.run does. TERM and HUP cancel it, as INT does, and end this process."""
+    import asyncio
+    import logging
+
+    from transport.carrier.child import end_all
+    from transport.status import die_of, signal_name
+
+    # It warns of each write to a connection that was lost.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    came: list[int] = []
+
+    async def main() -> T:
+        task = asyncio.ensure_future(work)
+
+        def end(number: int) -> None:
+            came.append(number)
+            task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                asyncio.get_running_loop().add_signal_handler(number, end, number)
+        try:
+            return await task
+        finally:
+            await end_all()
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        if came:
+            die_of(signal_name(came[0]))
+        raise
+
+
 def visit(
     chosen: Sequence[Host], known: Inventory, call: Call, verbose: bool, bar: Bar | None = None
 ) -> list[tuple[Host, Visit | Refused]]:
@@ -120,12 +158,9 @@ def visit(
     """
     import asyncio
     import contextlib
-    import logging
 
     from transport.errors import Refused
 
-    # It warns of each write to a connection that was lost.
-    logging.getLogger("asyncio").setLevel(logging.ERROR)
     agent = os.environ.get("SSH_AUTH_SOCK")
 
     async def one(host: Host) -> tuple[Host, Visit | Refused]:
@@ -156,7 +191,7 @@ def visit(
             tasks = [group.create_task(one(host)) for host in chosen]
         return [task.result() for task in tasks]
 
-    results = asyncio.run(all_of_them())
+    results = carry_out(all_of_them())
     unlocked: set[str] = set()
     cured = [host for host, result in results if _accepts(host, result) or _unlocks(host, result, unlocked)]
     if not cured:

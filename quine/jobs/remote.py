@@ -6,7 +6,8 @@ Laws
    others have MORE seconds.
 2. The answer of a host is foreign: only known fields of known types are taken, and at most MOST bytes.
 3. A host is asked for an id only if no local job has it. An id that two hosts claim is refused until --on names one.
-   A verb that sends something to the job (attach, kill) waits for every host's claim; one that only reads does not.
+   The first claim of an id, or of as much of it as `ps` shows, is enough: the others have MORE seconds to dispute it.
+   Less of an id may begin another job, too, so a verb that sends something to the job (attach, kill) asks every host.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from quine.base.cli_options import RunOptions, find_inventory
 from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain
-from quine.base.sessions import SHOWN, is_session
+from quine.base.sessions import SHORT, SHOWN, is_session
 from quine.base.text import plain
 from quine.jobs.detach import verb_there
 from quine.tape.reader import HUGE
@@ -110,12 +111,12 @@ def hosts(where: str, options: RunOptions) -> list[str]:
 def listed(names: list[str], options: RunOptions, job: str = "") -> tuple[list[dict[str, Any]], list[Silent]]:
     """Return the agents and jobs of these hosts, as `quine ps --json` there lists them, and the hosts without a list.
 
-    If `job` is given, the list of a host that knows this job is enough.
+    If `job` is given, the list of a host that knows a job whose id begins so is enough.
     """
     facts, silent = [], []
 
     def enough(host: str, out: bytes) -> bool:
-        return any(fact["id"] == job and _knows(fact) for fact in _parsed(out, host))
+        return any(fact["id"].startswith(job) and _knows(fact) for fact in _parsed(out, host))
 
     for host, answer in ask(
         ["ps", "--all", "--json"], names, options, enough=enough if job else None
@@ -149,14 +150,15 @@ def running(job: str, where: str, options: RunOptions) -> Remote | None:
 def find(text: str, where: str, options: RunOptions, reads: bool = False) -> list[Remote]:
     """Return the jobs whose id begins with `text`. Raises NotAsked if only a silent host may have one.
 
-    `reads`: nothing is sent to the job, so for its whole id a host that knows it is enough.
+    `reads`: nothing is sent to the job, so a host that knows one is enough for any beginning of its id.
     """
     names = hosts(where, options)
     if where and len(names) == 1:
         return [Remote(names[0], text)]  # that host resolves the id itself
-    everything, silent = listed(names, options, text if reads else "") if names else ([], [])
+    whole = len(text) >= SHORT
+    everything, silent = listed(names, options, text if whole or reads else "") if names else ([], [])
     facts = [fact for fact in everything if fact["id"].startswith(text)]
-    if not any(fact["id"] == text for fact in facts):
+    if not (whole and facts):
         tell(silent)
     if silent and not facts:
         raise NotAsked(

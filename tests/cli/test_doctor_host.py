@@ -175,6 +175,27 @@ def test_one_host_in_trouble_hides_no_other(lab: Lab) -> None:
     assert "no  lost  resolve" in text and "ok  h2  ping the node" in text
 
 
+def test_hosts_are_gone_to_at_once_and_told_in_order(lab: Lab) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        for name, listener in (("one", server), ("two", other)):
+            lab.alias(name, of="h1", via=listener.getsockname()[1])
+        process = lab.popen(["doctor", "one", "two", "h2"], stdout=subprocess.PIPE)
+        for listener in (other, server):  # the second one while the first one waits
+            connection, _ = listener.accept()
+            listener.close()
+            connection.close()
+        text = process.communicate(timeout=120)[0].decode()
+    assert process.returncode == 69
+    assert list(dict.fromkeys(re.findall(r"^(?:ok|no)  (\S+)", text, re.M))) == ["one", "two", "h2"]
+    assert text.splitlines()[-1].startswith("ok  h2  ping the node")
+
+
+def test_the_guest_is_not_asked_from_a_host(lab: Lab) -> None:
+    done = lab.run(["doctor", "--guest", "h1"])
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"quine: error: one of HOST, --guest: the guest is asked from this machine\n"
+
+
 # -- hosts --json ------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from quine.base.sessions import SHORT
 from tests.lab import Lab
 from tests.support.detached import detach
 from tests.support.detached import go as go
@@ -45,7 +46,9 @@ def test_a_job_that_is_found_is_told_without_the_hosts_that_are_down(lab: Lab, d
     job = detach(lab, "--on", "h1", "--", "sh", "-c", f"read x <{go}; exit 7")
     done = lab.run(["wait", "--timeout=0", job])
     assert (done.returncode, done.stderr) == (124, b"")
-    done = lab.run(["wait", "--timeout=0", job[:30]])
+    done = lab.run(["wait", "--timeout=0", job[:SHORT]])
+    assert (done.returncode, done.stderr) == (124, b"")
+    done = lab.run(["wait", "--timeout=0", job[: SHORT - 1]])
     assert done.returncode == 124 and done.stderr.count(b"quine: down: error: ") == 1, "it may have another"
     go.write_text("\n")
     assert lab.run(["wait", job]).returncode == 7
@@ -74,13 +77,19 @@ def mute(lab: Lab) -> Iterator[str]:
 
 
 @pytest.mark.long  # a second for the others to answer, too, and two to let go of the one that does not
-@pytest.mark.parametrize(("verb", "status"), [("wait", 7), ("logs", 0)])
+@pytest.mark.parametrize(
+    ("verb", "length", "status"),
+    [("wait", 36, 7), ("wait", 13, 7), ("logs", 36, 0), ("attach", 36, 7), ("kill", SHORT, 0)],
+)
 def test_a_job_that_is_found_is_told_without_a_host_that_is_silent(
-    lab: Lab, mute: str, verb: str, status: int
+    lab: Lab, mute: str, verb: str, length: int, status: int
 ) -> None:
-    job = detach(lab, "--on", "h1", "--", "sh", "-c", "exit 7")
-    done = lab.run([verb, job], timeout=20)
-    assert (done.returncode, done.stderr) == (status, b"")
+    words = ["sleep", "8638"] if verb == "kill" else ["sh", "-c", "exit 7"]
+    job = detach(lab, "--on", "h1", "--", *words)
+    done = lab.run([verb, job[:length]], timeout=20)
+    assert done.returncode == status
+    assert done.stderr.count(b"quine: mute: error: no answer within ") == (length < SHORT)
+    assert lab.run(["wait", "--on=h1", job]).returncode == (128 + 15 if verb == "kill" else 7)
 
 
 def test_a_list_without_a_host_that_is_down_is_not_success(lab: Lab, down: str, go: Path) -> None:

@@ -1,9 +1,10 @@
 """A child process as a duplex: any program that carries bytes to a shell over there by its stdin and stdout.
 
 Laws
-1. The child is started without a shell, and always reaped. It ends with the duplex; should this process be killed, the
-   end of its stdin ends it. It leads a process group, and stays in the session of the node, which takes a child of
-   another session for the job of a launcher that has died, and reaps it.
+1. The child is started without a shell, and always reaped. It ends with the duplex, and before this process, which
+   calls `end_all` for that; should this process be killed, the end of its stdin ends it. It leads a process group, and
+   stays in the session of the node, which takes a child of another session for the job of a launcher that has died, and
+   reaps it.
 2. Its stderr is kept as a tail, never mixed into the bytes. It is read to the end of the duplex, so it blocks nobody.
 3. Its exit status never tells how a job ended. It only explains a bootstrap that came to nothing. Nor is it one if the
    child closes its stdout, runs on and has to be killed.
@@ -24,6 +25,8 @@ GRACE = 5.0  # seconds between SIGTERM and SIGKILL, or between the end of its ou
 Lost = Callable[
     [int, str], bool
 ]  # exit status, stderr: whether a child says by them that its connection broke
+
+_running: set[ChildDuplex] = set()
 
 
 def environment(env: Mapping[str, str], ssh_agent: str | None) -> dict[str, str]:
@@ -54,6 +57,7 @@ class ChildDuplex(FdDuplex):
         self._loop.add_reader(self._stderr_fd, self._stderr_readable)
         self._pidfd = os.pidfd_open(pid)
         self._loop.add_reader(self._pidfd, self._ended)
+        _running.add(self)
 
     # Called by the bootstrap
 
@@ -107,7 +111,7 @@ class ChildDuplex(FdDuplex):
 
     def _insist(self) -> None:
         self._ran_on = not self._reaped.is_set()
-        self._signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
     def unread(self, data: bytes) -> None:
         """Give back bytes that were read too far; the next read or `attach` delivers them first."""
@@ -142,9 +146,9 @@ class ChildDuplex(FdDuplex):
             return
         super().close()
         self._news.set()
-        self._signal(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
         if not self._reaped.is_set() and self._kill is None:
-            self._kill = self._loop.call_later(GRACE, self._signal, signal.SIGKILL)
+            self._kill = self._loop.call_later(GRACE, self.send_signal, signal.SIGKILL)
         self._close_stderr()
 
     # Called by the event loop
@@ -181,7 +185,7 @@ class ChildDuplex(FdDuplex):
             self._stderr_fd = -1
 
     def _ended(self) -> None:
-        self._signal(signal.SIGTERM)  # its group: programs that it has started, as a ProxyCommand
+        self.send_signal(signal.SIGTERM)  # its group: programs that it has started, as a ProxyCommand
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
@@ -189,13 +193,26 @@ class ChildDuplex(FdDuplex):
         if self._kill is not None:
             self._kill.cancel()
         self._reaped.set()
+        _running.discard(self)
 
-    def _signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the child and all that it has started in its group."""
         if not self._reaped.is_set():  # until then the number cannot be another process's
             try:
                 os.killpg(self._pid, number)
             except ProcessLookupError:
                 pass
+
+
+async def end_all() -> None:
+    """End the children that are left; called by a process that ends. If it is cancelled, they are killed at once."""
+    for child in _running:
+        child.close()
+    try:
+        await asyncio.gather(*(child.closed() for child in _running))
+    finally:
+        for child in _running:
+            child.send_signal(signal.SIGKILL)
 
 
 async def start(argv: Sequence[str], env: Mapping[str, str], lost: Lost) -> ChildDuplex:
@@ -241,4 +258,6 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, list[int]]
 
 def _abandon(starting: asyncio.Future[tuple[int, list[int]]]) -> None:
     if not starting.cancelled() and starting.exception() is None:
-        ChildDuplex(*starting.result(), lambda status, said: False).close()
+        child = ChildDuplex(*starting.result(), lambda status, said: False)
+        child.send_signal(signal.SIGKILL)  # nobody may be left to do it later
+        child.close()

@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from transport import address, inherit
+from transport.carrier.child import end_all
 from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descriptors
 from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError, Refused
@@ -121,6 +122,7 @@ class Node:
                     self._job_gone.clear()
                     await self._job_gone.wait()
         self._hosts.close()
+        await end_all()
         await self._launcher.close()
 
     async def _watch_idle(self) -> None:
