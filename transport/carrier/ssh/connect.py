@@ -30,7 +30,7 @@ from transport.carrier.ssh.proxy_command import ProxyCommand
 from transport.carrier.ssh.settings import Settings
 from transport.timeouts import timeout
 
-with libraries.by_cache():
+with libraries.quickly():
     import asyncssh
     from asyncssh.constants import MSG_IGNORE
 
