@@ -6,10 +6,9 @@ Law: a name that reaches ssh, a path or a terminal has passed the patterns below
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Literal
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from transport import rlimits
 
@@ -24,80 +23,186 @@ _MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,127}")
 JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+)(?::(?P<port>\d{1,5}))?")
 
 
-def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not pattern.fullmatch(value):
-            raise ValueError(f"{value!r} is not {what}")
-        return value
-
-    return AfterValidator(check)
+Check = Callable[[Any], None]  # raises ValueError: [.PLACE in the value]: MESSAGE
 
 
-def _printable(value: str) -> str:
+def _text(value: Any) -> None:
+    if type(value) is not str:
+        raise ValueError(": not a text")
+
+
+def _printable(value: Any) -> None:
+    _text(value)
     if not value or not value.isprintable():
-        raise ValueError("empty, or with a control character in it")
-    return value
+        raise ValueError(": empty, or with a control character in it")
 
 
-def _about(value: str) -> str:
+def _about(value: Any) -> None:
+    _text(value)
     if not value.isprintable() or len(value) > LONGEST_ABOUT:
-        raise ValueError(f"longer than {LONGEST_ABOUT} characters, or with a control character in it")
-    return value
+        raise ValueError(f": longer than {LONGEST_ABOUT} characters, or with a control character in it")
 
 
-def _limits(value: dict[str, int | str]) -> dict[str, int | str]:
-    rlimits.check(value)
-    return value
+def _flag(value: Any) -> None:
+    if type(value) is not bool:
+        raise ValueError(": neither true nor false")
 
 
-def _environment(value: dict[str, str]) -> dict[str, str]:
+def _seconds(value: Any) -> None:
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise ValueError(": not a number of seconds")
+
+
+def _matching(pattern: re.Pattern[str], what: str) -> Check:
+    def check(value: Any) -> None:
+        _text(value)
+        if not pattern.fullmatch(value):
+            raise ValueError(f": {value!r} is not {what}")
+
+    return check
+
+
+def _number(least: int, most: float = float("inf")) -> Check:
+    def check(value: Any) -> None:
+        if type(value) is not int:  # nor a bool
+            raise ValueError(": not a whole number")
+        if not least <= value <= most:
+            raise ValueError(f": less than {least}" if value < least else f": more than {most}")
+
+    return check
+
+
+def _one_of(*words: str) -> Check:
+    def check(value: Any) -> None:
+        if value not in words:
+            raise ValueError(f": not one of {', '.join(words)}")
+
+    return check
+
+
+def _list(each: Check) -> Check:
+    def check(value: Any) -> None:
+        if type(value) is not tuple:
+            raise ValueError(": not a list")
+        for place, item in enumerate(value):
+            _inside(place, each, item)
+
+    return check
+
+
+def _inside(place: object, check: Check, value: Any) -> None:
+    try:
+        check(value)
+    except ValueError as error:
+        raise ValueError(f".{place}{error}") from None
+
+
+def _table(value: Any) -> None:
+    if type(value) is not dict:
+        raise ValueError(": not a table")
+
+
+def _limits(value: Any) -> None:
+    _table(value)
+    for name, limit in value.items():
+        if type(limit) not in (int, str):
+            raise ValueError(f".{name}: neither a number nor a size")
+    try:
+        rlimits.check(value)
+    except ValueError as error:
+        raise ValueError(f": {error}") from None
+
+
+def _environment(value: Any) -> None:
+    _table(value)
     for name, text in value.items():
+        _inside(name, _text, text)
         if not name or "=" in name or "\0" in name or "\0" in text:
-            raise ValueError(f"{name!r} cannot be an environment variable")
-    return value
+            raise ValueError(f": {name!r} cannot be an environment variable")
 
 
-Name = Annotated[str, _matching(NAME, "a name (letters, digits, . _ - and no leading dash)")]
-Text = Annotated[str, AfterValidator(_printable)]
-Directory = Annotated[str, _matching(_PATH, "an absolute path, or one below ~/, of plain characters")]
-About = Annotated[str, AfterValidator(_about)]
+_name = _matching(NAME, "a name (letters, digits, . _ - and no leading dash)")
+_directory = _matching(_PATH, "an absolute path, or one below ~/, of plain characters")
+_CHECKS: dict[str, Check] = {  # of values that are not None
+    "name": _name,
+    "address": lambda value: value == "" or _matching(_ADDRESS, "an address")(value),
+    "port": _number(1, 65535),
+    "user": _matching(_USER, "a user name"),
+    "tags": _list(_name),
+    "identity": _printable,
+    "jump": _matching(JUMP, "a host or user@host:port"),
+    "slots": _number(0),
+    "workdir": _printable,
+    "cache": _directory,
+    "binary": _directory,
+    "python": _matching(_PROGRAM, "a program or its path, of plain characters"),
+    "modules": _list(_matching(_MODULE, "the name of an environment module")),
+    "same_paths": _flag,
+    "env": _environment,
+    "limits": _limits,
+    "inference": _one_of("relay", "direct"),
+    "fs": _one_of("relay", "direct"),
+    "wheels": _directory,
+    "mount": _flag,
+    "may_fork": _list(_printable),
+    "about": _about,
+    "lease": _seconds,
+    "transport": _one_of("ssh", "openssh", "command", "slurm"),
+    "command": _list(_printable),
+    "partition": _printable,
+    "nodes": _number(1),
+    "time": _printable,
+    "constraint": _printable,
+    "account": _printable,
+}
 
 
-class Host(BaseModel):
-    """One host; every key of the manual. `name` is its table's name."""
+@dataclass(frozen=True)
+class Host:
+    """One host; every key of the manual. `name` is its table's name. Raises ValueError: KEY[.PLACE]: MESSAGE.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    Checked by hand: a library for it takes longer to load than a cold login, and a node waits for that.
+    """
 
-    name: Name
-    address: Annotated[str, _matching(_ADDRESS, "an address")] = ""
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    user: Annotated[str, _matching(_USER, "a user name")] | None = None
-    tags: tuple[Name, ...] = ()
-    identity: Text | None = None
-    jump: Annotated[str, _matching(JUMP, "a host or user@host:port")] | None = None
-    slots: Annotated[int, Field(ge=0)] = 0
-    workdir: Text = "~/quine"
-    cache: Directory | None = None
-    binary: Directory | None = None
-    python: Annotated[str, _matching(_PROGRAM, "a program or its path, of plain characters")] | None = None
-    modules: tuple[Annotated[str, _matching(_MODULE, "the name of an environment module")], ...] = ()
+    name: str
+    address: str = ""
+    port: int | None = None
+    user: str | None = None
+    tags: tuple[str, ...] = ()
+    identity: str | None = None
+    jump: str | None = None
+    slots: int = 0
+    workdir: str = "~/quine"
+    cache: str | None = None
+    binary: str | None = None
+    python: str | None = None
+    modules: tuple[str, ...] = ()
     same_paths: bool = False
-    env: Annotated[dict[str, str], AfterValidator(_environment)] = {}
-    limits: Annotated[dict[str, int | str], AfterValidator(_limits)] = {}
+    env: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, int | str] = field(default_factory=dict)
     inference: Literal["relay", "direct"] = "relay"
     fs: Literal["relay", "direct"] = "relay"
-    wheels: Directory | None = None
+    wheels: str | None = None
     mount: bool = False
-    may_fork: tuple[Text, ...] = ()
-    about: About = ""
-    lease: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 600
+    may_fork: tuple[str, ...] = ()
+    about: str = ""
+    lease: float = 600
     transport: Literal["ssh", "openssh", "command", "slurm"] = "ssh"
-    command: tuple[Text, ...] = ()
-    partition: Text | None = None
-    nodes: Annotated[int, Field(ge=1)] | None = None
-    time: Text | None = None
-    constraint: Text | None = None
-    account: Text | None = None
+    command: tuple[str, ...] = ()
+    partition: str | None = None
+    nodes: int | None = None
+    time: str | None = None
+    constraint: str | None = None
+    account: str | None = None
+
+    def __post_init__(self) -> None:
+        for key in KEYS:
+            value = getattr(self, key)
+            if value is not None:
+                try:
+                    _CHECKS[key](value)
+                except ValueError as error:
+                    raise ValueError(f"{key}{error}") from None
 
     @property
     def destination(self) -> str:
@@ -113,6 +218,7 @@ class Host(BaseModel):
         return rlimits.unenforced(self.limits)
 
 
+KEYS = tuple(each.name for each in fields(Host))
 OF_SSH = ("address", "port", "user", "identity", "jump")
 
 

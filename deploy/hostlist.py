@@ -2,8 +2,8 @@
 
 Laws
 1. The list does not say how a host is reached: no address, user, key or path.
-2. The list of a whole inventory is made once for each of its contents and kept: pydantic takes longer to load than an
-   agent to start. A list that cannot be kept is made anew.
+2. The list of a whole inventory is made once for each of its contents and kept: an inventory takes longer to read
+   than an agent to start. A list that cannot be kept is made anew.
 3. Standard library only in the calling process.
 """
 

@@ -15,10 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from deploy import paths
-from deploy.host import JUMP, NAME, Host, misplaced
+from deploy.host import JUMP, KEYS, NAME, Host, misplaced
 from transport.errors import Denied, Misconfigured, NoSuchHost
 
 RESERVED = ("any", "local")
@@ -228,7 +226,7 @@ def _hosts(data: dict[str, Any], path: Path) -> dict[str, Host]:
 def _check(table: str, values: dict[str, Any], path: Path, name: str) -> Host:
     """Return one table as a Host. A key `name` in the file is refused like any unknown key."""
     where = f"{path}: [{table}]"
-    keys = [key for key in Host.model_fields if key != "name"]
+    keys = [key for key in KEYS if key != "name"]
     for key in values:
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
@@ -238,13 +236,8 @@ def _check(table: str, values: dict[str, Any], path: Path, name: str) -> Host:
     ready: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     try:
         return Host(name=name, **ready)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"]) or "?"
-        message = _lowered(first["msg"].removeprefix("Value error, ")).replace("a valid tuple", "a list")
-        if key == "name":
-            raise ConfigError(f"{where}: {message}") from None
-        raise ConfigError(f"{where}: {key}: {message}") from None
+    except ValueError as error:
+        raise ConfigError(f"{where}: {str(error).removeprefix('name: ')}") from None
 
 
 def jump_of(host: Host, inventory: Inventory) -> Host | None:
@@ -271,7 +264,7 @@ def _check_jump(host: Host, hosts: dict[str, Host], path: Path) -> None:
             raise ConfigError(f"{where}: no such host: {host.jump!r}", "name a host or user@host:port")
         try:
             jump_of(host, Inventory(hosts, path))
-        except ValidationError:
+        except ValueError:
             raise ConfigError(f"{where}: {host.jump!r} is not user@host:port") from None
     seen = [host.name]
     at: Host | None = host

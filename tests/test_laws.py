@@ -46,8 +46,6 @@ IMPORTERS = {
     },
     "s3fs": {"quine/files/stores/object/client.py"},
     "pydantic": {
-        "deploy/host.py",
-        "deploy/inventory.py",
         "quine/base/strict.py",
         "quine/remote/tape_receiver.py",
         "quine/providers/reading.py",

@@ -1,22 +1,30 @@
-"""Looks up shared libraries in the loader's cache alone, during the import of a module that looks for some.
+"""Spares the import of asyncssh two things that no dial needs, and every first dial would wait for.
 
-ctypes.util.find_library asks gcc and ld for a library that the cache does not know. asyncssh calls it when imported:
-25 ms of each first dial where a compiler is installed, and a temporary file that stays if we are killed meanwhile.
+Shared libraries are looked up in the loader's cache alone. ctypes.util.find_library asks gcc and ld for one that the
+cache does not know: 25 ms where a compiler is installed, and a temporary file that stays if we are killed meanwhile.
+
+X.509 certificates of hosts are left out, as in OpenSSH: 12 ms, also where they could not be used without pyOpenSSL.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes.util
+import sys
 from collections.abc import Iterator
+
+X509 = "asyncssh.crypto.x509"
 
 
 @contextlib.contextmanager
-def by_cache() -> Iterator[None]:
-    """Context in which no compiler is asked. It changes nothing if this Python lacks the function for the cache."""
+def quickly() -> Iterator[None]:
+    """Context for the import. Compilers are asked all the same if this Python lacks the function for the cache."""
     find = ctypes.util.find_library
+    sys.modules.setdefault(X509, None)  # type: ignore[arg-type] - its import fails, which asyncssh is prepared for
     ctypes.util.find_library = getattr(ctypes.util, "_findSoname_ldconfig", find)
     try:
         yield
     finally:
         ctypes.util.find_library = find
+        if sys.modules[X509] is None:
+            del sys.modules[X509]

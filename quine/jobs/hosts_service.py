@@ -38,7 +38,7 @@ def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None) -> by
         return ask(NAME, quickjson.dumps({"host": asked} if asked else {}).encode())
     if inventory is None:
         return b"[]"
-    from deploy.inventory import load  # pydantic: a node between has none
+    from deploy.inventory import load
 
     try:
         known = load(Path(inventory), {})

@@ -82,7 +82,7 @@ class Placer:
         """Return all settings of a host as text; made once for each load of an inventory, not for each job."""
         kept = self._dumps.get(id(host))
         if kept is None:
-            kept = self._dumps[id(host)] = (host, host.model_dump_json())
+            kept = self._dumps[id(host)] = (host, repr(host))
         return kept[1]
 
     def _inventory(self, spawn: Spawn) -> Inventory:

@@ -16,8 +16,7 @@ from transport import address
 # Files that only an origin loads, and what they use that a host has not. Drivers of stores are an origin's, too, or
 # come with the packages of an installation.
 OF_ORIGINS = {
-    "deploy/host.py": {"pydantic"},
-    "deploy/inventory.py": {"pydantic", "tomllib"},
+    "deploy/inventory.py": {"tomllib"},
     "quine/budget/prices.py": {"tomllib"},
     "quine/cli/app.py": {"typer"},
     "quine/cli/visits.py": {"asyncio TaskGroup"},

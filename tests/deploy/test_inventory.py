@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.host import Host
+from deploy.host import KEYS, Host
 from deploy.inventory import ConfigError, Inventory, find, jump_of, load
 from quine.remote.placement import settle
 from transport import rlimits
@@ -53,7 +53,7 @@ def test_the_example_names_every_key_and_is_valid() -> None:
     known = load(path, {})
     assert set(known.hosts) == {"bastion", "gpu1", "db1", "old", "box", "cluster"}
     text = path.read_text()
-    for key in Host.model_fields.keys() - {"name"}:
+    for key in set(KEYS) - {"name"}:
         assert re.search(rf"^{key} = ", text, re.MULTILINE), f"{key} is not in the example"
 
 
@@ -174,9 +174,9 @@ def test_every_size_that_an_inventory_takes_can_be_set(tmp_path: Path, text: str
         ("[host.a]", r"\[host\]: unknown table"),
         ("hosts = 1", "hosts: must be a table"),
         ("[hosts]\na = 1", r"\[hosts.a\]: must be a table"),
-        ("[hosts.a]\nport = 0", r"\[hosts.a\]: port: .*greater than or equal to 1"),
-        ("[hosts.a]\nport = '22'", r"\[hosts.a\]: port: .*valid integer"),
-        ("[hosts.a]\nport = true", r"\[hosts.a\]: port: .*valid integer"),
+        ("[hosts.a]\nport = 0", r"\[hosts.a\]: port: less than 1"),
+        ("[hosts.a]\nport = '22'", r"\[hosts.a\]: port: not a whole number"),
+        ("[hosts.a]\nport = true", r"\[hosts.a\]: port: not a whole number"),
         ("[hosts.a]\nslots = -1", r"\[hosts.a\]: slots"),
         ("[hosts.a]\nlease = inf", r"\[hosts.a\]: lease"),
         ("[hosts.a]\ntags = 'gpu'", r"\[hosts.a\]: tags"),

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from transport.libraries import by_cache
+from transport.libraries import quickly
 
 STARTED = """
 import json, sys
@@ -30,10 +30,20 @@ def test_nothing_but_the_cache_is_asked_as_ssh_is_imported() -> None:
 
 def test_afterwards_it_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     find = ctypes.util.find_library
-    with pytest.raises(ImportError), by_cache():
+    with pytest.raises(ImportError), quickly():
         assert ctypes.util.find_library is not find
         raise ImportError
     assert ctypes.util.find_library is find
     monkeypatch.delattr(ctypes.util, "_findSoname_ldconfig")
-    with by_cache():
+    with quickly():
         assert ctypes.util.find_library is find
+
+
+def test_the_certificates_that_no_dial_uses_are_not_loaded_for_one() -> None:
+    """They take an eighth of the import. A later import of them is not hindered."""
+    code = (
+        "import sys, transport.carrier.ssh.connect as it; name = 'asyncssh.crypto.x509'\n"
+        "assert 'cryptography.x509' not in sys.modules and name not in sys.modules\n"
+        "assert it.asyncssh.generate_private_key('ssh-ed25519')"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=120, check=True)

@@ -31,7 +31,7 @@ from transport.carrier.ssh.settings import Settings
 from transport.errors import Unreachable
 from transport.timeouts import timeout
 
-with libraries.by_cache():
+with libraries.quickly():
     import asyncssh
     from asyncssh.constants import MSG_IGNORE
 

@@ -12,7 +12,7 @@ from transport.carrier.ssh.proxy_command import ProxyCommand
 from transport.text import harmless
 from transport.timeouts import Timeout
 
-with libraries.by_cache():
+with libraries.quickly():
     import asyncssh
 
 HEARD = 500  # bytes kept of the lines before a version

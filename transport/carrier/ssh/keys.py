@@ -19,7 +19,7 @@ from transport.carrier.ssh.config import Config
 from transport.carrier.ssh.host_keys import exposed
 from transport.errors import LockedKey
 
-with libraries.by_cache():
+with libraries.quickly():
     import asyncssh
 
 USUAL_KEYS = tuple(

@@ -22,7 +22,7 @@ from transport.carrier.ssh.directives import OTHER_LOGINS
 from transport.carrier.ssh.host_keys import GLOBAL_FILES, USER_FILES, Policy, strictness
 from transport.carrier.ssh.keys import AGENT, Keys, message
 
-with libraries.by_cache():
+with libraries.quickly():
     import asyncssh
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
