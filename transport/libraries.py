@@ -20,7 +20,8 @@ X509 = "asyncssh.crypto.x509"
 def quickly() -> Iterator[None]:
     """Context for the import. Compilers are asked all the same if this Python lacks the function for the cache."""
     find = ctypes.util.find_library
-    sys.modules.setdefault(X509, None)  # type: ignore[arg-type] - its import fails, which asyncssh is prepared for
+    # its import fails then, which asyncssh is prepared for
+    sys.modules.setdefault(X509, None)  # type: ignore[arg-type]
     ctypes.util.find_library = getattr(ctypes.util, "_findSoname_ldconfig", find)
     try:
         yield
