@@ -39,17 +39,13 @@ WAITING = 32  # jobs that wait for a host to take them, where -P does not bound 
 MOST = 4096  # jobs at one time, where -P does not bound them
 EACH = 5  # descriptors of a job at most: stdin, a spool, two copies of --results, a place
 OTHERS = 400  # descriptors of this process and of outputs that wait for their turn
-LOOK = (
-    0.5  # seconds until a place among the agents of the tree is looked for again, if none of ours ends before
-)
+# Seconds until a place among the agents of the tree is looked for again, if none of ours ends before.
+LOOK = 0.5
 GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
-STARTS = (
-    4  # failed starts of an item, after which it has its end: nothing ran, so --retries does not count them
-)
-FIRST_PAUSE, LONGEST_PAUSE = (
-    1.0,
-    30.0,
-)  # seconds before a host that failed to start an item is tried again with it
+# Failed starts of an item, after which it has its end: nothing ran, so --retries does not count them.
+STARTS = 4
+# Seconds before a host that failed to start an item is tried again with it.
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 SHOWN = 10  # faults of starts and losses that are printed
 
 

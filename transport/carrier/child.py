@@ -22,9 +22,8 @@ from transport.carrier.duplex import STDERR_KEPT, DuplexProtocol, FdDuplex
 from transport.inherit import scrubbed
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL, or between the end of its output and that
-Lost = Callable[
-    [int, str], bool
-]  # exit status, stderr: whether a child says by them that its connection broke
+# given exit status and stderr of a child: whether it says by them that its connection broke
+Lost = Callable[[int, str], bool]
 
 _running: set[ChildDuplex] = set()
 
