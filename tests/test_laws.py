@@ -45,12 +45,7 @@ IMPORTERS = {
         "quine/files/stores/google.py",
     },
     "s3fs": {"quine/files/stores/object/client.py"},
-    "pydantic": {
-        "quine/base/strict.py",
-        "quine/remote/tape_receiver.py",
-        "quine/providers/reading.py",
-        "quine/remote/handlers.py",
-    },
+    "pydantic": {"quine/providers/reading.py"},
 }
 NEVER = {"pickle", "marshal", "shelve", "dill"}  # data from elsewhere is parsed, not revived
 
