@@ -17,8 +17,9 @@ import socket
 from collections import deque
 
 from transport import inherit
-from transport.job import process, termination
-from transport.job.child import Report, refusal
+from transport.job import process
+from transport.launcher import termination
+from transport.launcher.child import Report, refusal
 from transport.status import LOST, Status
 
 TYPE_CHECKING = False
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from transport.job.interface import Order, Owner
     from transport.job.launcher_channel import Channel
-    from transport.job.table import Table
+    from transport.launcher.table import Table
 
     class Launching(Protocol):
         """`transport.job.launcher_client.Launching`, as its jobs use it."""

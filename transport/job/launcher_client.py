@@ -12,11 +12,11 @@ import os
 import signal
 import time
 
-from transport.job import workdir
 from transport.job.launched_job import Child
-from transport.job.launcher import raise_open_files
 from transport.job.launcher_channel import Channel
-from transport.job.table import say
+from transport.launcher import workdir
+from transport.launcher.launcher import raise_open_files
+from transport.launcher.table import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import os
 import time
 
 from transport import address, inherit
-from transport.job import termination, workdir
+from transport.launcher import termination, workdir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

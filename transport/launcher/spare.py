@@ -21,7 +21,7 @@ import sys
 import time
 
 from transport import inherit
-from transport.job import child, workdir
+from transport.launcher import child, workdir
 from transport.lean import signal, socket
 from transport.status import NOT_STARTED
 

@@ -19,7 +19,7 @@ import select
 import sys
 
 from transport import inherit, quickjson
-from transport.job import workdir
+from transport.launcher import workdir
 from transport.lean import signal, socket
 from transport.status import NOT_STARTED, Status
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from transport.job import child, spare, workdir
-from transport.job.spare import Spares
+from transport.launcher import child, spare, workdir
+from transport.launcher.spare import Spares
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from transport import quickjson
-from transport.job import child, termination, workdir
-from transport.job.launcher import Launcher
+from transport.launcher import child, termination, workdir
+from transport.launcher.launcher import Launcher
 
 
 @pytest.fixture

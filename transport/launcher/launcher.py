@@ -30,9 +30,9 @@ import select
 import time
 
 from transport import address, inherit, quickjson
-from transport.job import child, spare, termination, workdir
-from transport.job.sessions import Session, Sessions
-from transport.job.table import Table, clear, say
+from transport.launcher import child, spare, termination, workdir
+from transport.launcher.sessions import Session, Sessions
+from transport.launcher.table import Table, clear, say
 from transport.lean import deque, signal, socket
 
 TYPE_CHECKING = False
