@@ -103,8 +103,8 @@ def test_what_a_dead_node_had_said_is_done_though_it_had_not_read_all(
     send(node, ["leave", 4, str(folder)])
     node.close()
     assert not launcher._hear()
-    (fd,) = launcher._spares.leaving
-    assert launcher._spares.left(fd) == (4, workdir.GONE)
+    (fd,) = launcher._spares.out
+    assert launcher._spares.done(fd) == (4, workdir.GONE)
     assert not folder.exists()
     launcher._spares.dismiss(math.inf)
     os.wait()
