@@ -123,7 +123,7 @@ class Child:
             self._fail(refusal(f"cannot start: {error.strerror}", NO_ROOM))
             return
         self._report = Report(near)
-        self._loop.add_reader(near, self._heard)
+        self._loop.add_reader(near.fileno(), self._heard)
 
     def _heard(self) -> None:
         """Handle messages of the start's report."""
@@ -239,7 +239,7 @@ class Child:
 
     def _close_report(self) -> None:
         if self._report:
-            self._loop.remove_reader(self._report.socket)
+            self._loop.remove_reader(self._report.socket.fileno())
             self._report.socket.close()
             self._report = None
 
