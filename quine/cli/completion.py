@@ -16,6 +16,7 @@ from __future__ import annotations
 from quine.base.cli_options import TABLE, UNBUILT, VERBS, rows
 from quine.base.errors import Misconfigured
 from quine.cli.app import described
+from quine.cli.rsh import OPTIONS as RSH
 from quine.cli.tape import HELP
 from quine.fanout.options import OPTIONS as FANOUT
 from quine.files.cli import options
@@ -36,6 +37,7 @@ def _by_hand(verb: str) -> str:
 ACTIONS = {
     **{verb: _by_hand(verb) for verb in ("hosts", "deploy", "doctor", "node")},
     "tape": " ".join([*HELP, "--help"]),
+    "rsh": " ".join(f"--{row[0]}" if row[0] else f"-{row[1]}" for row in RSH),
     "xargs": " ".join(f"--{row[0]}" for row in FANOUT),
     "fs": " ".join([*options.COMMANDS, *options.OTHERS]) + " --help",
 }
@@ -126,6 +128,8 @@ def _bash_verb(verb: str) -> str:
         inner = " ".join(f"{name}) {_set(_options(rows(f'tape:{name}')))} ;;" for name in HELP)
         ids = f'case $current in -*) ;; *) words="$({SESSIONS})" ;; esac'
         return f"case $COMP_CWORD in 2) {_set(words)} ;; *) case ${{COMP_WORDS[2]}} in {inner} esac; {ids} ;; esac"
+    if verb == "rsh":
+        return f'words="{words}"; case $current in -*) ;; *) words="$({HOSTS})" ;; esac'
     if verb in ("deploy", "doctor"):
         return f'words="{words}"; case $current in -*) ;; *) words="$words any $({HOSTS})" ;; esac'
     if verb == "hosts":
@@ -158,12 +162,17 @@ def _fish() -> str:
         seen = f"'__fish_seen_subcommand_from {verb}'"
         plain = [word for word in words.split() if not word.startswith("-")]
         lines += [f"complete -c quine -n {seen} -a {word}" for word in plain]
-        lines += [f"complete -c quine -n {seen} -l {word[2:]}" for word in words.split() if word not in plain]
+        lines += [
+            f"complete -c quine -n {seen} {'-l' if word.startswith('--') else '-s'} {word.lstrip('-')}"
+            for word in words.split()
+            if word not in plain
+        ]
     wanted = {f"__fish_seen_subcommand_from {verb}": f"({listing})" for verb, listing in IDS.items()}
     wanted["__fish_seen_subcommand_from tape; and __fish_seen_subcommand_from " + " ".join(HELP)] = (
         f"({SESSIONS})"
     )
     wanted["__fish_seen_subcommand_from deploy doctor check"] = f"any ({HOSTS})"
+    wanted["__fish_seen_subcommand_from rsh"] = f"({HOSTS})"
     wanted["__fish_seen_subcommand_from run xargs; and contains -- -- (commandline -opc)"] = (
         "(__fish_complete_command)"
     )

@@ -17,6 +17,8 @@ from quine.cli.completion import ACTIONS, SHELLS, script
 CASES = [
     ("quine ru", {"run"}, set()),
     ("quine ", {"run", "ps", "tape", "xargs", "--on"}, {"each"}),
+    ("quine rsh ", {"gpu1", "db1"}, {"local"}),
+    ("quine rsh -", {"-p", "-t", "--inventory"}, {"gpu1"}),
     ("quine xargs --", {"--retries", "--joblog", "--on"}, {"--detach"}),
     ("quine xargs --on gpu1 -- quine-lo", {"quine-local-tool"}, set()),
     ("quine xargs --arg-file in", {"in.txt"}, set()),
