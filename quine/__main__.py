@@ -144,7 +144,7 @@ def dispatch(words: list[str]) -> int:
         from quine.cli.ps import main as ps
 
         return ps(verb, words[1:])
-    if verb in ("rsh", "xargs"):
+    if verb in ("each", "rsh", "xargs"):
         return _commands(verb, words[1:])
     if words[:2] == ["fs", "python"]:
         if address.unpacked():
@@ -188,6 +188,10 @@ def _commands(verb: str, words: list[str]) -> int:
         from quine.cli.rsh import main as rsh
 
         return rsh(words)
+    if verb == "each":
+        from quine.fanout.each.main import main as each
+
+        return each(words)
     from quine.fanout.main import main as xargs
 
     return xargs(words)

@@ -4,8 +4,8 @@
     python scripts/reference.py --check    write nothing; status 1 and the names where they are stale
 
 Nothing about an option stands here: TABLE and VERBS of quine/base/cli_options.py, USAGE of quine/cli/help.py, HELP of
-quine/cli/tape.py, the tables of quine/cli/rsh.py, quine/files/cli/options.py and of quine/fanout/options.py, and the
-verbs of quine/cli/app.py are read.
+quine/cli/tape.py, the tables of quine/cli/rsh.py, quine/files/cli/options.py, quine/fanout/options.py and
+quine/fanout/each/options.py, and the verbs of quine/cli/app.py are read.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from quine.cli import rsh, tape  # noqa: E402
 from quine.cli.app import described  # noqa: E402
 from quine.cli.help import USAGE  # noqa: E402
 from quine.fanout import options as fanout  # noqa: E402
+from quine.fanout.each import options as each  # noqa: E402
 from quine.files.cli import options as files  # noqa: E402
 
 DATE = "2026-11-23"  # of the man pages; a fixed one, so that the same tables give the same files
@@ -138,6 +139,8 @@ def commands() -> list[Command]:
             found.append(_fs())
         elif verb == "xargs":
             found.append(_of_room(verb, fanout.HEAD, fanout.OPTIONS, "\n".join(fanout.CLOSING)))
+        elif verb == "each":
+            found.append(_of_room(verb, each.HEAD, each.OPTIONS, "\n".join(each.CLOSING)))
         elif verb == "rsh":
             found.append(_of_room(verb, rsh.USAGE, rsh.OPTIONS))
         elif verb in USAGE:

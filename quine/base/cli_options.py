@@ -136,6 +136,7 @@ ALIASES = {"fetch": "returns", "spool": "output-limit"}  # the second is the old
 
 VERBS = {
     "run": "one plain command, here or on a node",
+    "each": "one command on every host that matches, at the same time, and the outputs together",
     "rsh": "a command line on a host, with the command line of ssh: for rsync -e, git, parallel, borg, sftp -S",
     "xargs": "one command or agent for each item of the input, many at a time, here or on hosts",
     "hosts": "the hosts of the inventory; `hosts check`: test login and build",
