@@ -13,7 +13,10 @@ import pytest
 from quine.base.errors import Misconfigured
 from quine.cli.ssh_line import FLAGS, REFUSED, REFUSED_CONFIG, VALUES, Line
 from tests.lab import Lab
+from tests.lab.lab import CARRIER
 from tests.support.waiting import read_until
+
+reached_by_ssh = pytest.mark.skipif(CARRIER == "command", reason="its table has no user and no port")
 
 # as these programs call ssh, then the user, the port and the command as they are read
 CALLS = {
@@ -161,6 +164,7 @@ def test_a_terminal_that_is_not_there_is_not_missed(lab: Lab) -> None:
     assert lab.run(["rsh", "-q", "-tt", "h1", "echo ok"]).stderr == b""
 
 
+@reached_by_ssh
 def test_a_host_is_one_of_the_inventory_with_its_user_and_port(lab: Lab) -> None:
     host = lab["h1"]
     done = lab.run(["rsh", "-p", host.port, f"{host.user}@h1", "echo ok"])
@@ -182,6 +186,7 @@ def test_a_host_is_one_of_the_inventory_with_its_user_and_port(lab: Lab) -> None
     assert lab.run(["rsh", "--inventory=/no/such", "h1", "true"]).returncode == 2
 
 
+@reached_by_ssh
 def test_git_is_told_that_options_of_ssh_are_understood(lab: Lab) -> None:
     host = lab["h1"]
     done = lab.run(["rsh", "-G", "-p", "1", "h1"], check=True)
