@@ -14,8 +14,9 @@ import os
 
 from quine.base.cli_options import RunOptions, find_inventory, listing
 from quine.base.errors import NOT_STARTED, Failure, Misconfigured, say
-from quine.cli.run import by_node, choose_store, version_text
+from quine.cli.run import by_node, version_text
 from quine.cli.ssh_line import Line
+from quine.jobs.client import choose_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from quine.base.errors import Misconfigured, complain, say
 from quine.jobs.client import (
     caller,
     callers_environment,
+    choose_store,
     directory_here,
     services,
     show,
@@ -70,14 +71,6 @@ def main(words: list[str], detach: Callable[[RunOptions, list[str], str, Staging
             _mount(options)
         return _here(options, command, env, limited)
     return by_node(options, command, stage)
-
-
-def choose_store(options: RunOptions) -> None:
-    """Make the URL of the shared files absolute, for this process and its services."""
-    if store := options.fs or os.environ.get("QUINE_FS", ""):
-        from quine.files.urls import absolute
-
-        os.environ["QUINE_FS"] = absolute(store)
 
 
 def by_node(options: RunOptions, command: list[str], stage: Staging | None = None) -> int:

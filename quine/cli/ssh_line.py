@@ -110,9 +110,9 @@ class Line:
         if letter in REFUSED:
             raise Misconfigured(f"-{letter} is not supported: {REFUSED[letter]}")
         if letter == "l":
-            self.user = value
+            self.user = self.user or value  # the first one counts, as for ssh
         elif letter == "p":
-            self.port = value
+            self.port = self.port or value
         elif letter == "t":
             self.terminal = "yes"
         elif letter == "T":

@@ -13,6 +13,7 @@ import select
 
 from quine.base.errors import Misconfigured
 from quine.fanout.each.options import EXAMPLE, parse, usage
+from quine.jobs.client import Notes, choose_store
 from transport.lean import signal
 
 TYPE_CHECKING = False
@@ -34,6 +35,7 @@ def main(words: list[str]) -> int:
         raise Misconfigured(f"no {'command' if where else 'WHERE'}", EXAMPLE)
     options.spawn = options.spawn.replace(on=where)  # it is elsewhere
     hosts = chosen(where, options.spawn)
+    choose_store(options.spawn)
     stdin = _stdin(options.stdin)
     try:
         return _run(options, hosts, command, stdin)
@@ -79,7 +81,6 @@ def _run(options: Options, hosts: list[str], command: list[str], stdin: int | No
     from quine.fanout.each.run import Run
     from quine.fanout.output.sinks import Sink
     from quine.fanout.output.streams import Streams
-    from quine.jobs.client import Notes
     from transport import inherit
     from transport.client.batch import Batch
     from transport.client.signals import Caught

@@ -40,9 +40,8 @@ CODES = {outcome.LOST: LOST, outcome.NEVER: NOT_STARTED, outcome.DENIED: DENIED}
 class Visit:
     """One host, from the start of its command to the end."""
 
-    def __init__(self, host: str, number: int) -> None:
+    def __init__(self, host: str) -> None:
         self.host = host
-        self.number = number
         self.began = time.monotonic()
         self.job: BatchJob | None = None
         self.ending = self.timed_out = False
@@ -79,7 +78,7 @@ class Run:
         self._folds = Folds()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timed = 0
-        self._faults: dict[tuple[str, str], list[str]] = {}  # what is to be said of which hosts
+        self._faults: dict[tuple[str, str], list[str]] = {}  # message and hint -> hosts
         self._kinds: set[str] = set()
         self._largest = 0
         self.ended_by = 0  # the signal that ended it
@@ -115,7 +114,7 @@ class Run:
     # -- one host ----------------------------------------------------------------------------------
 
     def _start(self, number: int, host: str) -> None:
-        visit, output = Visit(host, number), self._open(number, host)
+        visit, output = Visit(host), self._open(number, host)
         answers = Services(self._environ, reach=reach(self._context))
 
         def on_started(_: int, there: str) -> None:
