@@ -325,6 +325,20 @@ def test_a_second_signal_waits_for_nothing(lab: Lab) -> None:
     assert b"quine: h2: error: not waited for any longer" in said and b"h3" not in said
 
 
+def test_it_tells_which_hosts_are_at_work(lab: Lab, fifos: Path) -> None:
+    script = f"echo up; {on('h2', f'read x <{fifos}/a')}; exit 0"
+    with running(lab, "-v", "--line-buffer", ALL, *SH, script) as process:
+        assert process.stdout and process.stderr
+        up(process, 3)
+        said = b""
+        while said.count(b": done, 0 after ") < 2:
+            said += process.stderr.readline()
+        process.send_signal(signal.SIGUSR1)
+        assert process.stderr.readline() == b"quine: 2 hosts have ended, 0 wait; at work: h2\n"
+        (fifos / "a").write_text("go\n")
+        assert process.wait(PATIENCE) == 0
+
+
 def test_a_reader_that_leaves_ends_them(lab: Lab) -> None:
     done = lab.sh("quine each --line-buffer h1,h2 yes | head -n 3")
     assert (done.stdout.count(b"\ty\n"), done.stderr) == (3, b"")

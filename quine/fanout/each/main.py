@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quine.base.cli_options import RunOptions
     from quine.fanout.each.options import Options
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 FILES = 1 << 16  # open files at most: outputs that wait for others may be files
 
 

@@ -79,6 +79,7 @@ class Run:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timed = 0
         self._faults: dict[tuple[str, str], list[str]] = {}  # message and hint -> hosts
+        self._done = 0
         self._kinds: set[str] = set()
         self._largest = 0
         self.ended_by = 0  # the signal that ended it
@@ -158,6 +159,7 @@ class Run:
         kind = outcome.kind_of(status, visit.timed_out)
         seconds = time.monotonic() - visit.began
         code = DEADLINE if kind == outcome.TIMEOUT else status.code
+        self._done += 1
         self._kinds.add(kind)
         self._largest = max(self._largest, code)
         if kind != outcome.DONE:
@@ -192,7 +194,11 @@ class Run:
         self._after(2 * GRACE, visit, job.abandon)
 
     def signalled(self, number: int) -> None:
-        """Take a signal that this process got; a second one waits for nothing."""
+        """Take a signal that this process got: USR1 asks how it goes, the others end it; a second waits for nothing."""
+        if number == signal.SIGUSR1:
+            hosts = fold(visit.host for visit in self._running)
+            say(f"quine: {self._done} hosts have ended, {len(self._todo)} wait; at work: {hosts}\n")
+            return
         for visit in list(self._running):
             if self.ended_by and visit.job:
                 visit.job.abandon()
