@@ -126,7 +126,7 @@ def _detached() -> ModuleType:
 
 def dispatch(words: list[str]) -> int:
     if words[:2] == ["node", "--launcher"]:  # lives as long as a node: loads as little as possible
-        from transport.job.launcher import main as launcher
+        from transport.launcher.launcher import main as launcher
 
         return launcher(words[2:], _inside)
     if words[:2] == ["node", "--stage"]:
@@ -205,7 +205,7 @@ def _has_typer() -> bool:
 
 
 def _inside(words: list[str]) -> Callable[[], None] | None:
-    """A transport.job.launcher.Inside: runs `node --stage` in a fork, without a check of all files or a new Python."""
+    """A `transport.launcher.launcher.Inside`: runs `node --stage` in a fork, without a new Python and its checks."""
     if words[:2] != ["node", "--stage"]:
         return None
     import quine.staging.remote_main  # noqa: F401 - imported once in the launcher; all later forks have it

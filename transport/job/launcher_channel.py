@@ -8,7 +8,7 @@ import socket
 
 from transport import quickjson
 from transport.carrier.unix import rights
-from transport.job.launcher import MESSAGE
+from transport.launcher.launcher import MESSAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

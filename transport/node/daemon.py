@@ -26,7 +26,7 @@ from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descripto
 from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError, Refused
 from transport.job.job import Job
-from transport.job.termination import PAUSE
+from transport.launcher.termination import PAUSE
 from transport.node import rendezvous
 from transport.node.hosts import TOLD, Hosts, Place
 from transport.node.link import Handler, Link
