@@ -144,10 +144,8 @@ def dispatch(words: list[str]) -> int:
         from quine.cli.ps import main as ps
 
         return ps(verb, words[1:])
-    if verb == "xargs":
-        from quine.fanout.main import main as xargs
-
-        return xargs(words[1:])
+    if verb in ("each", "rsh", "xargs"):
+        return _commands(verb, words[1:])
     if words[:2] == ["fs", "python"]:
         if address.unpacked():
             os.environ["PYTHONPATH"] = ":".join(filter(None, [address.ROOT, os.environ.get("PYTHONPATH")]))
@@ -182,6 +180,21 @@ def dispatch(words: list[str]) -> int:
             from quine.cli.app import main as cli
         return cli(words)
     return agent(words)
+
+
+def _commands(verb: str, words: list[str]) -> int:
+    """Run a verb that starts commands by way of the node."""
+    if verb == "rsh":
+        from quine.cli.rsh import main as rsh
+
+        return rsh(words)
+    if verb == "each":
+        from quine.fanout.each.main import main as each
+
+        return each(words)
+    from quine.fanout.main import main as xargs
+
+    return xargs(words)
 
 
 def _has_typer() -> bool:

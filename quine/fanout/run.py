@@ -25,11 +25,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quine.fanout.items import Item, Items
+    from quine.fanout.input.items import Item, Items
     from quine.fanout.joblog import Joblog
     from quine.fanout.options import Options
-    from quine.fanout.results import Report
-    from quine.fanout.sinks import Sink
+    from quine.fanout.output.results import Report
+    from quine.fanout.output.sinks import Sink
     from quine.fanout.starter import Starter
     from quine.fanout.tasks import Task, Work
     from transport.client.batch import Batch

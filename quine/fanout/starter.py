@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quine.fanout.options import Options
-    from quine.fanout.results import Report
-    from quine.fanout.sinks import Sink
+    from quine.fanout.output.results import Report
+    from quine.fanout.output.sinks import Sink
     from quine.fanout.tasks import Work
     from quine.staging.proxy import Staging
     from transport.client.batch import Batch
