@@ -1,9 +1,9 @@
-"""The jobs of one executor, or of one `quine.run`: what is started when, on which hosts again, and how it is ended.
+"""The jobs of one executor, or of one `quine.run`: their starts, the tries on other hosts, and their ends.
 
 Laws
 1. One thread at a time, and one connection for all jobs. No job has a thread or a process here.
 2. A job is started when there is room for it: `most` at one time, or as many as the hosts take.
-3. A job that was not started is tried again on another host, since nothing ran. What ran is never repeated.
+3. A job that was not started is tried again on another host, since nothing ran. A job that ran is never repeated.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from transport.status import DENIED, NOT_STARTED, Status
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from quine.base.cli_options import RunOptions
     from quine.python.task import Task
@@ -52,7 +53,7 @@ class Crew:
         self._crowd: Crowd | None = None  # makes the agents, once there are missions
         self._hosts = Hosts()
         self._queues: dict[bool, deque[Task]] = {False: deque(), True: deque()}  # of commands, and of agents
-        self._tasks: dict[Task, None] = {}  # all that have not ended
+        self._tasks: dict[Future[Any], Task] = {}  # all that have not ended
         self._running: dict[Task, None] = {}  # those that were given to the batch
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timed = 0
@@ -75,6 +76,7 @@ class Crew:
         self._batch.close()
         if self._crowd:
             self._crowd.close()
+            self._crowd = None
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -96,8 +98,8 @@ class Crew:
     def fail(self, error: BaseException) -> None:
         """A turn has failed: give up all jobs, and this is the end of them."""
         self.close()
-        while self._tasks:
-            self._end(next(iter(self._tasks)), error)
+        for task in list(self._tasks.values()):
+            self._end(task, error)
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Have `call` called in a turn, at a time of the monotonic clock."""
@@ -107,7 +109,7 @@ class Crew:
     # -- jobs --------------------------------------------------------------------------------------
 
     def add(self, task: Task) -> None:
-        self._tasks[task] = None
+        self._tasks[task.future] = task
         self._queue(task)
 
     def _queue(self, task: Task) -> None:
@@ -145,7 +147,7 @@ class Crew:
         return self._crowd
 
     def _try(self, task: Task) -> None:
-        if task not in self._tasks:
+        if task.future not in self._tasks:
             return  # it was withdrawn
         avoid = [*task.avoid, *self._hosts.aside(time.monotonic())]
         try:
@@ -216,22 +218,26 @@ class Crew:
             self._queue(task)
 
     def _end(self, task: Task, outcome: Any) -> None:
-        if task in self._tasks:
-            del self._tasks[task]
+        if self._tasks.pop(task.future, None):
             task.end(outcome)
 
     # -- ending them -------------------------------------------------------------------------------
 
+    def cancel(self, future: Future[Any]) -> None:
+        """End the job of a future, if it has not ended."""
+        if task := self._tasks.get(future):
+            self.stop(task)
+
     def expire(self, task: Task, number: int = 0, first: int = signal.SIGTERM) -> None:
         """The time of a job, or of its try `number`, is over."""
-        ended = task not in self._tasks or task.ending or (task.job and task.job.bringing)
+        ended = task.future not in self._tasks or task.ending or (task.job and task.job.bringing)
         if not ended and number in (0, task.tries):
             task.timed_out = True
             self.stop(task, first)
 
     def stop(self, task: Task, first: int = signal.SIGTERM) -> None:
         """End a job: by the signal `first`, then by KILL, then without waiting for it."""
-        if task.ending or task not in self._tasks:
+        if task.ending or task.future not in self._tasks:
             return
         task.ending = True
         job = task.job

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quine.python.task import Word
 
     class Options(TypedDict, total=False):
-        """What a job takes beside its command or mission, and the kind of its output."""
+        """The arguments of a job beside its command or mission, and the kind of its output."""
 
         stdin: Any
         files: Iterable[str]
@@ -58,12 +58,11 @@ class Job(Future):  # type: ignore[type-arg]
     def __init__(self, loop: Loop) -> None:
         super().__init__()
         self._loop = loop
-        self.task: Task | None = None
 
     def cancel(self) -> bool:
         withdrawn = self.withdraw()
         if self.running():
-            self._end()
+            self._loop.call(lambda crew: crew.cancel(self), last=True)
         return withdrawn
 
     def withdraw(self) -> bool:
@@ -71,12 +70,8 @@ class Job(Future):  # type: ignore[type-arg]
         fresh = not self.cancelled()
         withdrawn = super().cancel()
         if withdrawn and fresh:
-            self._end()
+            self._loop.call(lambda crew: crew.cancel(self), last=True)
         return withdrawn
-
-    def _end(self) -> None:
-        if task := self.task:
-            self._loop.call(lambda crew: crew.stop(task), last=True)
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Have `fn` called with the future at its end, in a thread for such functions; or now, if it has its end."""
@@ -219,7 +214,6 @@ class Executor(concurrent.futures.Executor):
             place, job, args, files=files, returns=returns, timeout=timeout, check=check, decoding=decoding
         )
         task.stdin = stdin_of(stdin, decoding)
-        job.task = task
         try:
             with self._lock:
                 self._loop.call(lambda crew: crew.add(task))

@@ -32,8 +32,9 @@ class Loop:
         self._owner = os.getpid()
         self._lock = threading.RLock()  # the garbage collector may call `close` anywhere
         self._calls: deque[Callable[[Crew], None]] = deque()
-        self._thread: threading.Thread | None = None
-        self._closed = self._broken = False
+        self._thread: threading.Thread | None = None  # the last one
+        self._active = False  # it takes calls
+        self._closed = False
         self.callbacks = Callbacks()
 
     def call(self, function: Callable[[Crew], None], last: bool = False) -> None:
@@ -43,14 +44,14 @@ class Loop:
         with self._lock:
             if self._closed and not last:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            if self._thread is None:
-                if last:
-                    return  # nothing is under way
-                thread = threading.Thread(target=self._run, name="quine.Executor")
-                thread.start()  # it waits for the lock
-                self._thread = thread
-            else:
+            if self._active:
                 self._crew.wake()
+            elif last:
+                return  # nothing is under way
+            else:
+                self._thread = threading.Thread(target=self._run, name="quine.Executor")
+                self._thread.start()  # it waits for the lock
+                self._active = True
             self._calls.append(function)
 
     def close(self) -> None:
@@ -60,13 +61,13 @@ class Loop:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                if self._thread is None:
+                if not self._active:
                     self._crew.close()
 
     def join(self) -> None:
         """Wait until nothing is under way, and all functions of callers have returned."""
         for thread in (self._thread, self.callbacks.thread):
-            if thread and thread is not threading.current_thread():
+            if thread and thread.ident and thread is not threading.current_thread():
                 thread.join()
 
     def _run(self) -> None:
@@ -86,7 +87,7 @@ class Loop:
         with self._lock:
             if self._calls or not self._crew.idle:
                 return True
-            self._thread = None
+            self._active = False
             if self._closed:
                 self._crew.close()
             return False
@@ -104,21 +105,22 @@ class Callbacks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queue: deque[tuple[Callback, Future[Any]]] = deque()
-        self.thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None  # the last one
+        self._active = False  # it takes calls
 
     def call(self, function: Callback, future: Future[Any]) -> None:
         with self._lock:
             self._queue.append((function, future))
-            if self.thread is None:
-                thread = threading.Thread(target=self._run, name="quine.Executor callbacks")
-                thread.start()  # it waits for the lock
-                self.thread = thread
+            if not self._active:
+                self.thread = threading.Thread(target=self._run, name="quine.Executor callbacks")
+                self.thread.start()  # it waits for the lock
+                self._active = True
 
     def _run(self) -> None:
         while True:
             with self._lock:
                 if not self._queue:
-                    self.thread = None
+                    self._active = False
                     return
                 function, future = self._queue.popleft()
             try:

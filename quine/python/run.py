@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quine.python.task import Word
 
     class Options(TypedDict, total=False):
-        """What `run` takes beside the kind of its output."""
+        """The arguments of `run` beside the kind of its output."""
 
         on: str
         stdin: Any
@@ -129,7 +129,7 @@ def _given(stdin: Any) -> Any:
 
 
 def _end(task: Task) -> Result[Any]:
-    """Run a task to its end. What still runs after an error of this process, such as ^C, is ended by the node."""
+    """Run a task to its end. A job that still runs after an error here, such as ^C, is ended by the node."""
     crew = Crew(task.place.options, 1)
     try:
         crew.add(task)

@@ -153,9 +153,13 @@ class Task:
             self.stdin = os.open(self.stdin, os.O_RDONLY | os.O_CLOEXEC)
         return self.stdin
 
-    def write(self, stream: int, data: memoryview) -> None:
-        if not self.outputs.write(stream, data) and self.job:
+    def write(self, stream: int, data: memoryview) -> int | None:
+        """Keep bytes of output; if that fails its job gets SIGPIPE. Return 0 in that case, as `on_output` does."""
+        if self.outputs.write(stream, data):
+            return None
+        if self.job:
             self.job.job.refuse(stream, f"its output cannot be kept: {self.outputs.fault}")
+        return 0
 
     def judged(self, status: Status) -> Result[Any] | Exception:
         """Return the result of this end, or the error in its place."""
