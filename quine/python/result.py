@@ -71,27 +71,29 @@ class Result(subprocess.CompletedProcess, Generic[AnyStr]):  # type: ignore[type
         self.host = str(report["host"])
         self.report = report
 
-    def _read(self, stream: int) -> AnyStr | None:
+    def _read(self, stream: int) -> AnyStr:
         captured = self._captured[stream - 1]
         if captured is None:
-            return None
+            return cast(
+                "AnyStr", None
+            )  # as in CompletedProcess: a caller that has captured it needs no check
         data = captured.read()
         return cast("AnyStr", self._decoding.text(data) if self._decoding else data)
 
     @property
-    def stdout(self) -> Any:  # as in CompletedProcess: a caller that has captured it needs no check for None
+    def stdout(self) -> AnyStr:
         return self._read(1)
 
     @stdout.setter
-    def stdout(self, _: None) -> None:
+    def stdout(self, _: AnyStr) -> None:
         """CompletedProcess sets it."""
 
     @property
-    def stderr(self) -> Any:
+    def stderr(self) -> AnyStr:
         return self._read(2)
 
     @stderr.setter
-    def stderr(self, _: None) -> None:
+    def stderr(self, _: AnyStr) -> None:
         """CompletedProcess sets it."""
 
     def open(self, stream: str = "stdout") -> BinaryIO:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from copy import copy
 from typing import Any
 
 from quine.base import run_report
@@ -73,23 +74,26 @@ class Place:
     """Where jobs run, and with which surroundings; made once for all jobs that share it. Raises Misconfigured."""
 
     def __init__(self, options: RunOptions) -> None:
-        self.options = options
         self.where = options.on or "local"
-        self.env = {**callers_environment(options), **environment(options, os.environ)}
-        self.cwd = starting_directory(options)
-        self.limits = limits(options)
         self.context = caller(options)
         self.environ = dict(os.environ)  # of the services of its jobs
         # One tree: its jobs on a host share a directory, if no other is named, and one that is empty goes at the end.
         self.tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
+        self._settle(options)
+
+    def _settle(self, options: RunOptions) -> None:
+        self.options = options
+        self.env = {**callers_environment(options), **environment(options, self.environ)}
+        self.cwd = starting_directory(options)
+        self.limits = limits(options)
 
     def changed(
         self,
-        cwd: Any = None,
+        cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         limits: Mapping[str, str | int] | None = None,
     ) -> Place:
-        """Return a place with these as well."""
+        """Return the same place, with these as well."""
         given: dict[str, object] = {}
         if cwd is not None:
             given["cwd"] = os.fsdecode(cwd)
@@ -97,7 +101,11 @@ class Place:
             given["env"] = (*self.options.env, *pairs(env))
         if limits:
             given["limit"] = (*self.options.limit, *pairs(limits))
-        return Place(self.options.replace(**given)) if given else self
+        if not given:
+            return self
+        place = copy(self)
+        place._settle(self.options.replace(**given))
+        return place
 
 
 def pairs(given: Mapping[str, str] | Mapping[str, str | int]) -> Iterable[str]:

@@ -431,6 +431,7 @@ print("main ends", flush=True)
 FORK = """
 import os, quine
 executor = quine.Executor()
+large = executor.submit(["head", "-c", "1000000", "/dev/zero"]).result()
 job = executor.submit(["sh", "-c", "sleep 0.2; echo parent"])
 pid = os.fork()
 if not pid:
@@ -441,7 +442,7 @@ if not pid:
     executor.shutdown(wait=False)
     raise SystemExit(3)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-print(job.result().stdout, executor.submit(["true"]).result().status)
+print(job.result().stdout, executor.submit(["true"]).result().status, len(large.stdout))
 """
 
 
@@ -465,7 +466,7 @@ def test_a_fork_has_no_part_in_the_executor_of_its_parent(there: Lab) -> None:
     assert done.stdout.splitlines() == [
         "this executor belongs to the process that this one was forked from",
         "3",
-        r"b'parent\n' 0",
+        r"b'parent\n' 0 1000000",
     ], done.stderr
 
 
