@@ -302,6 +302,12 @@ def test_another_host_gets_what_one_could_not_start(there: Lab, dead: str) -> No
         assert {job.result(PATIENCE).host for job in jobs} == {"h1"}
 
 
+def test_a_host_that_is_set_aside_gets_no_job(there: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew.Hosts, "aside", lambda self, now: ["h1"])
+    with quine.Executor("h1,h2") as executor:
+        assert {result.host for result in executor.map(["echo"], map(str, range(20)))} == {"h2"}
+
+
 def test_what_ran_when_the_node_was_killed_is_lost_and_the_next_job_runs(
     own_lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,6 +502,25 @@ def test_a_mission_is_an_agents(guest: Callable[[list[Any]], None], where: str) 
         assert command.result(PATIENCE).stdout == "a command\n"
     assert (result.status, result.stdout, result.args) == (0, f"HELLO\n{where}\n", "shout")
     assert result.report["session"] and Path(f".quine/{result.report['session']}.jsonl").exists()
+
+
+def test_an_agent_here_is_given_no_secret_and_a_command_is(
+    guest: Callable[[list[Any]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest([says(OK)])
+    monkeypatch.setenv("SOME_TOKEN", "secret")
+    given: list[str | None] = []
+    start = Batch.start
+
+    def noted(self: Batch, spawn: Any, *rest: Any, **more: Any) -> Any:
+        given.append(spawn.env.get("SOME_TOKEN"))
+        return start(self, spawn, *rest, **more)
+
+    monkeypatch.setattr(Batch, "start", noted)
+    with quine.Executor() as executor:
+        assert executor.submit(mission="do it").result(PATIENCE).status == 0
+        assert executor.submit(["true"]).result(PATIENCE).status == 0
+    assert given == [None, "secret"]
 
 
 def test_agents_share_a_budget_and_one_without_it_is_never_started(
