@@ -114,6 +114,11 @@ class Outputs:
             return False
         return True
 
+    @property
+    def incomplete(self) -> bool:
+        """Whether bytes are missing in what is kept."""
+        return bool(self.fault) and self.captured != (None, None)
+
     def drop(self) -> None:
         for captured in self.captured:
             if captured:

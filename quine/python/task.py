@@ -13,6 +13,7 @@ from quine.base.cli_options import environment, limits
 from quine.jobs.client import caller, callers_environment, staging, starting_directory
 from quine.python.outputs import Decoding, Outputs
 from quine.python.result import Lost, NeverStarted, Result, returncode
+from transport.status import LOST, Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from quine.base.cli_options import RunOptions
     from quine.jobs.staged import StagedJob
-    from transport.status import Status
 
     Word = Union[str, bytes, os.PathLike[str], os.PathLike[bytes]]
 
@@ -171,6 +171,15 @@ class Task:
 
     def judged(self, status: Status) -> Result[Any] | Exception:
         """Return the result of this end, or the error in its place."""
+        if self.outputs.incomplete and status.state in ("exited", "signaled"):
+            fault = f"its output cannot be kept: {self.outputs.fault}"
+            status = Status("lost", LOST, host=status.host, pid=status.pid, detail=fault)
+        try:
+            return self._outcome(status)
+        except (OSError, ValueError) as error:  # the file of its output has gone, or it is no text
+            return error
+
+    def _outcome(self, status: Status) -> Result[Any] | Exception:
         seconds = time.time() - self.started if self.started else 0.0
         facts = {"started": self.started, "seconds": seconds, **self.facts}
         report = run_report.record(status, self.place.where, **facts)

@@ -162,10 +162,24 @@ def _links() -> list[str]:
 def test_output_that_cannot_be_kept_is_no_success(there: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(Path("missing").resolve()))
     with quine.Executor("h1") as executor:
-        job = executor.submit(["head", "-c", str(outputs.MEMORY * 4), "/dev/zero"])
-        with pytest.raises(quine.Lost, match="no such file") as caught:
-            job.result(PATIENCE)
-    assert caught.value.status == 74
+        for words in (["cat", "/dev/zero"], ["sh", "-c", "trap '' PIPE; cat /dev/zero 2>&-; exit 3"]):
+            with pytest.raises(quine.Lost, match="no such file") as caught:
+                executor.submit(words).result(PATIENCE)
+            assert (caught.value.status, caught.value.host) == (74, "h1")
+
+
+def test_output_that_is_no_text_is_an_error_of_its_own_job(there: Lab, tmp_path: Path) -> None:
+    no_text = r"printf '\377'; exit $0"
+    with quine.Executor(slots=2) as executor:
+        other = executor.submit(["sh", "-c", HELD, str(tmp_path / "go"), "1"])
+        failed = executor.submit(["sh", "-c", no_text, "1"], text=True, encoding="utf-8", check=True)
+        with pytest.raises(UnicodeDecodeError):
+            failed.result(PATIENCE)
+        (tmp_path / "go").touch()
+        assert other.result(PATIENCE).stdout == b"1\n"
+        done = executor.submit(["sh", "-c", no_text, "0"], text=True, encoding="utf-8", check=True)
+        with pytest.raises(UnicodeDecodeError):
+            print(done.result(PATIENCE).stdout)
 
 
 # -- what is refused -------------------------------------------------------------------------------
