@@ -78,6 +78,7 @@ class Job(Future):  # type: ignore[type-arg]
         if self.done():
             super().add_done_callback(fn)
         else:
+            self._loop.callbacks.expect()
             super().add_done_callback(lambda future: self._loop.callbacks.call(fn, future))
 
 

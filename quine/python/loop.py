@@ -100,30 +100,43 @@ class Loop:
 
 
 class Callbacks:
-    """Calls functions one after the other, each with its future."""
+    """Calls functions one after the other, each with its future.
+
+    Its thread is started with the first function that is expected: at the exit of an interpreter none can be.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._change = threading.Condition()
+        self._expected = 0  # functions that were not called yet
         self._queue: deque[tuple[Callback, Future[Any]]] = deque()
         self.thread: threading.Thread | None = None  # the last one
-        self._active = False  # it takes calls
 
-    def call(self, function: Callback, future: Future[Any]) -> None:
-        with self._lock:
-            self._queue.append((function, future))
-            if not self._active:
+    def expect(self) -> None:
+        """A function will be given to `call`."""
+        with self._change:
+            if not self._expected:
                 self.thread = threading.Thread(target=self._run, name="quine.Executor callbacks")
                 self.thread.start()  # it waits for the lock
-                self._active = True
+            self._expected += 1
+
+    def call(self, function: Callback, future: Future[Any]) -> None:
+        with self._change:
+            self._queue.append((function, future))
+            self._change.notify()
 
     def _run(self) -> None:
+        called = 0
         while True:
-            with self._lock:
-                if not self._queue:
-                    self._active = False
+            with self._change:
+                self._expected -= called
+                if not self._expected:
                     return
+                while not self._queue:
+                    self._change.wait()
                 function, future = self._queue.popleft()
             try:
                 function(future)
             except BaseException:  # as concurrent.futures has it: logged, and no concern of others
                 log.exception("exception calling callback for %r", future)
+            del function, future
+            called = 1

@@ -389,6 +389,16 @@ def test_functions_of_futures_hold_up_no_job(there: Lab, caplog: pytest.LogCaptu
     assert heard == [b"from a function\n", 0]
 
 
+def test_the_thread_for_functions_is_there_before_the_interpreter_exits(there: Lab, tmp_path: Path) -> None:
+    """Python 3.12 starts none then."""
+    with quine.Executor() as executor:
+        job = executor.submit(["sh", "-c", HELD, str(tmp_path / "go"), "1"])
+        running(job)
+        job.add_done_callback(lambda job: None)
+        assert [thread for thread in threading.enumerate() if thread.name == "quine.Executor callbacks"]
+        (tmp_path / "go").touch()
+
+
 def test_many_threads_submit(there: Lab) -> None:
     found: list[bytes] = []
     with quine.Executor() as executor:
