@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quine import providers
@@ -114,11 +114,11 @@ def _admitted(ledger: Ledger, spec: SessionSpec) -> list[int]:
 
 
 def spec_from(
-    mission: str, options: RunOptions, environ: Any, admit: bool = True
+    mission: str, options: RunOptions, environ: Any, admit: bool = True, apart: Collection[int] = ()
 ) -> tuple[SessionSpec, Settings, Ledger]:
     """Return spec, settings and ledger of an agent that `quine --on` runs elsewhere, and with `admit` take its slot.
 
-    If this process is the origin, the configuration of the guest is checked here.
+    If this process is the origin, the configuration of the guest is checked here. `apart` as in `join_tree`.
     """
     settings = env.adopt(options, environ)
     _require_directory()
@@ -128,7 +128,7 @@ def spec_from(
         providers.build(config)
     if options.binary:
         raise NotBuilt("-b together with --on")
-    tree = env.join_tree(settings, settings.limits)
+    tree = env.join_tree(settings, settings.limits, apart=apart)
     spec = _own(settings, tree, mission, options)
     if config:
         metering.price(config, bool(tree.ledger.mark.cost))
