@@ -191,7 +191,7 @@ class Crew:
 
     def _started(self, task: Task, number: int) -> None:
         task.started = time.time()
-        if not task.future.running() and not task.future.set_running_or_notify_cancel():
+        if not task.runs():
             self.stop(task)  # cancelled at this moment
             return
         if task.timeout is not None:

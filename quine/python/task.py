@@ -117,6 +117,7 @@ class Task:
     """A job from its submission to its end. `future` has its end."""
 
     __slots__ = (
+        "_cancelled",
         *("args", "avoid", "check", "decoding", "ending", "facts", "future", "job", "outputs", "place"),
         *("stage", "started", "stdin", "timed_out", "timeout", "tries"),
     )
@@ -150,6 +151,7 @@ class Task:
         self.job: StagedJob | None = None  # of this try
         self.started = 0.0  # seconds since the epoch
         self.facts: dict[str, object] = {}  # of an agent
+        self._cancelled = False  # the future was, and knows that it ends
         self.timed_out = self.ending = False
 
     def begin(self) -> int | bytes:
@@ -195,11 +197,17 @@ class Task:
             return subprocess.CalledProcessError(result.returncode, self.args, result.stdout, result.stderr)
         return result
 
+    def runs(self) -> bool:
+        """Make its future one that runs, if it is none yet. False if that was cancelled, of which it is told once."""
+        if not self._cancelled and not self.future.running():
+            self._cancelled = not self.future.set_running_or_notify_cancel()
+        return not self._cancelled
+
     def end(self, outcome: Result[Any] | BaseException) -> None:
         """Give the future its end. One that was cancelled before the job started has it already."""
         self.release()
         future = self.future
-        if not future.running() and not future.set_running_or_notify_cancel():
+        if not self.runs():
             return
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)

@@ -266,8 +266,26 @@ def test_one_that_ignores_term_gets_kill(there: Lab, monkeypatch: pytest.MonkeyP
     with quine.Executor() as executor:
         job = executor.submit(["sh", "-c", "trap '' TERM; " + HELD, str(tmp_path / "go"), "1"])
         until((tmp_path / "go.here").exists, "it ignores TERM")
+        running(job)
         assert job.cancel() is False
         assert job.result(PATIENCE).returncode == -9
+
+
+def test_one_that_is_cancelled_as_it_starts_is_ended_and_its_executor_goes_on(
+    there: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = crew.Crew._started
+
+    def late(self: crew.Crew, task: Any, number: int) -> None:
+        if task.args[0] == "sleep":
+            assert task.future.cancel() is True
+        started(self, task, number)
+
+    monkeypatch.setattr(crew.Crew, "_started", late)
+    with quine.Executor() as executor:
+        job = executor.submit(["sleep", "600"])
+        assert wait([job], PATIENCE).not_done == set() and job.cancelled()
+        assert executor.submit(["echo", "next"]).result(PATIENCE).stdout == b"next\n"
 
 
 def test_the_time_of_a_job_is_its_own_and_what_it_wrote_is_there(there: Lab) -> None:
