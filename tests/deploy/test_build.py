@@ -110,12 +110,13 @@ def test_an_output_that_cannot_be_is_said_before_anything_is_built(
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     for name, why in (
-        ("none/x", "cannot write .*No such file"),
-        ("file/x", "cannot write .*Not a dir"),
-        ("folder", "is not a file"),
+        ("none/x", "cannot write .*: no such file or directory$"),
+        ("file/x", "cannot write .*: not a directory$"),
+        ("folder", "cannot write .*: it is not a file$"),
     ):
-        with pytest.raises(Refused, match=why):
+        with pytest.raises(build.Unwritable, match=why) as caught:
             build.build(tmp_path / name)
+        assert caught.value.status == 74 and caught.value.hint
 
 
 def test_old_builds_are_forgotten(tmp_path: Path) -> None:
