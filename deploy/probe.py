@@ -80,7 +80,9 @@ _LOOK = (
     'v="$n"; f="${{x#* }}"; p="$y"; '
 )
 _PYTHON = (
-    'v=0; f=0; p=; for c in {names}; do command -v "$c" >/dev/null || continue; y="$(command -v "$c")"; ' + _LOOK + "done; "
+    'v=0; f=0; p=; for c in {names}; do command -v "$c" >/dev/null || continue; y="$(command -v "$c")"; '
+    + _LOOK
+    + "done; "
     '[ "$v" -ge {oldest} ] || for y in {elsewhere}; do ' + _LOOK + "done; "
     '[ "$f" = -1 ] && f=0 && [ $h = need ] && h=shut; '
 )

@@ -121,6 +121,16 @@ def test_nothing_is_removed_where_use_cannot_be_seen(lab: Lab, odd_host: Callabl
 
 
 @pytest.mark.parametrize(
+    "words", [["deploy", "--remove", ""], ["deploy", ""], ["hosts", ""], ["hosts", "check", ""]]
+)
+def test_an_empty_name_is_no_host(lab: Lab, words: list[str]) -> None:
+    """As of an unset variable: it does not mean every host."""
+    done = lab.run(words)
+    assert (done.returncode, done.stdout) == (69, b"")
+    assert done.stderr.decode().startswith("quine: error: no such host: ''; known: h1")
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (["--plan", "--remove", "h1"], "one of --plan, --remove"),
