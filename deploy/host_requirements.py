@@ -75,10 +75,8 @@ def check(host: str, binary: Binary, facts: Facts, named: str = "") -> None:
     needed = binary.size * (1 + installer.UNPACKED)
     word = text = ""
     if facts.shut:
-        word, text = (
-            "readonly",
-            "its home is missing, permission is denied, or its file system keeps no files",
-        )
+        word = "readonly"
+        text = "its home is missing, permission is denied, or its file system keeps no files"
     elif facts.free < needed:
         word, text = "full", f"{facts.free >> 20} MB free, {needed >> 20} MB needed"
     if word:

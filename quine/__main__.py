@@ -134,9 +134,7 @@ def dispatch(words: list[str]) -> int:
 
         return stage(words[2:], _detached)
     verb = words[0] if words else ""
-    if verb == "node" and {"--dial", "--ready-fd"} & set(
-        words
-    ):  # each dial waits for it; it has no options to parse
+    if verb == "node" and {"--dial", "--ready-fd"} & set(words):  # before the table of options: a dial waits
         from quine.remote.node_entry import node
 
         return node(words[1:])

@@ -100,16 +100,9 @@ def read(path: Path) -> Interpreter:
         with tarfile.open(path) as archive:
             members = archive.getmembers()
     except OSError as error:
-        raise Misconfigured(
-            f"{path} cannot be read: {(error.strerror or str(error)).lower()}", KIND
-        ) from None
-    except (
-        tarfile.TarError,
-        EOFError,
-        ValueError,
-        zlib.error,
-        LZMAError,
-    ):  # whose words name each packing in turn
+        why = (error.strerror or str(error)).lower()
+        raise Misconfigured(f"{path} cannot be read: {why}", KIND) from None
+    except (tarfile.TarError, EOFError, ValueError, zlib.error, LZMAError):
         raise Misconfigured(f"{path} is no archive of a Python, or is cut off", KIND) from None
     except (ImportError, ArithmeticError) as error:
         raise Misconfigured(f"{path} cannot be unpacked here: {error}", KIND) from None
