@@ -66,6 +66,15 @@ class Binary:
 _known: dict[Path, tuple[Binary, os.stat_result]] = {}
 
 
+class Unwritable(Refused):
+    """The file that was asked for cannot be written."""
+
+    status = 74
+
+    def __init__(self, out: Path, why: str | None) -> None:
+        super().__init__(f"cannot write {out}: {(why or 'unknown').lower()}", "name another file with -o")
+
+
 def build(out: Path | None = None) -> Binary:
     """Return the binary of this very build, made or from the cache; copy it to `out`. Raises Refused."""
     if out is not None:
@@ -237,18 +246,18 @@ def _digest(path: Path) -> str:
 
 
 def _check_place(out: Path) -> None:
-    """Raise Refused if `out` cannot be written, before anything is built.
+    """Raise Unwritable if `out` cannot be written, before anything is built.
 
     Only a file may be replaced: a rename over /dev/null, by root, takes it from the whole machine.
     """
     if out.exists() and not out.is_file():
-        raise Refused(f"{out} is not a file", "name another one with -o")
+        raise Unwritable(out, "it is not a file")
     try:
         os.stat(os.path.join(out.parent, ""))  # ENOTDIR where a file stands
         if not os.access(out.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise Refused(f"cannot write {out}: {error.strerror}") from None
+        raise Unwritable(out, error.strerror) from None
 
 
 def _copy(path: Path, out: Path) -> None:
@@ -257,7 +266,7 @@ def _copy(path: Path, out: Path) -> None:
     try:
         atomic.write(str(out), path.read_bytes(), 0o755 & ~_umask(), own=True)
     except OSError as error:
-        raise Refused(f"cannot write {out}: {error.strerror}") from None
+        raise Unwritable(out, error.strerror) from None
 
 
 def _umask() -> int:

@@ -157,7 +157,7 @@ async def check(
     plan = await _Visit.plan(host, inventory, ssh_agent, note, news)
     visit = await plan.once("check")
     if visit.facts and not visit.facts.have:
-        host_requirements.check(host.name, plan.binary, visit.facts)
+        host_requirements.check(host.name, plan.binary, visit.facts, plan.place.python)
     return visit
 
 

@@ -5,6 +5,7 @@ Law: everything that can be known is checked before the binary is sent: system, 
 
 from __future__ import annotations
 
+from deploy import probe
 from deploy.build import OLDEST_PYTHON, Binary
 from deploy.probe import BUILD_SHOWN, CACHE, Facts
 from deploy.there import installer
@@ -36,43 +37,65 @@ FAILURES = {  # word of the installer -> (cause, cure)
 }
 
 
-class NeedsPython(Unreachable):
+class Unfit(Unreachable):
+    """The host answers, and this build cannot run there. `facts`: those that it reports, None where it reports none."""
+
+    def __init__(self, host: str, detail: str, hint: str, facts: Facts | None = None) -> None:
+        super().__init__(host, detail, hint)
+        self.facts = facts
+
+
+class NeedsPython(Unfit):
     """The host has no Python that is new enough."""
 
 
-def check(host: str, binary: Binary, facts: Facts) -> None:
-    """Raise Unreachable if this binary cannot run on the host."""
+def not_there(python: str) -> str:
+    """Return the cause where the Python that the inventory names does not start."""
+    return f'no Python starts there by the name in its table in the inventory: python = "{python}"'
+
+
+def check(host: str, binary: Binary, facts: Facts, named: str = "") -> None:
+    """Raise Unfit if this binary cannot run on the host. `named`: the Python of its table in the inventory."""
     oldest = ".".join(map(str, OLDEST_PYTHON))
     if facts.system != "Linux":
-        raise Unreachable(
-            host, f"it is {facts.system}, and quine runs on Linux (and WSL2)", "choose another host"
-        )
+        detail = f"it is {facts.system}, and quine runs on Linux (and WSL2)"
+        raise Unfit(host, detail, "choose another host", facts)
     if facts.version < OLDEST_PYTHON:
         cure = (
             f'install python{oldest} or newer there, name one in the inventory: python = "/path/to/python3", '
             f"or bring one for {facts.machine}: quine deploy --python FILE.tar.gz {host}"
         )
-        if not facts.python:
-            raise NeedsPython(host, "it has no python3", cure)
+        missing, subject = "it has no python3", "its newest Python"
+        if named:
+            cure = "correct `python` in its table, or take it out, and the newest Python there is used"
+            missing, subject = not_there(named), f'in the inventory python = "{named}"'
         version = ".".join(map(str, facts.version))
-        raise NeedsPython(host, f"its newest Python is {version}, and quine needs {oldest} or newer", cure)
-    if facts.shut:
-        raise failed(host, "readonly", "its home is missing, or permission is denied")
+        old = f"{subject} is {version}, and quine needs {oldest} or newer"
+        raise NeedsPython(host, old if facts.python else missing, cure, facts)
     needed = binary.size * (1 + installer.UNPACKED)
-    if facts.free < needed:
-        raise failed(host, "full", f"{facts.free >> 20} MB free, {needed >> 20} MB needed")
+    word = text = ""
+    if facts.shut:
+        word = "readonly"
+        text = "its home is missing, permission is denied, or its file system keeps no files"
+    elif facts.free < needed:
+        word, text = "full", f"{facts.free >> 20} MB free, {needed >> 20} MB needed"
+    if word:
+        failure = failed(host, word, text)
+        raise Unfit(host, failure.detail, failure.hint, facts)
 
 
 def check_build(host: str, path: str, answer: str) -> None:
-    """Raise Unreachable if the answer is that the binary of an admin at `path` is not of this build."""
+    """Raise Unfit if the answer is that the binary of an admin at `path` is not of this build."""
     if not answer.startswith("other "):
         return
     version = answer[len("other ") :][:300]
     cure = f"have the file of `quine deploy build` put there, or take `binary` from its table, so that {CACHE} is used"
-    if "(build " not in version:
-        raise Unreachable(host, f"its binary {path} does not start: {version or 'it says nothing'}", cure)
-    ours = address.build_hash()[:BUILD_SHOWN]
-    raise Unreachable(host, f"its binary {path} is {version}, and this is build {ours}", cure)
+    if "(build " in version:
+        ours = address.build_hash()[:BUILD_SHOWN]
+        raise Unfit(host, f"its binary {path} is {version}, and this is build {ours}", cure)
+    if version == probe.SILENT:
+        version = f"no answer to --version within {probe.ADMIN_SECONDS} s"
+    raise Unfit(host, f"its binary {path} does not start: {version or 'it says nothing'}", cure)
 
 
 def failed(host: str, word: str, text: str) -> Unreachable:

@@ -33,6 +33,8 @@ LINE_LIMIT = 4096
 CACHE = "~/.cache/quine"
 BROUGHT = "python-"  # begins the name of an interpreter in the cache, see interpreter.py
 BUILD_SHOWN = 12  # digits of the hash of a build in the answer to --version
+ADMIN_SECONDS = 20  # in which an installation of an admin has to tell its build
+SILENT = "silent"  # in place of a version that did not come in that time
 CLOCK = 2  # seconds of a difference between two clocks that are not worth a word
 
 # Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
@@ -47,35 +49,44 @@ _FOUND = {
     "check": "h=have",
     "look": "h=have",
 }
-# An installation of an admin is asked for its build, which takes two processes. Its directory comes first on the PATH,
-# so that jobs call the same build, unless it would change their python.
+# An installation of an admin is asked for its build: any program may stand there, one that hangs or never stops
+# talking, too. Its directory comes first on the PATH, so that jobs call the same build, unless it would change their
+# python.
 _ADMIN = (
     'd="{admin}"; for c in "$d/bin/quine" "$d/quine"; do [ -d "$d" ] && [ -x "$c" ] && d="$c"; done; '
-    'x="$("$d" --version 2>&1 | tail -n 1)"; case "$x" in *"(build {build})"*) {found};; '
-    "*) set -f; echo {marker} other $x; exit 0;; esac; "
+    't="timeout -s KILL {seconds}"; $t true 2>/dev/null || t=; '
+    'x="there is no program by that name"; [ -f "$d" ] && [ -x "$d" ] && '
+    'x="$({{ $t "$d" --version </dev/null; [ $? -eq 137 ] && {{ echo; echo {silent}; }}; }} 2>&1 '
+    '| head -c 4096 | tail -n 1)"; '
+    'case "$x" in *"(build {build})"*) {found};; *) set -f; echo {marker} other $x; exit 0;; esac; '
 )
 _OWN = 'PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial'
 _START = '[ -x "${{d%/*}}/python3" ] || PATH="${{d%/*}}:$PATH"; export PATH; exec "$d" node --dial'
 _SHELL = 'echo {marker} shell $(date +%s) "$SHELL"; '  # its start files are done
-_SHOWN = 'echo {marker} python $n "$(command -v "$c")"; '
+_SHOWN = 'echo {marker} python $n "$y"; '
 _DIAL = "if [ $h = have ]; then {start}; fi; "
 _PLACE = (
     'b="{base}"; until [ -d "$b" ]; do case "$b" in */*) b="${{b%/*}}";; *) b=/;; esac; [ -n "$b" ] || b=/; done; '
     '[ $h = have ] || [ -w "$b" ] || h=shut; '
-    'k="$({{ wc -c < "{base}/.part-{name}"; }} 2>/dev/null)" || k=0; '
+    'k=0; y="{base}/.part-{name}"; [ -f "$y" ] && k="$({{ wc -c < "$y"; }} 2>/dev/null)" || k=0; '
 )
-# Each candidate is started, because a name on the PATH may be a stub that only says where to get Python.
+# Each candidate is started, because a name on the PATH may be a stub that only says where to get Python; but not a
+# second name of the best one. A file system that has no size (/proc) keeps no files, whoever may write there.
 _LOOK = (
-    'x="$("$c" -c "import sys, os, zlib; s = os.statvfs(sys.argv[1]); '
-    'print(sys.version_info[0] * 100 + sys.version_info[1], s.f_bavail * s.f_frsize)" "$b" 2>/dev/null)" || continue; '
-    'n="${{x%% *}}"; {shown}[ "$n" -gt "$v" ] 2>/dev/null || continue; '
-    'v="$n"; f="${{x#* }}"; p="$(command -v "$c")"; '
+    '[ -f "$y" ] || continue; [ "$v" -ge {oldest} ] && [ "$y" -ef "$p" ] && continue; '
+    'x="$("$y" -I -S -c "import sys, posix, zlib; s = posix.statvfs(sys.argv[1]); '
+    "print(sys.version_info[0] * 100 + sys.version_info[1], s.f_bavail * s.f_frsize if s.f_blocks else -1)"
+    '" "$b" 2>/dev/null)" || continue; n="${{x%% *}}"; {shown}[ "$n" -gt "$v" ] 2>/dev/null || continue; '
+    'v="$n"; f="${{x#* }}"; p="$y"; '
 )
 _PYTHON = (
-    "v=0; f=0; p=; for c in {names}; do " + _LOOK + "done; "
-    '[ "$v" -ge {oldest} ] || for c in {elsewhere}; do [ -x "$c" ] || continue; ' + _LOOK + "done; "
+    'v=0; f=0; p=; for c in {names}; do command -v "$c" >/dev/null || continue; y="$(command -v "$c")"; '
+    + _LOOK
+    + "done; "
+    '[ "$v" -ge {oldest} ] || for y in {elsewhere}; do ' + _LOOK + "done; "
+    '[ "$f" = -1 ] && f=0 && [ $h = need ] && h=shut; '
 )
-_FACTS = 'echo {marker} $h $(uname -s) $(uname -m) $v $f $k "$p"; '
+_FACTS = 'echo {marker} $h $(uname -sm) $v $f $k "$p"; '
 _RECEIVE = (
     '[ "$v" -ge {oldest} ] && '
     'exec "$p" -I -S -c "import sys; f = sys.stdin.buffer; exec(f.read(int(f.readline())))"; exit 69'
@@ -129,7 +140,7 @@ class Facts:
     """Facts that a host reports. `python` is the path of the best one, "" for none."""
 
     have: bool  # this very binary is there
-    shut: bool  # and it cannot be put there: the home is missing, or cannot be written
+    shut: bool  # and it cannot be put there: the home is missing, or keeps no files of ours
     system: str
     machine: str
     version: tuple[int, int]  # (0, 0) for none
@@ -156,6 +167,8 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
         "trusted": "" if trust else "false &&",
         "admin": in_shell(place.binary),
         "build": address.build_hash()[:BUILD_SHOWN],
+        "seconds": str(ADMIN_SECONDS),
+        "silent": SILENT,
         "shown": _SHOWN.format(marker=marker) if mode == "look" else "",
     }
     home = '[ -d "$HOME" ] || h=shut; ' if place.cache.startswith("~/") else ""

@@ -52,7 +52,7 @@ async def push(
     allow: Callable[[float, str], None],
 ) -> None:
     """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline."""
-    host_requirements.check(host, binary, facts)
+    host_requirements.check(host, binary, facts, place.python)
     kept, size = left(binary, facts)
     async with uplink().place(size, allow) as count:
         allow(UPLOAD_SECONDS + UNPACK_SECONDS + size / SLOWEST, f"send {size >> 10} kB")

@@ -136,9 +136,13 @@ def dispatch(words: list[str]) -> int:
         from quine.staging.remote_main import main as stage
 
         return stage(words[2:], _detached)
+    verb = words[0] if words else ""
+    if verb == "node" and {"--dial", "--ready-fd"} & set(words):  # before the table of options: a dial waits
+        from quine.remote.node_entry import node
+
+        return node(words[1:])
     from quine.base import cli_options
 
-    verb = words[0] if words else ""
     if verb == "run":
         from quine.cli.run import main as run
 
@@ -161,10 +165,6 @@ def dispatch(words: list[str]) -> int:
         from quine.files.cli.main import main as fs
 
         return fs(words[1:], _mount)
-    if verb == "node" and {"--dial", "--ready-fd"} & set(words):
-        from quine.remote.node_entry import node
-
-        return node(words[1:])
     if words[:2] == ["tape", "--keep"]:
         from quine.archive.daemon import main as keep
 

@@ -27,7 +27,13 @@ def main() -> None:
     try:
         lib = installer.unpacked(Path(here), Path(paths.cache()) / "unpacked")
     except (OSError, installer.Failure) as error:
-        sys.stderr.write("quine: error: cannot unpack %s: %s\n" % (here, error))
+        why = getattr(error, "text", "")  # of a Failure
+        if isinstance(error, OSError):
+            why = "%s: %s" % (error.filename or here, (error.strerror or str(error)).lower())
+        sys.stderr.write("quine: error: cannot unpack %s: %s\n" % (here, why))
+        sys.stderr.write(
+            "quine: hint: set XDG_CACHE_HOME to a directory of yours that allows programs, with 6 MB\n"
+        )
         sys.exit(69)
     os.execv(sys.executable, [sys.executable, str(lib)] + sys.argv[1:])
 

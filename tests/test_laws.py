@@ -350,6 +350,19 @@ def test_a_node_starts_without_the_heavy_libraries() -> None:
     assert not loaded("import transport.node.daemon") & HEAVY
 
 
+@pytest.mark.parametrize("word", ["--dial", "--ready-fd"])
+def test_a_node_and_a_dial_start_without_the_table_of_options(word: str) -> None:
+    """The first command on a host compiles what it loads, three processes of it."""
+    code = (
+        "import sys, quine.remote.node_entry as entry, quine.__main__ as main; entry.node = lambda words: 0; "
+        f"main.dispatch(['node', {word!r}]); print('quine.base.cli_options' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=120
+    )
+    assert done.stdout == b"False\n"
+
+
 def test_a_plain_command_imports_the_standard_library_only(lab: Lab) -> None:
     assert not imported_by(lab, "run", "--", "true") & BLOCKING
 

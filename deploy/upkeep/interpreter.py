@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +35,14 @@ from deploy.there import installer
 from transport.carrier.duplex import Bootstrap
 from transport.errors import Misconfigured, Unreachable
 
+try:
+    from lzma import LZMAError
+except ImportError:  # a Python may be made without it; then nothing is unpacked by it
+
+    class LZMAError(Exception):  # type: ignore[no-redef]
+        """Never raised."""
+
+
 BLOCK = 64 << 10  # dd counts in it
 PACKINGS = ((b"\x1f\x8b", "z", "gzip"), (b"\xfd7zXZ", "J", "xz"), (b"BZh", "j", "bzip2"))
 ZSTD = b"\x28\xb5\x2f\xfd"
@@ -44,7 +53,7 @@ _SCRIPT = (
     'w="$base/.new-{name}-$$"; fail() {{ echo {marker} fail "$@"; exit 69; }}; set -f; '
     '[ $h = shut ] && fail readonly "$base"; '
     "for c in head dd tar sha256sum {tool}; do command -v $c >/dev/null || fail lacks $c; done; "
-    'x="$(df -Pk "$b" 2>/dev/null | tail -n 1)"; set -- $x; '
+    'x="$(df -Pk "$b" 2>/dev/null | tail -n 1)"; set -- $x; [ "${{2:-1}}" = 0 ] && fail readonly "$base"; '
     '[ "${{4:-{room}}}" -ge {room} ] || fail full "$base has $4 kB free, {room} kB are needed"; '
     '[ "$k" -le {size} ] || k=0; k=$((k / {block})); echo {marker} need $((k * {block})); '
     'e="$(mkdir -p "$base" 2>&1)" || fail readonly $e; '
@@ -78,6 +87,8 @@ class Interpreter:
 
 def read(path: Path) -> Interpreter:
     """Return the interpreter in a packed tar file; raises Misconfigured if it is none, or a name leads out of it."""
+    if path.exists() and not path.is_file():  # a device may have no end
+        raise Misconfigured(f"{path} is no archive of a Python: it is not a file", KIND)
     try:
         with open(path, "rb") as file:
             start = file.read(8)
@@ -88,9 +99,11 @@ def read(path: Path) -> Interpreter:
             raise Misconfigured(f"{path} is packed with zstd", f"zstd -dc {path} | gzip > python.tar.gz")
         with tarfile.open(path) as archive:
             members = archive.getmembers()
-    except (OSError, tarfile.TarError, EOFError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise Misconfigured(f"{path} cannot be read: {why[:1].lower()}{why[1:]}", KIND) from None
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise Misconfigured(f"{path} cannot be read: {why}", KIND) from None
+    except (tarfile.TarError, EOFError, ValueError, zlib.error, LZMAError):
+        raise Misconfigured(f"{path} is no archive of a Python, or is cut off", KIND) from None
     except (ImportError, ArithmeticError) as error:
         raise Misconfigured(f"{path} cannot be unpacked here: {error}", KIND) from None
     try:
@@ -178,7 +191,7 @@ async def deploy(
     """Do as `dial.deploy` does; bring `python` first, if the host has none and needs one."""
     brought = False
     if python and not host.binary:
-        talk, ask = partial(bring, host.name, python), partial(command, python)
+        talk, ask = partial(bring, host.name, python, host.python or ""), partial(command, python)
         brought = await dial.speak(
             host, inventory, ask, "find a Python", talk, ssh_agent=ssh_agent, note=note, news=news
         )
@@ -189,17 +202,21 @@ async def deploy(
 async def bring(
     host: str,
     python: Interpreter,
+    named: str,
     duplex: Bootstrap,
     answers: Answers,
     allow: Callable[[float, str], None],
 ) -> bool:
-    """Send it if the host, on which `command` runs, has no Python; return whether. `allow` moves the deadline."""
+    """Send it if the host, on which `command` runs, has no Python; return whether.
+
+    `named`: the Python that its table names, "" if none. `allow` moves the deadline.
+    """
     answer = await push.next_answer(host, duplex, answers)
     if answer == "have":
         return False
     word, _, kept = answer.partition(" ")
     if word != "need" or not kept.isdigit() or int(kept) > python.size:
-        raise _failure(host, python, answer, 0)
+        raise _failure(host, python, answer, 0, named)
     left = python.size - int(kept)
     seconds = push.UPLOAD_SECONDS + push.UNPACK_SECONDS + left / push.SLOWEST
     async with push.uplink().place(left, allow) as count:
@@ -208,15 +225,15 @@ async def bring(
             await push.send_file(python.path, int(kept), duplex, count)
         answer = await push.answer_behind(host, duplex, answers, int(kept))
     if answer != "have":
-        raise _failure(host, python, answer, int(kept))
+        raise _failure(host, python, answer, int(kept), named)
     return True
 
 
-def _failure(host: str, python: Interpreter, answer: str, kept: int) -> Unreachable:
+def _failure(host: str, python: Interpreter, answer: str, kept: int, named: str) -> Unreachable:
     word, _, text = answer.removeprefix("fail ").partition(" ")
     if word == "named":
         cure = "take `python` out of its table in the inventory, and the Python that is brought is used"
-        return host_requirements.NeedsPython(host, "the Python that the inventory names is not there", cure)
+        return host_requirements.NeedsPython(host, host_requirements.not_there(named), cure)
     if word == "start":
         return Unreachable(
             host,

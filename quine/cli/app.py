@@ -82,8 +82,8 @@ def described(verb: str) -> tuple[str, list[str], list[Row]]:
 
 @app.command()
 def hosts(
-    action: Annotated[str, typer.Argument(metavar="check", help="check: log in and look")] = "",
-    where: Annotated[str, typer.Argument(metavar="WHERE", help="which hosts")] = "",
+    action: Annotated[str | None, typer.Argument(metavar="check", help="check: log in and look")] = None,
+    where: Annotated[str | None, typer.Argument(metavar="WHERE", help="which hosts")] = None,
     inventory: InventoryOption = None,
     json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
     verbose: Verbose = False,
@@ -92,22 +92,22 @@ def hosts(
 
     In a job whose origin is elsewhere: the hosts that it may use.
     """
-    if action not in ("", "check"):
-        if where:
+    if action not in (None, "check"):
+        if where is not None:
             raise Misconfigured(f"no such action: {action}", "quine hosts, or quine hosts check [WHERE]")
-        action, where = "", action
+        action, where = None, action
     if _asks_origin(inventory):
         from quine.base import allowed_hosts
         from quine.cli.visits import reachable
 
-        if action or where:
+        if (action, where) != (None, None):
             raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
         print(reachable(allowed_hosts.from_origin(), json), end="")
         return OK
     known = _inventory(inventory)
     if known.path is None:
         raise Misconfigured("there is no inventory", "write ./inventory.toml; see inventory.example.toml")
-    chosen = _chosen(known, where) if where else list(known.hosts.values())
+    chosen = _chosen(known, where) if where is not None else list(known.hosts.values())
     if action == "check":
         from quine.cli.visits import check
 
@@ -167,7 +167,7 @@ def deploy(
     from quine.cli import deployment
 
     known = _inventory(inventory)
-    chosen = known.matching(where or "any")
+    chosen = known.matching("any" if where is None else where)  # "" of an unset variable is no host
     if remove:
         return deployment.remove(chosen, known, verbose)
     return (deployment.plan if plan else deployment.put)(chosen, known, verbose, python)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from deploy.inventory import Inventory
 
 
+IN_USE = "end its jobs (quine ps --on HOST); its node ends when it has been idle for five minutes; then run it again"
+
+
 def put(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | None) -> int:
     """Put the binary on hosts, and the Python of a file on those that have none; return the exit status."""
     from deploy.upkeep import interpreter
@@ -48,7 +51,8 @@ def plan(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path |
         elif brought and isinstance(result, NeedsPython) and not host.python:
             text = f"send {_kilobytes(brought.size)} of Python and {_kilobytes(build().size)}"
         else:
-            text = "needs Python" if isinstance(result, NeedsPython) else "cannot be deployed to"
+            needs = isinstance(result, NeedsPython) and not host.python
+            text = "needs Python" if needs else "cannot be deployed to"
             troubles.append((host, result))
         print(f"{host.name}: {text}")
     return complaints(troubles)
@@ -69,12 +73,12 @@ def remove(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
             continue
         cache = host.cache or "~/.cache/quine"
         print(f"{host.name}: {_removed(result.removed)}")
-        for name in result.used:
-            print(f"{host.name}: in use, not removed: {cache}/{name}")
-        if result.left:
-            paths = ", ".join(f"{cache}/{name}" for name in result.left)
-            refused = Unreachable(host.name, f"cannot be removed: {paths}", "look at owners and modes there")
-            results[number] = host, refused
+        kept = {"cannot be removed": result.left, "in use, not removed": result.used}
+        paths = {why: ", ".join(f"{cache}/{name}" for name in names) for why, names in kept.items() if names}
+        if paths:
+            detail = "; ".join(f"{why}: {them}" for why, them in paths.items())
+            cure = "look at owners and modes there" if result.left else IN_USE
+            results[number] = host, Unreachable(host.name, detail, cure)
     return complaints(results)
 
 

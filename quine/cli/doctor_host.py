@@ -3,8 +3,8 @@
 Laws
 1. The way is that of a job: the steps are those that the dial tells of, and the build is put there if it is missing.
    Only its end is ours, a ping in place of a job.
-2. A step is printed when the next one begins, so that a dial that hangs shows where. The hosts are gone to at the same
-   time; the lines of one wait until the host before it is done.
+2. A step is printed when the next one begins, or at an interrupt, so that a dial that hangs shows where. The hosts are
+   gone to at the same time; the lines of one wait until the host before it is done.
 3. Text of a host is never printed as it came.
 """
 
@@ -46,6 +46,10 @@ async def _shown(hosts: Sequence[Host], known: Inventory) -> list[bool]:
         for way in ways:
             way.cancel()
         await asyncio.gather(*ways, return_exceptions=True)
+        for steps in shown:  # empty, unless this was interrupted
+            while not steps.lines.empty():
+                if line := steps.lines.get_nowait():
+                    print(line, flush=True)
 
 
 async def _reached(host: Host, known: Inventory, steps: Steps) -> bool:
@@ -64,6 +68,9 @@ async def _reached(host: Host, known: Inventory, steps: Steps) -> bool:
     except Refused as refused:
         steps.failed(refused.detail, refused.hint)
         return False
+    except asyncio.CancelledError:
+        steps.failed("interrupted", "")
+        raise
     finally:
         steps.end()
         steps.lines.put_nowait("")

@@ -82,34 +82,35 @@ def check(chosen: Sequence[Host], known: Inventory, verbose: bool, as_json: bool
         return complaints(results)
     rows = [["HOST", "STATE", "SYSTEM", "PYTHON", "BUILD", "FREE", "SLOTS", "SECONDS"]]
     for host, result in results:
-        slots = str(host.slots or "-")
-        if isinstance(result, Exception):
-            rows.append([host.name, "unusable", "-", "-", "-", "-", slots, "-"])
-            continue
-        facts = result.facts
-        assert facts is not None  # a check always has them
-        build = "same" if facts.have else "none"
-        free = f"{facts.free >> 20} MB"
-        system = f"{facts.system} {facts.machine}"
-        python = ".".join(map(str, facts.version))
-        rows.append([host.name, "ok", system, python, build, free, slots, f"{result.seconds:.2f}"])
+        facts = _facts(result)
+        state = "unusable" if isinstance(result, Exception) else "ok"
+        seconds = "-" if facts["seconds"] is None else f"{facts['seconds']:.2f}"
+        system = f"{facts['system']} {facts['machine']}" if facts["system"] else "-"
+        build = {True: "same", False: "none", None: "-"}[facts["build"]]
+        free = "-" if facts["free"] is None else f"{facts['free'] >> 20} MB"
+        python, slots = facts["python"] or "-", str(host.slots or "-")
+        rows.append([host.name, state, system, python, build, free, slots, seconds])
     print(table(rows), end="")
     return complaints(results)
 
 
-def _facts(result: Visit | Refused) -> dict[str, object]:
+def _facts(result: Visit | Refused) -> dict[str, Any]:
     """Return the fields of `hosts check --json` beside those of `described`; the same ones for every host."""
-    facts = None if isinstance(result, Exception) else result.facts
+    from deploy.dial import Visit
+    from deploy.host_requirements import Unfit
+
+    answered = isinstance(result, (Visit, Unfit))
+    facts = result.facts if isinstance(result, (Visit, Unfit)) else None
     return {
-        "reachable": facts is not None,
-        "build": facts.have if facts else None,
-        "python": ".".join(map(str, facts.version)) if facts else None,
+        "reachable": answered,
+        "build": (facts is not None and facts.have) if answered else None,
+        "python": ".".join(map(str, facts.version)) if facts and facts.python else None,
         "system": facts.system if facts else None,
         "machine": facts.machine if facts else None,
-        "free": facts.free if facts else None,
+        "free": facts.free if facts and facts.python else None,  # Python looks
         "seconds": None if isinstance(result, Exception) else round(result.seconds, 3),
         "error": result.detail if isinstance(result, Exception) else None,
-        "hint": result.hint if isinstance(result, Exception) else None,
+        "hint": (result.hint or None) if isinstance(result, Exception) else None,
     }
 
 

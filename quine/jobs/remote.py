@@ -6,8 +6,9 @@ Laws
    others have MORE seconds.
 2. The answer of a host is foreign: only known fields of known types are taken, and at most MOST bytes.
 3. A host is asked for an id only if no local job has it. An id that two hosts claim is refused until --on names one.
-   The first claim of an id, or of as much of it as `ps` shows, is enough: the others have MORE seconds to dispute it.
-   Less of an id may begin another job, too, so a verb that sends something to the job (attach, kill) asks every host.
+   No host is told the id that is sought, and a whole one cannot be guessed: its first claim is enough, and the others
+   have MORE seconds to dispute it. The part that `ps` shows has 12 random bits, so a host that lies could claim it: a
+   verb that sends something to the job (attach, kill) by less than a whole id needs the answers of all hosts.
 """
 
 from __future__ import annotations
@@ -150,21 +151,21 @@ def running(job: str, where: str, options: RunOptions) -> Remote | None:
 def find(text: str, where: str, options: RunOptions, reads: bool = False) -> list[Remote]:
     """Return the jobs whose id begins with `text`. Raises NotAsked if only a silent host may have one.
 
-    `reads`: nothing is sent to the job, so a host that knows one is enough for any beginning of its id.
+    `reads`: nothing is sent to the job, so a host that knows one is enough for any beginning of its id. Otherwise
+    NotAsked is raised, too, if a silent host may have another one that begins so.
     """
     names = hosts(where, options)
     if where and len(names) == 1:
         return [Remote(names[0], text)]  # that host resolves the id itself
-    whole = len(text) >= SHORT
-    everything, silent = listed(names, options, text if whole or reads else "") if names else ([], [])
+    enough = reads or _is_job(text)
+    everything, silent = listed(names, options, text if enough else "") if names else ([], [])
     facts = [fact for fact in everything if fact["id"].startswith(text)]
-    if not (whole and facts):
+    if not (facts and enough and len(text) >= SHORT):
         tell(silent)
-    if silent and not facts:
-        raise NotAsked(
-            NOT_STARTED,
-            f"{text} is on no host that answered; not asked: {', '.join(one.host for one in silent)}",
-        )
+    if silent and not (facts and enough):
+        where = "may begin a job of another host, too" if facts else "is on no host that answered"
+        away = ", ".join(one.host for one in silent)
+        raise NotAsked(NOT_STARTED, f"{text} {where}; not asked: {away}")
     for fact in (best := once(facts)):
         rival = next((other for other in facts if _rivals(fact, other)), None)
         if rival:  # one of them lies, and our stdin or signal is meant for the other

@@ -111,7 +111,7 @@ def test_a_word_that_is_neither_check_nor_a_host(
         ("run --on @gpu -- true", 69, "there is no inventory, so '@gpu' means no host"),
         ("ps --on any", 69, "there is no inventory, so 'any' means no host"),
         ("deploy any -o x", 2, "--output belongs to quine deploy build"),
-        ("deploy build -o none/x", 69, "cannot write none/x"),
+        ("deploy build -o none/x", 74, "cannot write none/x"),
         ("doctor please", 69, "no such host: 'please'; there is no inventory"),
         ("node --status", 1, "no node of this build runs here"),
         ("node --stop", 1, "no node of this build runs here"),

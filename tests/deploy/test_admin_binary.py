@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from deploy import host_requirements, probe
+from deploy.build import Binary
+from deploy.host_requirements import Unfit
+from deploy.probe import Place
 from tests.lab import Lab
 from tests.lab.host import Host
 from transport import address
@@ -78,8 +83,35 @@ def test_a_binary_that_does_not_start_is_named(
     done = lab.run(["deploy", "opt"])
     assert done.returncode == 69
     assert f"its binary {tmp_path}/quine does not start: " in done.stderr.decode()
-    assert ("broken" if text else "not found") in done.stderr.decode()
+    assert ("broken" if text else "there is no program by that name") in done.stderr.decode()
     assert not (host.home / ".cache").exists()
+
+
+def answer(text: str, folder: Path) -> str:
+    """Return what a host says of a binary with this text."""
+    path = folder / "quine"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    binary = Binary(path, "ab" * 32, 1000)
+    words = ["sh", "-c", probe.command(binary, Place(binary=str(path)), "marker", "check")]
+    done = subprocess.run(words, input=b"bytes of the channel", capture_output=True, timeout=60, check=True)
+    return done.stdout.decode().removeprefix("marker ").strip()
+
+
+@pytest.mark.parametrize("text", ["sleep 1000", "sleep 1000 & wait", "trap '' TERM; while :; do :; done"])
+def test_a_binary_that_hangs_is_waited_for_a_short_time(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "ADMIN_SECONDS", 1)
+    said = answer(text, tmp_path)
+    with pytest.raises(Unfit, match="does not start: no answer to --version within 1 s") as caught:
+        host_requirements.check_build("opt", "/opt/quine", said)
+    assert "take `binary` from its table" in caught.value.hint
+
+
+def test_a_binary_that_never_stops_talking_or_reads_is_of_no_build(tmp_path: Path) -> None:
+    assert answer("exec yes", tmp_path) == "other y"
+    assert answer("exec cat", tmp_path) == "other", "the bytes of the channel are not for it"
 
 
 def test_a_node_that_does_not_start_is_not_replaced(

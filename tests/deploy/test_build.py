@@ -66,6 +66,20 @@ def test_same_inputs_same_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert unpacked.name == again.sha256 and unpacked.stat().st_mode & 0o077 == 0
 
 
+def test_a_file_that_cannot_be_unpacked_says_where_and_why(home: Path) -> None:
+    made = build.build(home / "quine.pyz").path
+    (home / "other").mkdir()
+    (home / "other" / ".cache").write_text("a file")
+    env = {"HOME": str(home / "other"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-S", made, "--version"], env=env, capture_output=True, text=True, check=False
+    )
+    error, hint = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (69, "")
+    assert error == f"quine: error: cannot unpack {made}: {home}/other/.cache/quine/unpacked: not a directory"
+    assert hint.startswith("quine: hint: set XDG_CACHE_HOME ")
+
+
 def test_an_old_python_is_told_so_in_a_sentence() -> None:
     """Its parser would stop at the first of our files."""
     main = Path(address.ROOT, "quine", "one_file.py").read_text()
@@ -110,12 +124,13 @@ def test_an_output_that_cannot_be_is_said_before_anything_is_built(
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     for name, why in (
-        ("none/x", "cannot write .*No such file"),
-        ("file/x", "cannot write .*Not a dir"),
-        ("folder", "is not a file"),
+        ("none/x", "cannot write .*: no such file or directory$"),
+        ("file/x", "cannot write .*: not a directory$"),
+        ("folder", "cannot write .*: it is not a file$"),
     ):
-        with pytest.raises(Refused, match=why):
+        with pytest.raises(build.Unwritable, match=why) as caught:
             build.build(tmp_path / name)
+        assert caught.value.status == 74 and caught.value.hint
 
 
 def test_old_builds_are_forgotten(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 from deploy import dial, inventory
 from deploy.build import build
 from deploy.probe import Place
+from quine.cli import visits
 from tests.lab import Lab, processes
 from tests.lab.host import OTHER, Host
 from tests.lab.lab import SSH_CONFIG
@@ -453,8 +455,52 @@ def test_host_with_an_old_python(lab: Lab, odd_host: Callable[..., Host]) -> Non
     nothing_is_there(host)
 
 
+def test_the_python_of_the_inventory_is_named_where_it_is_of_no_use(
+    lab: Lab, odd_host: Callable[..., Host]
+) -> None:
+    odd_host("named", inventory={"python": "/not/there"})
+    text = refused(lab, "named")
+    assert 'in the inventory: python = "/not/there"' in text and "correct `python` in its table" in text
+    planned = lab.run(["deploy", "--plan", "named"])
+    assert (planned.returncode, planned.stdout) == (69, b"named: cannot be deployed to\n")
+    assert b'python = "/not/there"' in planned.stderr
+
+
+def test_a_check_tells_all_that_an_unfit_host_says(
+    lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
+) -> None:
+    odd_host("named", inventory={"python": "/not/there"})
+    (tmp_path / "old").write_text("#!/bin/sh\necho 308 99999999999\n")
+    (tmp_path / "quine").write_text("#!/bin/sh\necho 'quine 0.0.9 (build 0123456789ab)'\n")
+    for name in ("old", "quine"):
+        (tmp_path / name).chmod(0o755)
+    lab.alias("aged", of="named", python=str(tmp_path / "old"))
+    lab.alias("other", of="named", python=None, binary=str(tmp_path / "quine"))
+    lab.alias("away", of="named", via=1)
+    done = lab.run(["hosts", "check", "named,aged,other,away", "--json"])
+    told = {fact["name"]: fact for fact in map(json.loads, done.stdout.splitlines())}
+    assert {name: (fact["reachable"], fact["build"]) for name, fact in told.items()} == {
+        "named": (True, False), "aged": (True, False), "other": (True, False), "away": (False, None),
+    }  # fmt: skip
+    assert (told["aged"]["python"], told["named"]["python"], told["other"]["python"]) == ("3.8", None, None)
+    assert told["named"]["system"] == told["aged"]["system"] == "Linux" and told["named"]["free"] is None
+    assert all(fact["error"] and fact["hint"] != "" for fact in told.values())
+    rows = lab.run(["hosts", "check", "aged"]).stdout.decode().splitlines()[1].split()
+    assert rows[:5] == ["aged", "unusable", "Linux", os.uname().machine, "3.8"]
+
+
+def test_a_cure_that_is_not_known_is_null() -> None:
+    assert visits._facts(Unreachable("h", "it is away"))["hint"] is None
+
+
+def test_a_cache_where_no_file_is_kept(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    odd_host("shown", inventory={"cache": "/proc/x"})
+    text = refused(lab, "shown")
+    assert "its cache for quine cannot be written: " in text and 'cache = "/scratch/me/quine"' in text
+
+
 def test_host_of_another_kind(lab: Lab, odd_host: Callable[..., Host]) -> None:
-    host = odd_host("bsd", scripts={"uname": '#!/bin/sh\n[ "$1" = -m ] && echo amd64 || echo FreeBSD\n'})
+    host = odd_host("bsd", scripts={"uname": "#!/bin/sh\necho FreeBSD amd64\n"})
     assert "it is FreeBSD, and quine runs on Linux" in refused(lab, "bsd")
     nothing_is_there(host)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import lzma
 import os
 import subprocess
 import sys
@@ -173,8 +175,10 @@ def test_links_within_it_are_fine(tmp_path: Path) -> None:
     ("content", "why"),
     [
         (b"\x28\xb5\x2f\xfdxxxx", "is packed with zstd"),
-        (b"no tar file", "cannot be read"),
-        (b"", "cannot be read"),
+        (b"no tar file", "is no archive of a Python"),
+        (b"", "is no archive of a Python"),
+        (gzip.compress(os.urandom(1 << 20))[:5000], "is no archive of a Python, or is cut off"),
+        (lzma.compress(os.urandom(1 << 20))[:5000], "is no archive of a Python, or is cut off"),
         (None, "no such file or directory"),
     ],
 )
@@ -186,6 +190,25 @@ def test_what_is_no_packed_python_is_named(content: bytes | None, why: str, lab:
     assert done.returncode == 2 and why in done.stderr.decode() and b": hint: " in done.stderr
     with pytest.raises(Misconfigured, match=r"no bin/python3"):
         interpreter.read(archive(tmp_path, ("py/bin/python2", FILE, "")))
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "/"])
+def test_a_device_or_directory_is_no_packed_python(path: str) -> None:
+    with pytest.raises(Misconfigured, match=f"{path} is no archive of a Python: it is not a file"):
+        interpreter.read(Path(path))
+
+
+@pytest.mark.parametrize("form", ["gz", "xz", "bz2"])
+def test_a_damaged_archive_is_named(form: str, tmp_path: Path) -> None:
+    """Its head is sound, so that its kind is known, and the rest is not."""
+    path = archive(
+        tmp_path, ("py/bin/python3", FILE, "x" * 5000), ("py/b", FILE, os.urandom(9000).hex()), form=form
+    )
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    path.write_bytes(data)
+    with pytest.raises(Misconfigured, match="is no archive of a Python, or is cut off"):
+        interpreter.read(path)
 
 
 @pytest.mark.parametrize(
@@ -213,11 +236,17 @@ def test_a_full_disk_is_seen_before_it_is_sent(lab: Lab, odd_host: Callable[...,
     assert done.returncode == 69 and "its disk is full: " in done.stderr.decode() and cache(host) == []
 
 
+def test_a_cache_where_no_file_is_kept_is_not_called_full(
+    lab: Lab, odd_host: Callable[..., Host], packed: Path
+) -> None:
+    odd_host("shown", python=False, inventory={"cache": "/proc/x"})
+    done = lab.run(["deploy", "--python", packed, "shown"])
+    assert done.returncode == 69 and "its cache for quine cannot be written: /proc/x" in done.stderr.decode()
+
+
 def test_a_python_of_the_inventory_comes_first(lab: Lab, odd_host: Callable[..., Host], packed: Path) -> None:
     host = odd_host("bare", python=False, inventory={"python": "python3.13"})
     done = lab.run(["deploy", "--python", packed, "bare"])
-    assert (
-        done.returncode == 69 and "the Python that the inventory names is not there" in done.stderr.decode()
-    )
+    assert done.returncode == 69 and 'in the inventory: python = "python3.13"' in done.stderr.decode()
     assert cache(host) == []
     assert sys.version_info[:2] != (3, 13)

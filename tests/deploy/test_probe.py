@@ -160,7 +160,8 @@ def test_a_home_that_cannot_be_written(binary: Binary, tmp_path: Path) -> None:
 def test_the_room_is_that_of_the_cache(binary: Binary, tmp_path: Path) -> None:
     assert told(tmp_path, binary, tmp_path).free > 0
     (tmp_path / ".cache").symlink_to("/proc")
-    assert told(tmp_path, binary, tmp_path).free == 0
+    there = told(tmp_path, binary, tmp_path)
+    assert there.shut and there.free == 0, "it keeps no files, also where root may write"
 
 
 def test_without_python_it_says_so(binary: Binary, tmp_path: Path) -> None:
@@ -201,6 +202,26 @@ def found(home: Path, binary: Binary, place: Place = USUAL) -> tuple[tuple[int, 
 def test_the_newest_python_of_those_with_a_name(binary: Binary, tmp_path: Path) -> None:
     for name, version in (("python3", 308), ("python3.9", 309), ("python3.12", 312), ("python3.11", 311)):
         stub(tmp_path / "bin" / name, version)
+    assert found(tmp_path, binary) == ((3, 12), f"{tmp_path}/bin/python3.12")
+
+
+def test_a_second_name_of_the_best_python_is_not_started_again(binary: Binary, tmp_path: Path) -> None:
+    stub(tmp_path / "bin" / "python3.11", 311)
+    with open(tmp_path / "bin" / "python3.11", "a") as file:
+        file.write(f"echo asked >> {tmp_path}/asked\n")
+    (tmp_path / "bin" / "python3").symlink_to("python3.11")
+    (tmp_path / "bin" / "python3.13").mkdir()
+    assert found(tmp_path, binary) == ((3, 11), f"{tmp_path}/bin/python3")
+    assert (tmp_path / "asked").read_text() == "asked\n"
+
+
+def test_a_second_name_of_an_old_python_is_started_too(binary: Binary, tmp_path: Path) -> None:
+    """One program may stand for many versions, and ask its own name which."""
+    path = tmp_path / "bin" / "chooser"
+    stub(path, 308)
+    path.write_text("#!/bin/sh\ncase $0 in *3.12) echo 312 99999;; *) echo 308 99999;; esac\n")
+    for name in ("python3", "python3.12"):
+        (tmp_path / "bin" / name).symlink_to("chooser")
     assert found(tmp_path, binary) == ((3, 12), f"{tmp_path}/bin/python3.12")
 
 

@@ -83,10 +83,12 @@ def test_an_installation_in_use_stays_and_is_named(lab: Lab, odd_host: Callable[
     for layer, folder in (("layer-a", name), ("layer-b", "0" * 64)):
         (cache(host) / layer).mkdir()
         (cache(host) / folder / "layer-s3").symlink_to(f"../{layer}")
-    assert said(lab, "--remove", "busy") == [
-        "busy: removed 1 installation", f"busy: in use, not removed: ~/.cache/quine/{name}",
-        "busy: in use, not removed: ~/.cache/quine/layer-a",
-    ]  # fmt: skip
+    done = lab.run(["deploy", "--remove", "busy"])
+    assert (done.returncode, done.stdout) == (69, b"busy: removed 1 installation\n")
+    error, hint = done.stderr.decode().splitlines()
+    both = f"~/.cache/quine/{name}, ~/.cache/quine/layer-a"
+    assert error == f"quine: busy: error: in use, not removed: {both}"
+    assert hint.startswith("quine: busy: hint: end its jobs ")
     assert not (cache(host) / "layer-b").exists()
     assert not old.exists() and (cache(host) / name / "quine").exists()
     assert lab.run(["run", "--on", "busy", "--", "echo", "on"], check=True).stdout == b"on\n"
@@ -116,6 +118,16 @@ def test_nothing_is_removed_where_use_cannot_be_seen(lab: Lab, odd_host: Callabl
     done = lab.run(["deploy", "--remove", "blind"])
     assert (done.returncode, done.stdout) == (69, b"") and old.exists()
     assert "quine: blind: error: nothing was removed: " in done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "words", [["deploy", "--remove", ""], ["deploy", ""], ["hosts", ""], ["hosts", "check", ""]]
+)
+def test_an_empty_name_is_no_host(lab: Lab, words: list[str]) -> None:
+    """As of an unset variable: it does not mean every host."""
+    done = lab.run(words)
+    assert (done.returncode, done.stdout) == (69, b"")
+    assert done.stderr.decode().startswith("quine: error: no such host: ''; known: h1")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,22 @@ def test_a_job_that_is_found_is_told_without_the_hosts_that_are_down(lab: Lab, d
     assert lab.run(["wait", job]).returncode == 7
 
 
+@pytest.mark.parametrize("verb", ["attach", "kill"])
+def test_a_part_of_an_id_is_not_enough_to_send_something_where_a_host_is_down(
+    lab: Lab, down: str, go: Path, verb: str
+) -> None:
+    """A host that lies can guess the part that `ps` shows, and would be given what is meant for another's job."""
+    job = detach(lab, "--on", "h1", "--", "sh", "-c", f"read x <{go}; exit 7")
+    done = lab.run([verb, job[:SHORT]])
+    assert (done.returncode, done.stdout) == (NOT_STARTED, b"")
+    assert done.stderr.decode().endswith(
+        f"quine: error: {job[:SHORT]} may begin a job of another host, too; not asked: down\n"
+        f"quine: hint: try again when it can be reached, or name the host: quine {verb} --on HOST {job[:SHORT]}\n"
+    )
+    go.write_text("\n")
+    assert lab.run(["wait", job]).returncode == 7, "it was not ended"
+
+
 def test_a_job_that_is_nowhere_is_said_with_the_hosts_that_were_asked(lab: Lab) -> None:
     none = "0" * 31 + "f"
     done = lab.run(["wait", none])
@@ -79,7 +95,7 @@ def mute(lab: Lab) -> Iterator[str]:
 @pytest.mark.long  # a second for the others to answer, too, and two to let go of the one that does not
 @pytest.mark.parametrize(
     ("verb", "length", "status"),
-    [("wait", 36, 7), ("wait", 13, 7), ("logs", 36, 0), ("attach", 36, 7), ("kill", SHORT, 0)],
+    [("wait", 36, 7), ("wait", 13, 7), ("logs", 36, 0), ("attach", 36, 7), ("kill", 36, 0)],
 )
 def test_a_job_that_is_found_is_told_without_a_host_that_is_silent(
     lab: Lab, mute: str, verb: str, length: int, status: int

@@ -26,6 +26,7 @@ GRACE = 5.0  # seconds between SIGTERM and SIGKILL, or between the end of its ou
 Lost = Callable[[int, str], bool]
 
 _running: set[ChildDuplex] = set()
+_starting: set[asyncio.Future[tuple[int, list[int]]]] = set()
 
 
 def environment(env: Mapping[str, str], ssh_agent: str | None) -> dict[str, str]:
@@ -205,6 +206,8 @@ class ChildDuplex(FdDuplex):
 
 async def end_all() -> None:
     """End the children that are left; called by a process that ends. If it is cancelled, they are killed at once."""
+    if _starting:  # those that were given up, too: their programs may run already
+        await asyncio.wait(_starting, timeout=GRACE)
     for child in _running:
         child.close()
     try:
@@ -218,6 +221,8 @@ async def start(argv: Sequence[str], env: Mapping[str, str], lost: Lost) -> Chil
     """Start `argv` and return its duplex. Raises OSError if there is no such program."""
 
     starting = asyncio.ensure_future(asyncio.to_thread(_spawn, argv, env))
+    _starting.add(starting)
+    starting.add_done_callback(_starting.discard)
     try:
         pid, streams = await asyncio.shield(starting)
     except asyncio.CancelledError:

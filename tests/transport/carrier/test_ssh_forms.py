@@ -24,6 +24,7 @@ from tests.lab.lab import SSH_CONFIG
 from tests.support.waiting import read_until
 from transport.carrier.dialer import SshTarget
 from transport.carrier.ssh import connect
+from transport.carrier.ssh.keys import message
 from transport.errors import Interrupted
 
 pytestmark = [pytest.mark.skipif(not shutil.which("ssh-agent"), reason="needs OpenSSH")]
@@ -651,3 +652,9 @@ def test_a_penalty_is_waited_out_once(user: User, monkeypatch: pytest.MonkeyPatc
         asyncio.run(ever.visit(user.lab.identity, notes))
     assert "PerSourcePenalties" in caught.value.detail and "failed logins from here" in caught.value.hint
     assert ever.connections == 2
+
+
+def test_an_error_of_the_system_is_told_without_its_number() -> None:
+    assert message(BrokenPipeError(32, "Broken pipe")) == "broken pipe"
+    assert message(PermissionError(13, "Permission denied", "/x")) == "permission denied: /x"
+    assert message(OSError("No luck")) == "no luck"

@@ -151,7 +151,12 @@ async def _reach(target: SshTarget, note: Note, news: News) -> list[asyncssh.SSH
             for settings in way:
                 through = connections[-1] if connections else None
                 say = news if settings is way[-1] else partial(_of_hop, settings.target.name, news)
-                connections.append(await _patiently(settings, through, note, say))
+                try:
+                    connections.append(await _patiently(settings, through, note, say))
+                except Unreachable as error:
+                    if settings is not way[-1]:
+                        error.detail, error.host = f"its jump host {error.host}: {error.detail}", target.name
+                    raise
         except BaseException:
             _abort(connections)
             raise

@@ -181,4 +181,6 @@ def _is_public(path: str) -> bool:
 
 def message(error: BaseException) -> str:
     text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return text[:1].lower() + text[1:]
