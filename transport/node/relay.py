@@ -66,6 +66,7 @@ class Relay:
         self.facts: dict[str, object] = {}  # of the job, for display; {} for internal ones
         self.since = 0.0
         self.queued = False  # it waits for a slot
+        self.keep = False  # its job outlives its client
         self.late = False  # its caller keeps jobs until there is room
         self._asked = 0  # requests of its job that are open
         self._down_since = 0.0
@@ -122,7 +123,8 @@ class Relay:
                 if self.watcher:
                     self.watcher.started(self)
                 if self.host:
-                    frame.payload = quickjson.dumps({"pid": self.pid, "host": self.host}).encode()
+                    kept = {name: value for name, value in frame.body().items() if name == "kept"}
+                    frame.payload = quickjson.dumps({"pid": self.pid, "host": self.host, **kept}).encode()
             elif frame.kind == Kind.EXIT:
                 frame.payload = self._named(frame)
             elif frame.kind == Kind.NOTE and side.link.dialled:
@@ -160,6 +162,14 @@ class Relay:
                     self.watcher.exiting(self)
                 self.near.pass_on(self._exit)
                 self._exit = None
+                if self.keep:
+                    self._leave_slot()
+
+    def _leave_slot(self) -> None:
+        """The job is over; its record waits over there for the client, which may take long."""
+        self.facts = {}
+        on_end, self.on_end = self.on_end, lambda _: None
+        on_end(self)
 
     def _named(self, frame: Frame) -> bytes:
         """The exit record, checked and with our name for the host in it."""
@@ -227,7 +237,7 @@ class Relay:
     def lost(self, side: Side, why: str) -> None:
         if side is self.near:
             if self.far:
-                self.far.abandon()
+                self.far.abandon(goes_on=self.keep)
         else:
             if self.request:
                 known = "the request may have been answered"

@@ -47,12 +47,15 @@ class Turns:
     def begin(self) -> None:
         while self._waiting and len(self._running) < self._limit and not self._link.down:
             job = next(iter(self._waiting))
-            early = self._waiting.pop(job).early
+            waiting = self._waiting.pop(job)
+            waiting.begun = True
             self._running.add(job)
-            self._link.handlers[job.number] = job
+            if self._link.handlers.get(job.number) is waiting:
+                self._link.handlers[job.number] = job
             job.start()
-            for frame in early:
+            for frame in waiting.early:
                 job.on_frame(frame)
+            waiting.early.clear()
 
 
 class Waiting:
@@ -60,19 +63,25 @@ class Waiting:
 
     def __init__(self, turns: Turns, job: Job) -> None:
         self.early: list[Frame] = []  # bounded by the windows of the job
+        self.begun = False
         self._turns = turns
         self._job = job
 
     def on_frame(self, frame: Frame) -> None:
-        if frame.stream == LIFE and frame.kind == Kind.STOP:
+        if self.begun or (frame.stream == LIFE and frame.kind == Kind.STOP):
             self._job.on_frame(frame)  # nobody waits for it: it ends
         else:
             self.early.append(frame)
 
-    def on_down(self, why: str) -> None: ...
+    def on_down(self, why: str) -> None:
+        if self.begun:
+            self._job.on_down(why)
 
     def on_up(self) -> None:
-        self._turns.begin()
+        if self.begun:
+            self._job.on_up()
+        else:
+            self._turns.begin()
 
     def on_lost(self, why: str) -> None:
         self._job.on_lost(why)

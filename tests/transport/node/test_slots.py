@@ -171,6 +171,7 @@ def test_jobs_that_wait_on_their_host_begin_in_order_with_the_frames_that_came_m
         jobs = [Job(number, made) for number in range(5)]
         handlers = [turns.submit(cast(Any, job), 2) for job in jobs]
         assert made == ["start 0", "start 1"] and handlers[:2] == jobs[:2]
+        link.handlers[2] = handlers[2]
         handlers[2].on_frame(Frame(Kind.DATA, 2, 0, 0, b"x"))
         handlers[3].on_frame(Frame(Kind.STOP, 3, LIFE))
         turns.ended(cast(Any, jobs[3]))  # as it does when it is stopped
