@@ -15,7 +15,6 @@ import select
 import time
 
 from quine.base import backoff, errors
-from quine.base.errors import say
 from quine.fanout import outcome
 from quine.fanout.joblog import RUNNING
 from quine.fanout.outcome import DENIED, DONE, LOST, NEVER
@@ -244,10 +243,10 @@ class Run:
 
     def _started(self, task: Task) -> None:
         task.started()
-        if self._log and task.job:
-            self._log.on_host(task.job.host or "local")
         if self._timeout:
             self._deadlines[task] = task.began + self._timeout
+            if task.adopted:  # it began long ago
+                self._deadlines = dict(sorted(self._deadlines.items(), key=lambda item: item[1]))
 
     def _end_late(self, now: float) -> None:
         """End the jobs whose time is over."""
@@ -282,10 +281,12 @@ class Run:
         kind = outcome.kind_of(status, task.timed_out, self._starter.agents)
         task.ended(status, kind)
         task.unstarted += kind == NEVER
-        if self._hosts.ended(status.host, kind, time.monotonic()) and not self._options.spawn.quiet:
-            failed = f"{outcome.STRIKES} starts in a row have failed"
-            say(f"quine: {status.host}: {failed}; set aside for a while\n")
         spawn = self._options.spawn
+        if self._hosts.ended(status.host, kind, time.monotonic()):
+            self._batch.recall(status.host)
+            if not spawn.quiet:
+                failed = f"{outcome.STRIKES} starts in a row have failed"
+                errors.say(f"quine: {status.host}: {failed}; set aside for a while\n")
         if status.left and not (spawn.quiet or spawn.files or spawn.returns):
             self._told.left(status)
         if self._may_try_again(task, status, kind):
@@ -326,7 +327,7 @@ class Run:
         if not self.stopped and self._halt.reached(self.tally):
             self.stopped = True
             if not self._options.spawn.quiet:
-                say(f"quine: halted: {self.text()}\n")
+                errors.say(f"quine: halted: {self.text()}\n")
             self._drop_tries()
             if self._halt.now:
                 self._end_all()
@@ -345,7 +346,7 @@ class Run:
     def _stop_spent(self) -> None:
         """A budget is used up: no more items are started, and those that were not are no failures."""
         self.spent = self.stopped = True
-        say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
+        errors.say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
         self._drop_tries()
 
     def _end(self, task: Task) -> None:
@@ -370,7 +371,7 @@ class Run:
     def signalled(self, number: int) -> None:
         """Take a signal that this process got."""
         if number == signal.SIGUSR1:
-            say(f"quine: {self.text()}\n")
+            errors.say(f"quine: {self.text()}\n")
             return
         gently = number == signal.SIGINT and not self.ended_by
         if self._ending:
@@ -383,7 +384,7 @@ class Run:
             self._ending = True
             self._end_all()
         elif self._running:
-            say(f"quine: waiting for {len(self._running)} jobs; ^C again ends them\n")
+            errors.say(f"quine: waiting for {len(self._running)} jobs; ^C again ends them\n")
 
     def text(self) -> str:
         """The state of the batch in a line."""

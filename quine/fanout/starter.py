@@ -157,6 +157,8 @@ class Starter:
 
         def on_started(_: int, host: str) -> None:
             answers.placed(host)
+            if self._log:
+                self._log.on_host(host or "local")
             started(task)
 
         def on_exit(status: Status) -> None:

@@ -168,7 +168,9 @@ def test_one_batch_at_a_time_has_a_log(lab: Lab, tmp_path: Path) -> None:
     batch = Killed(lab, tmp_path, "--on", "h1")
     words = [*batch.words, "--resume", *batch.items]
     with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
-        until(lambda: lab.run(words, cwd=tmp_path).returncode == 2, "another one is refused")
+        until(lambda: (tmp_path / "log.started").read_text().split()[3] == "2", "it has the log")
+        done = lab.run(words, cwd=tmp_path)
+        assert done.returncode == 2 and b"in use by another batch" in done.stderr
         batch.go()
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, b"") and sorted(out.decode().split()) == lines("34567")

@@ -470,6 +470,32 @@ def test_starts_are_so_far_apart(lab: Lab) -> None:
     assert time.monotonic() - begun > 3 * 0.7
 
 
+def test_hosts_that_appear_in_the_inventory_join_and_those_that_go_get_no_more(
+    lab: Lab, tmp_path: Path
+) -> None:
+    lab.alias("one", "h1", tags=["x"])
+    words = ["xargs", "-P2", "--on", "@x", "--line-buffer", *SH, 'echo "$QUINE_NODE_NAME"']
+    with lab.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout
+
+        def next_host() -> bytes:
+            assert process.stdin and process.stdout
+            process.stdin.write(b"item\n")
+            process.stdin.flush()
+            return read_until(process.stdout.fileno(), b"\n")
+
+        assert next_host() == b"one\n"
+        lab.forget_aliases()
+        lab.alias("two", "h2", tags=["x"])
+        assert next_host() == b"two\n"
+        whole = lab.inventory.read_text()
+        lab.inventory.write_text("[hosts.")
+        assert next_host() == b"two\n", "a file that is being edited changes nothing"
+        lab.inventory.write_text(whole)
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 0
+
+
 # -- resuming --------------------------------------------------------------------------------------
 
 

@@ -119,6 +119,10 @@ class Batch:
             source.ready = job.more
         return job
 
+    def recall(self, host: str) -> None:
+        """Send the jobs elsewhere that a host was given and has not begun, as far as it says so."""
+        self._core.recall(host)
+
     def watch(self, fd: int, events: int, call: Callable[[int], None]) -> None:
         """Have `call` called in `turn` with the events of a descriptor, until `unwatch`. One function a descriptor."""
         if fd in self._watched and self._watched[fd] != call:
@@ -235,8 +239,11 @@ class Batch:
         until = time.monotonic() + LAST
         poll = select.poll()
         while (wire := self._wire) and self._greeted:
-            self._send()
-            if self._wire is not wire or not wire.unsent or time.monotonic() > until:
+            try:
+                wire.flush()
+            except OSError:
+                return
+            if not wire.unsent or time.monotonic() > until:
                 return
             poll.register(wire.socket, select.POLLOUT)
             poll.poll(max(0, int(1000 * (until - time.monotonic()))))

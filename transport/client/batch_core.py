@@ -137,6 +137,7 @@ class BatchCore:
         if self._sent.get(job.number) is job:
             del self._sent[job.number]
             if job.full and job.status and job.status.state == "unreachable":
+                job.forget()
                 job.again()
                 self._waiting += 1
                 feed.given_back(job, self.now)
@@ -173,6 +174,14 @@ class BatchCore:
         job.told = True
         job.release()
         self._over.append(job)
+
+    def recall(self, host: str) -> None:
+        """Have the jobs back that were sent to a host and have not begun there; they are sent elsewhere."""
+        for job in self._sent.values():
+            if not job.pid and not job.over:
+                avoid = job.spawn.context.get("avoid") or []
+                job.spawn.context = {**job.spawn.context, "avoid": [*avoid, host]}
+                job.session.tell(job.number, Kind.NOTE, {"withdraw": host})
 
     def abandon(self) -> None:
         """Nobody waits any more for the jobs that are kept. Records of those that have ended stay for their lease."""

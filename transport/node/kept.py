@@ -6,7 +6,7 @@ channel it is the handler. It keeps the output that was not acknowledged, and th
 Laws
 1. A byte of output is kept until it is acknowledged, and the record until the opener has said that it has it. So the
    next opener gets all that the one before has not acknowledged, from the first such byte on.
-2. What is kept of a stream is bounded by its window: behind it the job waits in its write(2).
+2. The bytes that are kept of a stream are bounded by its window: behind it the job waits in its write(2).
 3. A job that had not begun when its opener died is dropped, and never runs.
 4. An id that is not here was never begun here, as long as this node `remembers`: it does from its start on, and from
    when it last dropped a job that had begun without its opener's word that the record was taken.
@@ -239,7 +239,7 @@ class Keeper:
         return bool(getattr(self.behind, "begun", True))  # False of one that waits for its turn
 
     def adopt(self, link: Link, number: int) -> None:
-        """Serve the job on another channel: what was not acknowledged comes again there."""
+        """Serve the job on another channel. The bytes that were not acknowledged come again there."""
         log.info("job %s: is adopted", self.id)
         self._unplug()
         if self._timer:

@@ -23,7 +23,7 @@ from transport.errors import ProtocolError
 from transport.node.lending import Lending
 from transport.node.side import Side
 from transport.spawn import LEASE
-from transport.status import LOST, Status
+from transport.status import LOST, NOT_STARTED, Status
 from transport.wire.frames import LIFE, Frame, Kind
 from transport.wire.session import ASKED
 
@@ -68,6 +68,7 @@ class Relay:
         self.queued = False  # it waits for a slot
         self.keep = False  # its job outlives its client
         self.late = False  # its caller keeps jobs until there is room
+        self._withdrawn = False
         self._asked = 0  # requests of its job that are open
         self._down_since = 0.0
         self._timers: list[asyncio.TimerHandle] = []
@@ -126,6 +127,8 @@ class Relay:
                     kept = {name: value for name, value in frame.body().items() if name == "kept"}
                     frame.payload = quickjson.dumps({"pid": self.pid, "host": self.host, **kept}).encode()
             elif frame.kind == Kind.EXIT:
+                if self._withdrawn and not self.started:
+                    self.near.note({"full": True, "host": self.host})
                 frame.payload = self._named(frame)
             elif frame.kind == Kind.NOTE and side.link.dialled:
                 raise ProtocolError("note from another node")  # this node alone notes the state of its links
@@ -133,6 +136,8 @@ class Relay:
                 self._exit = frame
             else:
                 self.near.pass_on(frame)
+        elif frame.kind == Kind.NOTE:
+            self._withdraw(frame)
         elif self.far:
             self.far.pass_on(frame)
             far, here = self.far.link, not side.link.remote
@@ -144,6 +149,18 @@ class Relay:
         self._pass_exit()
         if frame.stream == LIFE and frame.kind in (Kind.ACK, Kind.STOP):
             self.end()
+
+    def _withdraw(self, frame: Frame) -> None:
+        """The caller wants the job back, if it has not begun at the host that it names."""
+        if self.ended or self.started or self.host != frame.body().get("withdraw"):
+            return
+        if self.far:
+            self._withdrawn = True  # its node says in its exit record that it did not begin
+            self.far.pass_on(frame)
+            return
+        self.near.note({"full": True, "host": self.host})
+        self.refuse(Status("unreachable", NOT_STARTED, host=self.host, detail="withdrawn before it was sent"))
+        self.end()
 
     def _lend(self, side: Side, frame: Frame) -> None:
         if self.ended or self.far is None:

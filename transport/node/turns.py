@@ -2,7 +2,8 @@
 
 Laws
 1. As many jobs of one link run at one time as its node has said (`Spawn.slots`); the others begin in their order.
-2. A job that waits has not started: its node hears of it when it does. None begins while the link is down, since its
+2. A job that waits can be withdrawn by its caller, and then never begins.
+3. A job that waits has not started: its node hears of it when it does. None begins while the link is down, since its
    lease runs from a break on.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from transport.status import NOT_STARTED, Status
 from transport.wire.frames import LIFE, Frame, Kind
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ class Waiting:
     def on_frame(self, frame: Frame) -> None:
         if self.begun or (frame.stream == LIFE and frame.kind == Kind.STOP):
             self._job.on_frame(frame)  # nobody waits for it: it ends
+        elif frame.kind == Kind.NOTE:
+            self._job.on_not_started(Status("unreachable", NOT_STARTED, detail="withdrawn before it began"))
         else:
             self.early.append(frame)
 
