@@ -22,11 +22,13 @@ import fcntl
 import os
 import stat
 import time
+from math import inf
 from typing import NamedTuple
 
 from quine.base import errors
 from quine.base.errors import Failure, Misconfigured
 from quine.fanout.outcome import NEVER
+from transport.address import boot_id
 from transport.writes import write_all
 
 TYPE_CHECKING = False
@@ -81,7 +83,7 @@ def hash_of(parts: Iterable[bytes]) -> str:
 
 
 class Sent(NamedTuple):
-    """A job that was sent: the item, its try, and when, in seconds since the epoch."""
+    """A job that was sent: the item, its try, and when, in seconds of `_clock`."""
 
     hash: str
     attempt: int
@@ -103,11 +105,12 @@ class Joblog:
         self._before: dict[str, list[str]] = {}  # hash -> kinds of the ends of runs before
         self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
         self.batch, self._secret = os.urandom(16).hex(), os.urandom(16).hex()
-        self.hosts: dict[str, None] = {}  # on which jobs have started
+        self.hosts: dict[str, None] = {}  # on which jobs have started,
+        self.wheres: dict[str, None] = {}  # and WHEREs that jobs were sent to
         self._run = 1  # of this batch
         self._open: dict[str, Sent] = {}  # by their ids, the jobs that were sent and have no line
         self._lines = 0  # of the journal
-        self._second = 0.0  # the latest one noted there
+        self._second = -inf  # the latest one noted there
         self._fds: list[int] = []
         try:
             self._fds.append(_locked(path))
@@ -147,29 +150,33 @@ class Joblog:
     def _read_journal(self) -> None:
         lines = _lines(self._journal)
         head = lines[0].split() if lines else []
-        if lines and (head[:2] != JOURNAL.split() or len(head) != 5 or not head[3].isdigit()):
+        if lines and (head[:2] != JOURNAL.split() or len(head) != 6 or not head[3].isdigit()):
             raise OSError(errno.EINVAL, f"{self._journal} is none of this version")
         if head:
             self.batch, self._run, self._secret = head[2], int(head[3]) + 1, head[4]
-        second = 0.0
+        second = -inf
+        same = bool(head) and head[5] == boot_id()  # else the clock is another one
         for line in lines[1:]:
             word, *rest = line.split()
             if word == "time" and len(rest) == 1:
-                second = float(rest[0])
+                second = float(rest[0]) if same else -inf
             elif word == "host" and len(rest) == 1:
                 self.hosts[rest[0]] = None
+            elif word == "where":
+                self.wheres[line[len(word) + 1 : -1]] = None
             elif len(rest) == 3 and rest[1].isdigit():
                 self._open.pop(rest[2], None)
                 self._open[word] = Sent(rest[0], int(rest[1]), second)
 
     def _journal_text(self) -> str:
         text = [
-            f"{JOURNAL} {self.batch} {self._run} {self._secret}\n",
+            f"{JOURNAL} {self.batch} {self._run} {self._secret} {boot_id()}\n",
             *(f"host {host}\n" for host in self.hosts),
         ]
+        text += (f"where {where}\n" for where in self.wheres)
         for id, sent in self._open.items():
-            text.append(f"time {sent.when:.0f}\n{id} {sent.hash} {sent.attempt} -\n")
-        self._lines, self._second = len(text), 0.0
+            text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} -\n")
+        self._lines, self._second = len(text), -inf
         return "".join(text)
 
     def _replaced(self, path: str, text: str, mode: int = 0o666) -> int:
@@ -199,6 +206,10 @@ class Joblog:
         """The jobs that were sent and have no line, by their ids."""
         return self._open
 
+    def age(self, id: str) -> float:
+        """Return for how many seconds at most a job has been sent; inf if that cannot be known."""
+        return _clock() - self._open[id].when
+
     def id_of(self, hash: str, number: int, attempt: int) -> str:
         """Return the id of a try of an item, which has this number in this run."""
         return hash_of(os.fsencode(f"{part}") for part in (self.batch, self._run, hash, number, attempt))
@@ -213,8 +224,8 @@ class Joblog:
 
     def start(self, id: str, hash: str, attempt: int, before: str = "") -> None:
         """A job is about to be sent; `before` is the id of the try before, whose end is known."""
-        now = time.time()
-        noted = "" if now - self._second < 1 else f"time {now:.0f}\n"
+        now = _clock()
+        noted = "" if now - self._second < 1 else f"time {now:.3f}\n"
         if noted:
             self._second = now
         self._write(self._started, f"{noted}{id} {hash} {attempt} {before or '-'}\n")
@@ -233,6 +244,12 @@ class Joblog:
             raise Failure(errors.LOST, f"{self._journal}: {(error.strerror or '').lower()}") from None
         self._fds.remove(replaced)
         os.close(replaced)
+
+    def sends_to(self, where: str) -> None:
+        """Jobs are about to be sent to hosts of this WHERE."""
+        if where not in self.wheres:
+            self.wheres[where] = None
+            self._write(self._started, f"where {where}\n")
 
     def on_host(self, host: str) -> None:
         """A job has started on a host."""
@@ -273,6 +290,11 @@ class Joblog:
     def _close(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
+
+
+def _clock() -> float:
+    """Seconds since this machine was booted: nobody sets it, and it goes on while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _lines(path: str) -> list[str]:

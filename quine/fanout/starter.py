@@ -64,6 +64,7 @@ class Starter:
     def record(self, log: Joblog) -> None:
         """Have jobs outlive this process; those of the next one are in the same directories."""
         self._log = log
+        log.sends_to(self._where)
         self._context["batch"] = log.batch
         self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or log.batch
 
@@ -179,15 +180,18 @@ class Starter:
     def hosts(self) -> list[str]:
         """The hosts that may have jobs of this batch."""
         assert self._log
-        if not self._options.elsewhere:
-            return ["local"]
-        from quine.jobs.remote import hosts
+        found = dict.fromkeys(self._log.hosts)
+        for where in self._log.wheres:
+            if where == "local":
+                found[where] = None
+                continue
+            from quine.jobs.remote import hosts
 
-        try:
-            now = hosts(self._where, self._options)
-        except Misconfigured:
-            now = []  # WHERE means none at present
-        return list(dict.fromkeys([*now, *self._log.hosts]))
+            try:
+                found.update(dict.fromkeys(hosts(where, self._options)))
+            except Misconfigured:
+                found[where] = None  # it means none now; one that it meant may have jobs, and cannot be asked
+        return list(found)
 
     def asking(self, host: str) -> Spawn:
         """The job that asks the node of a host for its status."""
@@ -216,11 +220,8 @@ class Starter:
         spawn, answers = adopted.job.spawn, adopted.job.services
         assert isinstance(answers, Services)
         fresh, _, held = self.make(task, [])
-        spawn.env, spawn.cwd, spawn.lease = (
-            fresh.env,
-            fresh.cwd,
-            fresh.lease,
-        )  # for the job that brings the returns
+        # For the job that brings the returns.
+        spawn.env, spawn.cwd, spawn.lease = fresh.env, fresh.cwd, fresh.lease
         task.entry.id = task.sent = spawn.id
         task.adopted, task.kept, task.job = adopted, adopted.job, adopted.job
         try:
@@ -228,10 +229,8 @@ class Starter:
             stage = self._work.stage(task.item)
         except (OSError, Misconfigured) as error:
             adopted.job.abandon()
-            ended(
-                task,
-                Status("lost", LOST, detail=f"it was running, and its input is not there any more: {error}"),
-            )
+            why = f"it was running, and its input is not there any more: {error}"
+            ended(task, Status("lost", LOST, detail=why))
             return
         output = task.output
         if output:

@@ -30,18 +30,19 @@ if TYPE_CHECKING:
     from transport.status import Status
 
     class Sent(Protocol):
-        """A job that was sent: its try, and when, in seconds since the epoch."""
+        """A job that was sent."""
 
         @property
         def attempt(self) -> int: ...
-        @property
-        def when(self) -> float: ...
 
     class Log(Protocol):
         """The record of a batch."""
 
         @property
         def sent(self) -> Mapping[str, Sent]: ...
+
+        def age(self, id: str) -> float:
+            """Return for how many seconds at most a job has been sent."""
 
     class Starter(Protocol):
         """The part of a batch that makes its jobs."""
@@ -138,7 +139,7 @@ class Orphans:
         if not self._due:
             self._owner.at(0.0, self._search)
         for id in ids:
-            self._due[id] = time.monotonic() - (time.time() - self._log.sent[id].when)
+            self._due[id] = time.monotonic() - self._log.age(id)
             self._searches[id] = self._searches.get(id, 0) + 1
 
     def _search(self) -> None:

@@ -192,6 +192,22 @@ def test_another_list_in_another_order(lab: Lab, tmp_path: Path) -> None:
     assert batch.ran() == sorted("012343789")
 
 
+def test_other_hosts(lab: Lab, tmp_path: Path) -> None:
+    """The batch goes on elsewhere; the hosts of before are asked all the same, also where nothing is known to run."""
+    batch = Killed(lab, tmp_path, "--on", "h1")
+    batch.words[batch.words.index("h1")] = "h2"
+    journal = tmp_path / "log.started"
+    whole = journal.read_text()
+    assert "host h1\n" in whole and "where h1\n" in whole
+    journal.write_text(whole.replace("host h1\n", ""))
+    batch.go()
+    done = batch.resume()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(done.stdout.decode().split()) == lines("34567")
+    assert batch.ran() == [*"01234567"]
+    assert {row[9] for row in rows(tmp_path / "log")} == {"h1", "h2"}
+
+
 def test_a_batch_whose_consumer_leaves_ends_its_jobs(lab: Lab, tmp_path: Path) -> None:
     line = "quine xargs -P3 --joblog log --line-buffer --on h1 -- sh -c 'echo up; exec sleep 1000' ::: 1 2 3 | head -1"
     assert lab.sh(line, cwd=tmp_path).stdout == b"up\n"

@@ -110,7 +110,7 @@ class Chaos:
         for item, state in states.items():
             assert state != "done" or (ran[item] == 1 and f"out {item}" in shown), item
         lost = sum(state == "lost" for state in states.values())
-        assert lost <= 12 * len(self.events), "what was running at one event, at most"
+        assert lost <= 12 * len(self.events), "no more than ran at one event"
 
 
 def course(lab: Lab, path: Path, items: int, seed: int) -> None:

@@ -143,6 +143,22 @@ def test_a_job_is_known_by_another_id_in_each_try_and_in_each_run(tmp_path: Path
     again.close()
 
 
+def test_it_is_known_how_long_ago_a_job_was_sent_unless_by_another_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    log = Joblog(str(path))
+    log.start("one", "h", 1)
+    log.close()
+    again = Joblog(str(path), KEEP)
+    assert 0 <= again.age("one") < 150
+    again.close()
+    monkeypatch.setattr(joblog, "boot_id", lambda: "another")
+    again = Joblog(str(path), KEEP)
+    assert again.age("one") == float("inf")
+    again.close()
+
+
 def test_the_journal_of_a_long_batch_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joblog, "COMPACT", 10)
     path = tmp_path / "log"
