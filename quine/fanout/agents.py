@@ -8,8 +8,8 @@ from quine.remote.crowd import Crowd
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.fanout.options import Options
-    from quine.fanout.results import Report
-    from quine.fanout.sinks import Sink
+    from quine.fanout.output.results import Report
+    from quine.fanout.output.sinks import Sink
     from quine.fanout.tasks import Task, Work
     from quine.files.select import Services
     from transport.client.batch import Batch

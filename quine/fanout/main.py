@@ -12,9 +12,9 @@ import select
 
 from quine.base.errors import DENIED, Misconfigured, complain
 from quine.fanout import outcome
-from quine.fanout.items import Items
+from quine.fanout.input.items import Items
+from quine.fanout.input.template import Template, Word
 from quine.fanout.options import Options, parse, usage
-from quine.fanout.template import Template, Word
 from transport.lean import signal
 from transport.writes import write_all
 
@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quine.fanout.items import Item
+    from quine.fanout.input.items import Item
     from quine.fanout.joblog import Joblog
     from quine.fanout.run import Run
 
@@ -78,11 +78,11 @@ def template(options: Options, command: list[str], mission: bool = False) -> Tem
 
 
 def _run(options: Options, command: Template, items: Items, mission: bool) -> int:
-    from quine.fanout.results import Report
+    from quine.fanout.output.results import Report
+    from quine.fanout.output.sinks import Sink
+    from quine.fanout.output.streams import Streams
     from quine.fanout.run import Run
-    from quine.fanout.sinks import Sink
     from quine.fanout.starter import Starter
-    from quine.fanout.streams import Streams
     from quine.fanout.tasks import Work
     from transport import inherit
     from transport.client.batch import Batch

@@ -18,7 +18,7 @@ from quine.base import backoff, errors
 from quine.fanout import outcome
 from quine.fanout.joblog import RUNNING
 from quine.fanout.outcome import DENIED, DONE, LOST, NEVER
-from quine.fanout.results import Told
+from quine.fanout.output.results import Told
 from quine.jobs.adoption import Orphans
 from transport.lean import deque, signal
 from transport.status import Status
@@ -27,11 +27,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quine.fanout.items import Item, Items
+    from quine.fanout.input.items import Item, Items
     from quine.fanout.joblog import Joblog
     from quine.fanout.options import Options
-    from quine.fanout.results import Report
-    from quine.fanout.sinks import Sink
+    from quine.fanout.output.results import Report
+    from quine.fanout.output.sinks import Sink
     from quine.fanout.starter import Starter
     from quine.fanout.tasks import Task, Work
     from quine.jobs.adoption import Adopted

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from quine.fanout.joblog import Joblog
     from quine.fanout.options import Options
-    from quine.fanout.results import Report
-    from quine.fanout.sinks import Output, Sink
+    from quine.fanout.output.results import Report
+    from quine.fanout.output.sinks import Output, Sink
     from quine.fanout.tasks import Work
     from quine.jobs.adoption import Adopted
     from quine.staging.proxy import Staging

@@ -6,17 +6,17 @@ import os
 import time
 
 from quine.base.errors import Misconfigured
+from quine.fanout.input.template import Word
 from quine.fanout.joblog import Entry, hash_of
-from quine.fanout.template import Word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quine.fanout.items import Item
+    from quine.fanout.input.items import Item
+    from quine.fanout.input.template import Template
     from quine.fanout.options import Options
-    from quine.fanout.sinks import Output
-    from quine.fanout.template import Template
+    from quine.fanout.output.sinks import Output
     from quine.jobs.adoption import Adopted
     from quine.staging.proxy import Staging
     from transport.client.batch import BatchJob

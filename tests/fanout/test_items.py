@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
-from quine.fanout import records, rows
-from quine.fanout.items import Item, Items
+from quine.fanout.input import records, rows
+from quine.fanout.input.items import Item, Items
 from quine.fanout.main import template
 from quine.fanout.options import parse
 

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
-from quine.fanout import joblog, spool
-from quine.fanout.items import Item
+from quine.fanout import joblog
+from quine.fanout.input.items import Item
+from quine.fanout.input.rows import Row
 from quine.fanout.joblog import RUNNING, Entry, Joblog, hash_of
-from quine.fanout.results import names
-from quine.fanout.rows import Row
-from quine.fanout.sinks import Tags
-from quine.fanout.spool import Spool
+from quine.fanout.output import spool
+from quine.fanout.output.results import names
+from quine.fanout.output.sinks import Tags
+from quine.fanout.output.spool import Spool
 from quine.fanout.tasks import Task
 
 KEEP = {"done", "lost"}

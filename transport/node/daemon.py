@@ -26,13 +26,13 @@ from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descripto
 from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError, Refused
 from transport.job.job import Job
-from transport.job.termination import PAUSE
+from transport.launcher.termination import PAUSE
 from transport.node import rendezvous
 from transport.node.hosts import TOLD, Hosts, Place
 from transport.node.kept import Attic, way
 from transport.node.link import Handler, Link
 from transport.node.relay import Relay
-from transport.node.rendezvous import BACKLOG
+from transport.node.rendezvous import BACKLOG, PYPY
 from transport.node.served import Served
 from transport.node.side import Side
 from transport.node.turns import Turns
@@ -88,7 +88,8 @@ class Node:
         self._socket_path = address.socket_path()
         self._inode = 0  # of the socket, while it is listened on
         # Base environment of jobs from elsewhere: that of the login, without variables that look like secrets.
-        self._environ = inherit.scrubbed(os.environ)
+        environ = inherit.scrubbed(os.environ)
+        self._environ = {name: value for name, value in environ.items() if PYPY.get(name) != value}
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -296,7 +297,6 @@ class Node:
     def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
         if spawn.adopt:
             return self._attic.adopt(link, frame.channel, spawn)
-        where, launcher = self._socket_path, self._launcher
         turns = self._turns.setdefault(link, Turns(link)) if link.remote and spawn.slots else None
 
         def ended(job: Job) -> None:
@@ -306,16 +306,16 @@ class Node:
 
         taken = spawn.id in self._ids or spawn.id in self._attic.jobs
         keeper = self._attic.keeper(link, frame.channel, spawn) if spawn.keep and not taken else None
-        job = Job(keeper or link, frame.channel, spawn, self._environ, where, ended, launcher)
+        job = Job(
+            keeper or link, frame.channel, spawn, self._environ, self._socket_path, ended, self._launcher
+        )
         if taken:
             job.refuse("a job with its id runs already")
             return job
         self._jobs[job.token] = job
         self._ids.add(spawn.id)
-        handler: Handler = job
-        if turns:
-            handler = turns.submit(job, spawn.slots)
-        else:
+        handler: Handler = turns.submit(job, spawn.slots) if turns else job
+        if not turns:
             job.start()
         if keeper:
             keeper.behind = handler

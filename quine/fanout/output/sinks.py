@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 
-from quine.fanout.spool import Spool
-from quine.fanout.streams import MOST
+from quine.fanout.output.spool import Spool
+from quine.fanout.output.streams import MOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quine.fanout.streams import Chunks, Streams
+    from quine.fanout.output.streams import Chunks, Streams
     from transport.client.batch import BatchJob
 
 QUEUED = 64  # outputs that wait to be written before no more jobs are started

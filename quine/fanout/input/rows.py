@@ -3,7 +3,7 @@
 Laws
 1. Manners are those of GNU parallel: a line is an item, whatever stands in it; the first source varies slowest.
 2. Only the first source is read lazily. The others are held in memory, because each is repeated.
-3. None in a stream of rows means: nothing yet (quine/fanout/records.py).
+3. None in a stream of rows means: nothing yet (quine/fanout/input/records.py).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quine.fanout.options import Options
-    from quine.fanout.sinks import Output, Sink
-    from quine.fanout.spool import Spool
+    from quine.fanout.output.sinks import Output, Sink
+    from quine.fanout.output.spool import Spool
     from quine.fanout.tasks import Task, Work
     from transport.status import Status
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 
 from quine.base.errors import Misconfigured
-from quine.fanout import records, rows
-from quine.fanout.template import Values
+from quine.fanout.input import records, rows
+from quine.fanout.input.template import Values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from quine.fanout.input.rows import Row, Rows
     from quine.fanout.options import Options
-    from quine.fanout.rows import Row, Rows
 
 SOURCES = (":::", "::::", ":::+", "::::+")
 BLOCK = 10 << 20
