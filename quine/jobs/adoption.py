@@ -75,7 +75,7 @@ FIRST = 5.0  # seconds in which those of the run before are to be found before o
 SEARCHES = 10  # for one job: it may be found and lost again
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0
 SETTLES = 20.0  # seconds for a host to notice that a node here has ended
-MARGIN = 2.0  # seconds by which a note of the time may be wrong
+MARGIN = 0.25  # seconds by which two clocks may differ in the course of a batch
 MOST = 16 << 20  # bytes of an answer
 
 
