@@ -107,6 +107,8 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
     else:
         starter = Starter(options, batch, work, sink, report)
     log = _log(options)
+    if log:
+        starter.record(log)
     run = Run(options, batch, starter, work, items, sink, report, log)
     caught = Caught()
     caught.install(SIGNALS)
@@ -117,9 +119,8 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
             run.signalled(number)
 
     batch.watch(caught.fd, select.POLLIN, take)
-    whole = False
     try:
-        whole = run.run()
+        run.run()
     finally:
         caught.uninstall()
         streams.close()
@@ -127,7 +128,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
         starter.close()
         items.close()
         if log:
-            log.close(whole)
+            log.close()
     return _end(options, run)
 
 

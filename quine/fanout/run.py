@@ -14,12 +14,14 @@ import heapq
 import select
 import time
 
-from quine.base import backoff
-from quine.base.errors import complain, say
+from quine.base import backoff, errors
 from quine.fanout import outcome
 from quine.fanout.joblog import RUNNING
 from quine.fanout.outcome import DENIED, DONE, LOST, NEVER
+from quine.fanout.output.results import Told
+from quine.jobs.adoption import Orphans
 from transport.lean import deque, signal
+from transport.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,13 +34,11 @@ if TYPE_CHECKING:
     from quine.fanout.output.sinks import Sink
     from quine.fanout.starter import Starter
     from quine.fanout.tasks import Task, Work
+    from quine.jobs.adoption import Adopted
     from transport.client.batch import Batch
-    from transport.status import Status
 
 WAITING = 32  # jobs that wait for a host to take them, where -P does not bound them
-MOST = 4096  # jobs at one time, where -P does not bound them
-EACH = 5  # descriptors of a job at most: stdin, a spool, two copies of --results, a place
-OTHERS = 400  # descriptors of this process and of outputs that wait for their turn
+UNRECORDED = 4096  # items whose output waits: with a log their hosts keep their ends
 # Seconds until a place among the agents of the tree is looked for again, if none of ours ends before.
 LOOK = 0.5
 GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
@@ -46,7 +46,6 @@ GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of ou
 STARTS = 4
 # Seconds before a host that failed to start an item is tried again with it.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-SHOWN = 10  # faults of starts and losses that are printed
 
 
 class Run:
@@ -64,19 +63,15 @@ class Run:
         log: Joblog | None,
     ) -> None:
         self._options = options
-        self._batch = batch
-        self._starter = starter
-        self._work = work
-        self._source = items
+        self._batch, self._starter = batch, starter
+        self._work, self._source = work, items
         self._items: Iterator[Item | None] = iter(items)
-        self._sink = sink
-        self._report = report
+        self._sink, self._report = sink, report
         self._log = log
         self.tally = outcome.Tally()
-        self._halt = outcome.Halt(options.halt)
-        self._hosts = outcome.Hosts()
+        self._halt, self._hosts = outcome.Halt(options.halt), outcome.Hosts()
         self._bounded = starter.most > 0  # by -P
-        self._most = min(starter.most or MOST, _descriptors() // EACH)
+        self._most = starter.bound()
         self._tries = options.number("retries", 1, 1)
         # when the time of the tries that run is over, the earliest first: all have the same
         self._deadlines: dict[Task, float] = {}
@@ -86,12 +81,12 @@ class Run:
         self._resting: dict[Task, None] = {}  # and after a pause
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timed = 0
+        self._orphans = Orphans(self, batch, starter, log) if log else None
+        self._unrecorded = 0  # items that have ended, and have no line in the log yet
         self._slots: list[int] = []  # free numbers below _slot
         self._slot = 0
-        self._waits = False  # for input
-        self._next_start = 0.0
-        self._shown: set[str] = set()
-        self._left: set[str] = set()
+        self._waits, self._next_start = False, 0.0  # for input
+        self._told = Told()
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
         self.fault: Exception | None = None  # of the input
@@ -99,11 +94,14 @@ class Run:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self) -> bool:
-        """Run until all is over. Return whether all outputs were passed on; a second ^C does not wait for that."""
+    def run(self) -> None:
+        """Run until all is over; a second ^C does not wait for outputs to be passed on."""
+        if self._orphans:
+            self._orphans.begin()
         while True:
             self._start()
-            waits = self._running or self._again or self._resting
+            looks = self._orphans and self._orphans.awaited and not self._ending
+            waits = self._running or self._again or self._resting or looks
             if not waits and (self._exhausted or self.stopped):
                 break
             self._batch.turn(self._pause())
@@ -113,7 +111,8 @@ class Run:
         while not self._sink.idle and not self._ending:
             self._batch.turn(None)
             self._sink.pump()
-        return self._sink.idle
+        if self._orphans and not self._ending:
+            self._orphans.leave()
 
     def _pause(self) -> float | None:
         due = [when for when, _, _ in self._timers[:1]]
@@ -128,7 +127,7 @@ class Run:
         self._end_late(now)
         self._sink.pump()
 
-    def _at(self, when: float, call: Callable[[], None]) -> None:
+    def at(self, when: float, call: Callable[[], None]) -> None:
         self._timed += 1
         heapq.heappush(self._timers, (when, self._timed, call))
 
@@ -137,7 +136,9 @@ class Run:
     def _room(self) -> bool:
         if self.stopped or self._sink.clogged or (self._sink.holding and not self._again):
             return False
-        if len(self._running) >= self._most:
+        if len(self._running) >= self._most or self._unrecorded >= UNRECORDED:
+            return False
+        if self._orphans and self._orphans.first:
             return False
         return self._bounded or self._batch.waiting < WAITING
 
@@ -157,11 +158,11 @@ class Run:
             if not self._starter.ready():
                 self._again.appendleft(task)
                 self._next_start = now + LOOK
-                self._at(self._next_start, lambda: None)
+                self.at(self._next_start, lambda: None)
                 return
             if self._delay:
                 self._next_start = now + self._delay
-                self._at(self._next_start, lambda: None)
+                self.at(self._next_start, lambda: None)
             self._try(task)
 
     def _task(self) -> Task | None:
@@ -186,13 +187,11 @@ class Run:
 
     def _had_before(self, task: Task) -> bool:
         """Whether the item has its end from a run before."""
-        kind = self._log.before(task.entry.hash) if self._log else ""
+        kind, id = self._log.before(task.entry.hash) if self._log else ("", "")
         if not kind:
             return False
-        if kind == RUNNING:
-            task.entry.kind = LOST
-            self._tell("", "it was running when the batch was killed", task)
-            self._final(task)
+        if kind == RUNNING and self._orphans:
+            self._orphans.bind(task, id)
         else:
             self._sink.skip(task.item.number)
         return True
@@ -211,20 +210,43 @@ class Run:
 
     def _try(self, task: Task) -> None:
         """Start one try of an item."""
+        self._take_slot(task)
+        avoid = [*task.failed_on, *self._hosts.aside(time.monotonic())]
+        self._starter.start(task, avoid, self._started, self._ended)
+
+    def _take_slot(self, task: Task) -> None:
         if not self._slots:
             self._slot += 1
             self._slots.append(self._slot)
         task.item.slot = heapq.heappop(self._slots)
-        if not task.tries and self._log:
-            self._log.start(task.entry.hash)
         self._running[task] = None
-        avoid = [*task.failed_on, *self._hosts.aside(time.monotonic())]
-        self._starter.start(task, avoid, self._started, self._ended)
+
+    def adopt(self, task: Task, adopted: Adopted) -> None:
+        """Go on with a try that runs already, or has ended."""
+        self._take_slot(task)
+        self._starter.adopt(task, adopted, self._started, self._ended)
+
+    def missed(self, task: Task, never: bool) -> None:
+        """No host has the job of an item, which was sent; `never`: it was certainly never begun."""
+        task.unstarted += never
+        task.entry.kind = NEVER if never else LOST
+        before = task.job is None  # it is of the run before
+        if not self.stopped and (never or (before and self._options.spawn.idempotent)):
+            self._again.append(task)
+        elif before:
+            if not never:
+                self._told.fault("", "it was running when the batch was killed", task)
+            self._final(task)
+        else:
+            detail = "the node of this machine ended, and no host has the job"
+            self._judge(task, Status("lost", errors.LOST, detail=detail))
 
     def _started(self, task: Task) -> None:
         task.started()
         if self._timeout:
             self._deadlines[task] = task.began + self._timeout
+            if task.adopted:  # it began long ago
+                self._deadlines = dict(sorted(self._deadlines.items(), key=lambda item: item[1]))
 
     def _end_late(self, now: float) -> None:
         """End the jobs whose time is over."""
@@ -240,28 +262,39 @@ class Run:
         del self._running[task]
         self._deadlines.pop(task, None)
         heapq.heappush(self._slots, task.item.slot)
+        if self._is_loose(task, status):
+            task.release()
+            return
+        if task.adopted and status.state == "unreachable":  # by us; it had begun
+            status = Status("lost", errors.LOST, host=status.host, detail=status.detail)
+        self._judge(task, status)
+
+    def _is_loose(self, task: Task, status: Status) -> bool:
+        """Whether the job may go on without us; it is looked for."""
+        if not (self._orphans and task.job) or task.ending:
+            return False
+        cut = task.job.severed and status.state == "lost"
+        cut = cut or (task.adopted is not None and status.state == "unreachable")
+        return cut and self._orphans.sever(task)
+
+    def _judge(self, task: Task, status: Status) -> None:
         kind = outcome.kind_of(status, task.timed_out, self._starter.agents)
         task.ended(status, kind)
         task.unstarted += kind == NEVER
-        if self._hosts.ended(status.host, kind, time.monotonic()) and not self._options.spawn.quiet:
-            failed = f"{outcome.STRIKES} starts in a row have failed"
-            say(f"quine: {status.host}: {failed}; set aside for a while\n")
         spawn = self._options.spawn
+        if self._hosts.ended(status.host, kind, time.monotonic()):
+            self._batch.recall(status.host)
+            if not spawn.quiet:
+                failed = f"{outcome.STRIKES} starts in a row have failed"
+                errors.say(f"quine: {status.host}: {failed}; set aside for a while\n")
         if status.left and not (spawn.quiet or spawn.files or spawn.returns):
-            self._tell_left(status)
+            self._told.left(status)
         if self._may_try_again(task, status, kind):
             self._try_again(task, status.host, kind)
             return
         if status.detail:
-            self._tell(status.host, status.detail, task, status.hint)
+            self._told.fault(status.host, status.detail, task, status.hint)
         self._final(task)
-
-    def _tell_left(self, status: Status) -> None:
-        """Name a directory in which files are left; many jobs may name the same."""
-        text = f"quine: {status.host or 'local'}: files are left in {status.left}\n"
-        if text not in self._left:
-            self._left.add(text)
-            say(text)
 
     def _may_try_again(self, task: Task, status: Status, kind: str) -> bool:
         if self.stopped or kind in (DONE, DENIED):
@@ -280,7 +313,7 @@ class Run:
             return
         self._resting[task] = None
         pause = backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE, jitter=(0.5, 1))
-        self._at(time.monotonic() + pause, lambda: self._rested(task))
+        self.at(time.monotonic() + pause, lambda: self._rested(task))
 
     def _rested(self, task: Task) -> None:
         if self._resting.pop(task, False) is None:
@@ -289,31 +322,31 @@ class Run:
     def _final(self, task: Task) -> None:
         """An item has its end."""
         self.tally.add(task.entry.kind)
+        self._unrecorded += 1
         self._report.pass_on(task, self._sink, lambda: self._written(task))
         if not self.stopped and self._halt.reached(self.tally):
             self.stopped = True
             if not self._options.spawn.quiet:
-                say(f"quine: halted: {self.text()}\n")
+                errors.say(f"quine: halted: {self.text()}\n")
             self._drop_tries()
             if self._halt.now:
                 self._end_all()
 
     def _written(self, task: Task) -> None:
         """Its output was passed on."""
-        if self._log:
-            self._log.end(task.entry, time.monotonic())
-
-    def _tell(self, host: str, detail: str, task: Task, hint: str = "") -> None:
-        """Print why an item was not started, or is lost; the same reason once."""
-        if detail in self._shown or len(self._shown) >= SHOWN:
+        self._unrecorded -= 1
+        if not self._log:
             return
-        self._shown.add(detail)
-        complain(f"item {task.item.number}: {detail}", hint, host)
+        self._log.end(task.entry, time.monotonic())
+        if task.kept:
+            task.kept.forget()
+        if task.output:
+            task.output.forget()
 
     def _stop_spent(self) -> None:
         """A budget is used up: no more items are started, and those that were not are no failures."""
         self.spent = self.stopped = True
-        say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
+        errors.say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
         self._drop_tries()
 
     def _end(self, task: Task) -> None:
@@ -328,8 +361,8 @@ class Run:
             return lambda: call() if task in self._running and task.tries == number else None
 
         now = time.monotonic()
-        self._at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
-        self._at(now + 2 * GRACE, later(job.abandon))
+        self.at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
+        self.at(now + 2 * GRACE, later(job.abandon))
 
     def _end_all(self) -> None:
         for task in list(self._running):
@@ -338,7 +371,7 @@ class Run:
     def signalled(self, number: int) -> None:
         """Take a signal that this process got."""
         if number == signal.SIGUSR1:
-            say(f"quine: {self.text()}\n")
+            errors.say(f"quine: {self.text()}\n")
             return
         gently = number == signal.SIGINT and not self.ended_by
         if self._ending:
@@ -351,7 +384,7 @@ class Run:
             self._ending = True
             self._end_all()
         elif self._running:
-            say(f"quine: waiting for {len(self._running)} jobs; ^C again ends them\n")
+            errors.say(f"quine: waiting for {len(self._running)} jobs; ^C again ends them\n")
 
     def text(self) -> str:
         """The state of the batch in a line."""
@@ -365,14 +398,3 @@ class Run:
         for task in tasks:
             if task.tries:
                 self._final(task)
-
-
-def _descriptors() -> int:
-    """Raise the limit of descriptors as far as it goes, and return how many there are for jobs."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(EACH, max(soft, most) - OTHERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from quine.base.errors import LOST, Failure, Misconfigured
+from quine.base.errors import LOST, Failure, Misconfigured, complain, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from quine.fanout.output.sinks import Output, Sink
     from quine.fanout.output.spool import Spool
     from quine.fanout.tasks import Task, Work
+    from transport.status import Status
 
 LONGEST = 250  # bytes of a name
+SHOWN = 10  # faults of starts and losses that are printed
 
 
 class Report:
@@ -61,6 +63,27 @@ class Report:
         if task.output is None:  # of a run before
             task.output = sink.open(task.item.number, None)
         task.output.close(done, (lambda spool: as_json(task, spool)) if self._json else None)
+
+
+class Told:
+    """Faults that were printed: each reason once, and not too many."""
+
+    def __init__(self) -> None:
+        self._faults: set[str] = set()
+        self._left: set[str] = set()
+
+    def fault(self, host: str, detail: str, task: Task, hint: str = "") -> None:
+        """Print why an item was not started, or is lost."""
+        if detail not in self._faults and len(self._faults) < SHOWN:
+            self._faults.add(detail)
+            complain(f"item {task.item.number}: {detail}", hint, host)
+
+    def left(self, status: Status) -> None:
+        """Name a directory in which files are left; many jobs may name the same."""
+        text = f"quine: {status.host or 'local'}: files are left in {status.left}\n"
+        if text not in self._left:
+            self._left.add(text)
+            say(text)
 
 
 def names(task: Task) -> list[str]:

@@ -1,6 +1,8 @@
-"""The output of one job, kept until it is passed on: in memory, and from a size on in an unlinked file.
+"""The output of one job, kept until it is passed on: in memory, and from a size on in a file.
 
-Law: bytes come out as they came in, in their order. Nothing is added at the end of a job, and no byte is special.
+Laws
+1. Bytes come out as they came in, in their order. Nothing is added at the end of a job, and no byte is special.
+2. The file has no name, unless it was given one: then its bytes are found again after a death of this process.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ HEAD = struct.Struct("<BI")  # stream, length
 
 
 class Spool:
-    """Chunks of two streams. `size` is the number of their bytes."""
+    """Chunks of two streams. `size` is the number of their bytes, `sizes` that of each."""
 
-    __slots__ = ("_file", "_held", "size")
+    __slots__ = ("_file", "_held", "path", "size", "sizes")
 
     def __init__(self) -> None:
         self.size = 0
+        self.sizes = [0, 0, 0]
+        self.path = ""  # of the file, if it is to be found again
         self._held: list[tuple[int, bytes]] = []
         self._file: IO[bytes] | None = None
 
@@ -38,10 +42,9 @@ class Spool:
 
     def write(self, stream: int, data: bytes | memoryview) -> None:
         self.size += len(data)
+        self.sizes[stream] += len(data)
         if self._file is None and self.size > MEMORY:
-            import tempfile
-
-            self._file = tempfile.TemporaryFile(prefix="quine-xargs-")  # noqa: SIM115 - closed by chunks() or drop()
+            self._file = self._opened("w+b")
             for held in self._held:
                 self._store(*held)
             self._held.clear()
@@ -49,6 +52,45 @@ class Spool:
             self._held.append((stream, bytes(data)))
         else:
             self._store(stream, data)
+            if self.path:
+                self._file.flush()
+
+    def _opened(self, mode: str) -> IO[bytes]:
+        """Open the file; chunks() or drop() closes it."""
+        if self.path:
+            os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+            return open(self.path, mode)
+        import tempfile
+
+        return tempfile.TemporaryFile(prefix="quine-xargs-")
+
+    def restore(self) -> Iterator[tuple[int, bytes]]:
+        """Go on with the file of a process that has died, and yield what is in it. A chunk that was torn is cut off."""
+        try:
+            file = self._opened("r+b")
+        except FileNotFoundError:
+            return
+        whole = 0
+        while len(head := file.read(HEAD.size)) == HEAD.size:
+            stream, length = HEAD.unpack(head)
+            data = file.read(length)
+            if len(data) < length:
+                break
+            self.sizes[stream] += length
+            self.size += length
+            whole = file.tell()
+            yield stream, data
+        file.seek(whole)
+        file.truncate()
+        self._file = file
+
+    def forget(self) -> None:
+        """The output was passed on, and that is on record: the file is not needed any more."""
+        if self.path:
+            try:
+                os.unlink(self.path)
+            except FileNotFoundError:
+                pass  # it fitted into memory
 
     def _store(self, stream: int, data: bytes | memoryview) -> None:
         assert self._file
@@ -77,6 +119,8 @@ class Spool:
         """Forget all of it."""
         self._held.clear()
         self.size = 0
+        self.sizes = [0, 0, 0]
+        self.forget()
         if self._file:
             self._file.close()
             self._file = None
