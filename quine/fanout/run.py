@@ -6,6 +6,8 @@ Laws
 3. An item that was not started is tried again on another host. With --retries one that failed, too; one that was lost
    only with --idempotent, and one that was denied never.
 4. ^C once: no more items are started. Twice: all jobs get TERM, then KILL, then are not waited for.
+5. An output that cannot be kept, or a line that cannot be logged, ends the batch as ^C twice does; finished outputs are
+   passed on. Where stdout itself cannot be written nothing can be, and the batch ends at once.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ import select
 import time
 
 from quine.base import backoff
-from quine.base.errors import complain, say
+from quine.base.errors import Failure, error_text
 from quine.fanout import outcome
 from quine.fanout.joblog import RUNNING
 from quine.fanout.outcome import DENIED, DONE, LOST, NEVER
+from quine.fanout.timers import Timeout, Timers
 from transport.lean import deque, signal
 
 TYPE_CHECKING = False
@@ -32,15 +35,15 @@ if TYPE_CHECKING:
     from quine.fanout.output.sinks import Sink
     from quine.fanout.starter import Starter
     from quine.fanout.tasks import Task, Work
+    from quine.fanout.view import View
     from transport.client.batch import Batch
     from transport.status import Status
 
 WAITING = 32  # jobs that wait for a host to take them, where -P does not bound them
 MOST = 4096  # jobs at one time, where -P does not bound them
-EACH = 5  # descriptors of a job at most: stdin, a spool, two copies of --results, a place
-OTHERS = 400  # descriptors of this process and of outputs that wait for their turn
 # Seconds until a place among the agents of the tree is looked for again, if none of ours ends before.
 LOOK = 0.5
+LONGEST = 3600.0  # seconds of one wait for events: poll takes no more than 24 days
 GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
 # Failed starts of an item, after which it has its end: nothing ran, so --retries does not count them.
 STARTS = 4
@@ -62,7 +65,10 @@ class Run:
         sink: Sink,
         report: Report,
         log: Joblog | None,
+        view: View,
+        most: int,
     ) -> None:
+        """`most`: jobs at one time for which there are descriptors."""
         self._options = options
         self._batch = batch
         self._starter = starter
@@ -72,20 +78,21 @@ class Run:
         self._sink = sink
         self._report = report
         self._log = log
-        self.tally = outcome.Tally()
+        self._view = view
+        self._progress = progress = view.progress
+        self.tally = progress.tally
         self._halt = outcome.Halt(options.halt)
         self._hosts = outcome.Hosts()
         self._bounded = starter.most > 0  # by -P
-        self._most = min(starter.most or MOST, _descriptors() // EACH)
+        self._most = min(starter.most or MOST, most)
         self._tries = options.number("retries", 1, 1)
-        # when the time of the tries that run is over, the earliest first: all have the same
-        self._deadlines: dict[Task, float] = {}
-        self._timeout, self._delay = options.seconds("timeout"), options.seconds("delay")
+        share = options.share("timeout")
+        self._timeout = Timeout(0.0 if share else options.seconds("timeout"), share, progress.median)
+        self._delay = options.seconds("delay")
         self._running: dict[Task, None] = {}
         self._again: deque[Task] = deque()  # to be tried once more,
         self._resting: dict[Task, None] = {}  # and after a pause
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timed = 0
+        self._timers = Timers()
         self._slots: list[int] = []  # free numbers below _slot
         self._slot = 0
         self._waits = False  # for input
@@ -94,7 +101,7 @@ class Run:
         self._left: set[str] = set()
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
-        self.fault: Exception | None = None  # of the input
+        self.fault: Exception | None = None  # of the input, or of what is kept
         self._exhausted = self._ending = False
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -106,31 +113,48 @@ class Run:
             waits = self._running or self._again or self._resting
             if not waits and (self._exhausted or self.stopped):
                 break
-            self._batch.turn(self._pause())
-            self._tick()
+            self._turn()
         self._wait_for_input(False)
+        self._clean_up()
         self._sink.give_up_order()
-        while not self._sink.idle and not self._ending:
-            self._batch.turn(None)
-            self._sink.pump()
+        self._report.finish(self._sink)
+        while not self._sink.idle and not (self._ending and self.ended_by):
+            self._turn()
+        self._check()
         return self._sink.idle
 
-    def _pause(self) -> float | None:
-        due = [when for when, _, _ in self._timers[:1]]
-        if self._deadlines:
-            due.append(next(iter(self._deadlines.values())))
-        return max(0.0, min(due) - time.monotonic()) if due else None
+    def _clean_up(self) -> None:
+        left = [None] * self._starter.finish(lambda: left.pop())
+        while left and not self._ending:
+            self._turn()
 
-    def _tick(self) -> None:
+    def _turn(self) -> None:
         now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            heapq.heappop(self._timers)[2]()
-        self._end_late(now)
+        due = min(self._timers.due, self._timeout.due, self._view.due, now + LONGEST)
+        self._batch.turn(max(0.0, due - now))
+        now = time.monotonic()
+        self._timers.tick(now)
+        for task in self._timeout.late(now):
+            if not task.ending:
+                task.timed_out = True
+                self._end(task)
         self._sink.pump()
+        self._check()
+        self._progress.under_way = len(self._running) + len(self._again) + len(self._resting)
+        self._view.tick(now)
 
-    def _at(self, when: float, call: Callable[[], None]) -> None:
-        self._timed += 1
-        heapq.heappush(self._timers, (when, self._timed, call))
+    def _check(self) -> None:
+        """Raises OSError if stdout cannot be written; any other error of outputs and of the log ends what runs."""
+        try:
+            self._sink.check()
+        except Failure as failure:
+            if not self.fault:
+                self.fault = failure
+                self._say(f"quine: stopped: {failure.detail}; {self.text()}\n")
+            self._stop_all()
+
+    def _say(self, text: str) -> None:
+        self._sink.say(text)
 
     # -- starts ------------------------------------------------------------------------------------
 
@@ -154,14 +178,14 @@ class Run:
                 self._again.appendleft(task)
                 self._stop_spent()
                 return
-            if not self._starter.ready():
+            if self._view.loads.blocked or not self._starter.ready():
                 self._again.appendleft(task)
                 self._next_start = now + LOOK
-                self._at(self._next_start, lambda: None)
+                self._timers.at(self._next_start, lambda: None)
                 return
             if self._delay:
                 self._next_start = now + self._delay
-                self._at(self._next_start, lambda: None)
+                self._timers.at(self._next_start, lambda: None)
             self._try(task)
 
     def _task(self) -> Task | None:
@@ -173,6 +197,7 @@ class Run:
                     self._wait_for_input(True)
                     return None
                 task = self._work.task(item)
+                self._progress.read = item.number
             except StopIteration:
                 self._exhausted = True
                 break
@@ -194,6 +219,7 @@ class Run:
             self._tell("", "it was running when the batch was killed", task)
             self._final(task)
         else:
+            self._progress.skipped += 1
             self._sink.skip(task.item.number)
         return True
 
@@ -218,34 +244,28 @@ class Run:
         if not task.tries and self._log:
             self._log.start(task.entry.hash)
         self._running[task] = None
-        avoid = [*task.failed_on, *self._hosts.aside(time.monotonic())]
+        avoid = [*task.failed_on, *self._hosts.aside(time.monotonic()), *self._view.loads.avoid]
         self._starter.start(task, avoid, self._started, self._ended)
 
     def _started(self, task: Task) -> None:
         task.started()
-        if self._timeout:
-            self._deadlines[task] = task.began + self._timeout
-
-    def _end_late(self, now: float) -> None:
-        """End the jobs whose time is over."""
-        while self._deadlines and self._deadlines[task := next(iter(self._deadlines))] <= now:
-            del self._deadlines[task]
-            if not task.ending:
-                task.timed_out = True
-                self._end(task)
+        self._timeout.started(task)
+        self._progress.started(task.entry.host, task.began)
 
     # -- ends --------------------------------------------------------------------------------------
 
     def _ended(self, task: Task, status: Status) -> None:
         del self._running[task]
-        self._deadlines.pop(task, None)
+        self._timeout.ended(task)
         heapq.heappush(self._slots, task.item.slot)
         kind = outcome.kind_of(status, task.timed_out, self._starter.agents)
+        now, ran = time.monotonic(), task.running
+        self._progress.ended(task.entry.host if ran else status.host, kind, task.began if ran else None, now)
         task.ended(status, kind)
         task.unstarted += kind == NEVER
-        if self._hosts.ended(status.host, kind, time.monotonic()) and not self._options.spawn.quiet:
+        if self._hosts.ended(status.host, kind, now) and not self._options.spawn.quiet:
             failed = f"{outcome.STRIKES} starts in a row have failed"
-            say(f"quine: {status.host}: {failed}; set aside for a while\n")
+            self._say(f"quine: {status.host}: {failed}; set aside for a while\n")
         spawn = self._options.spawn
         if status.left and not (spawn.quiet or spawn.files or spawn.returns):
             self._tell_left(status)
@@ -261,7 +281,7 @@ class Run:
         text = f"quine: {status.host or 'local'}: files are left in {status.left}\n"
         if text not in self._left:
             self._left.add(text)
-            say(text)
+            self._say(text)
 
     def _may_try_again(self, task: Task, status: Status, kind: str) -> bool:
         if self.stopped or kind in (DONE, DENIED):
@@ -280,7 +300,7 @@ class Run:
             return
         self._resting[task] = None
         pause = backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE, jitter=(0.5, 1))
-        self._at(time.monotonic() + pause, lambda: self._rested(task))
+        self._timers.at(time.monotonic() + pause, lambda: self._rested(task))
 
     def _rested(self, task: Task) -> None:
         if self._resting.pop(task, False) is None:
@@ -289,18 +309,19 @@ class Run:
     def _final(self, task: Task) -> None:
         """An item has its end."""
         self.tally.add(task.entry.kind)
+        self._progress.final(time.monotonic())
         self._report.pass_on(task, self._sink, lambda: self._written(task))
         if not self.stopped and self._halt.reached(self.tally):
             self.stopped = True
             if not self._options.spawn.quiet:
-                say(f"quine: halted: {self.text()}\n")
+                self._say(f"quine: halted: {self.text()}\n")
             self._drop_tries()
             if self._halt.now:
                 self._end_all()
 
     def _written(self, task: Task) -> None:
         """Its output was passed on."""
-        if self._log:
+        if self._log and not self.fault:
             self._log.end(task.entry, time.monotonic())
 
     def _tell(self, host: str, detail: str, task: Task, hint: str = "") -> None:
@@ -308,28 +329,35 @@ class Run:
         if detail in self._shown or len(self._shown) >= SHOWN:
             return
         self._shown.add(detail)
-        complain(f"item {task.item.number}: {detail}", hint, host)
+        self._say(error_text(f"item {task.item.number}: {detail}", hint, host))
 
     def _stop_spent(self) -> None:
         """A budget is used up: no more items are started, and those that were not are no failures."""
         self.spent = self.stopped = True
-        say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
+        self._say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
         self._drop_tries()
 
     def _end(self, task: Task) -> None:
         """End a job: TERM, then KILL, then without waiting for it."""
         job, number = task.job, task.tries
-        if job is None or task.ending:
+        if task.ending:
             return
         task.ending = True
+        if job is None:
+            return  # it waits to be sent, and is not
         job.signal(signal.SIGTERM)
 
         def later(call: Callable[[], None]) -> Callable[[], None]:
             return lambda: call() if task in self._running and task.tries == number else None
 
         now = time.monotonic()
-        self._at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
-        self._at(now + 2 * GRACE, later(job.abandon))
+        self._timers.at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
+        self._timers.at(now + 2 * GRACE, later(job.abandon))
+
+    def _stop_all(self) -> None:
+        self.stopped = self._ending = True
+        self._drop_tries()
+        self._end_all()
 
     def _end_all(self) -> None:
         for task in list(self._running):
@@ -338,20 +366,25 @@ class Run:
     def signalled(self, number: int) -> None:
         """Take a signal that this process got."""
         if number == signal.SIGUSR1:
-            say(f"quine: {self.text()}\n")
+            self._say(self._view.state(time.monotonic()))
             return
         gently = number == signal.SIGINT and not self.ended_by
         if self._ending:
             for task in list(self._running):
                 if task.job:
                     task.job.abandon()
-        self.stopped, self.ended_by = True, number
-        self._drop_tries()
+        self.ended_by = number
         if not gently:
-            self._ending = True
-            self._end_all()
-        elif self._running:
-            say(f"quine: waiting for {len(self._running)} jobs; ^C again ends them\n")
+            self._stop_all()
+            return
+        self.stopped = True
+        self._drop_tries()
+        if self._running:
+            self._say(f"quine: waiting for {len(self._running)} jobs; ^C again ends them\n")
+
+    def facts(self) -> dict[str, object]:
+        """The part of --report about time, hosts and agents."""
+        return self._view.facts(time.monotonic())
 
     def text(self) -> str:
         """The state of the batch in a line."""
@@ -365,14 +398,3 @@ class Run:
         for task in tasks:
             if task.tries:
                 self._final(task)
-
-
-def _descriptors() -> int:
-    """Raise the limit of descriptors as far as it goes, and return how many there are for jobs."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(EACH, max(soft, most) - OTHERS)

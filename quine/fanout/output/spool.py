@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import struct
 
+from transport.writes import write_at
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,10 +23,11 @@ HEAD = struct.Struct("<BI")  # stream, length
 class Spool:
     """Chunks of two streams. `size` is the number of their bytes."""
 
-    __slots__ = ("_file", "_held", "size")
+    __slots__ = ("_end", "_file", "_held", "size")
 
     def __init__(self) -> None:
         self.size = 0
+        self._end = 0  # of the file
         self._held: list[tuple[int, bytes]] = []
         self._file: IO[bytes] | None = None
 
@@ -41,7 +44,8 @@ class Spool:
         if self._file is None and self.size > MEMORY:
             import tempfile
 
-            self._file = tempfile.TemporaryFile(prefix="quine-xargs-")  # noqa: SIM115 - closed by chunks() or drop()
+            # Not buffered: a full disk has to be seen in `write`, when the job can still be told.
+            self._file = tempfile.TemporaryFile(prefix="quine-xargs-", buffering=0)  # noqa: SIM115 - chunks() or drop()
             for held in self._held:
                 self._store(*held)
             self._held.clear()
@@ -52,8 +56,9 @@ class Spool:
 
     def _store(self, stream: int, data: bytes | memoryview) -> None:
         assert self._file
-        self._file.write(HEAD.pack(stream, len(data)))
-        self._file.write(data)
+        # At a position: a chunk that does not fit on the disk is not there at all.
+        write_at(self._file.fileno(), HEAD.pack(stream, len(data)) + data, self._end)
+        self._end += HEAD.size + len(data)
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
         """Yield what was written, once; the file is closed at the end."""
@@ -62,15 +67,16 @@ class Spool:
             yield from held
             return
         with self._file as file:
-            file.flush()
-            file.seek(0, os.SEEK_SET)
-            while head := file.read(HEAD.size):
-                stream, left = HEAD.unpack(head)
+            at = 0
+            while at < self._end:
+                stream, left = HEAD.unpack(os.pread(file.fileno(), HEAD.size, at))
+                at += HEAD.size
                 while left:
-                    data = file.read(min(left, CHUNK))
+                    data = os.pread(file.fileno(), min(left, CHUNK), at)
                     if not data:
                         raise OSError("the spool of an output is shorter than it was")
                     left -= len(data)
+                    at += len(data)
                     yield stream, data
 
     def drop(self) -> None:
