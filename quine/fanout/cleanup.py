@@ -1,4 +1,4 @@
-"""--cleanup: what --files brought to a host and --returns fetched from it is removed there, by control jobs.
+"""--cleanup: files that were brought to a host or fetched from it are removed there, by control jobs.
 
 Laws
 1. An item has its end when its files have been removed, so a place that is full of files starts no more items.

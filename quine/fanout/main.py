@@ -164,7 +164,8 @@ def _play(options: Options, run: Run, batch: Batch, sink: Sink) -> bool:
 
     batch.watch(caught.fd, select.POLLIN, take)
     try:
-        return run.run()
+        # After a fault of what is kept, an item without a line in the log may have been run.
+        return run.run() and not (isinstance(run.fault, Failure) and run.fault.status == LOST)
     except OSError as error:
         name, why = error.filename, (error.strerror or str(error)).lower()
         if isinstance(error, BrokenPipeError):

@@ -1,4 +1,4 @@
-"""The state of a batch under way, as numbers: what has ended, how fast, what is left, and the same of each host.
+"""The state of a batch under way, as numbers: ended items, their rate, those that are left, and the same of each host.
 
 Laws
 1. No clock and no descriptor: the time is given.

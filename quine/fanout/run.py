@@ -17,9 +17,10 @@ import select
 import time
 
 from quine.base import backoff
-from quine.base.errors import Failure, error_text
+from quine.base.errors import Failure
 from quine.fanout import outcome
 from quine.fanout.joblog import RUNNING
+from quine.fanout.messages import Messages
 from quine.fanout.outcome import DENIED, DONE, LOST, NEVER
 from quine.fanout.timers import Timeout, Timers
 from transport.lean import deque, signal
@@ -49,7 +50,6 @@ GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of ou
 STARTS = 4
 # Seconds before a host that failed to start an item is tried again with it.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-SHOWN = 10  # faults of starts and losses that are printed
 
 
 class Run:
@@ -97,8 +97,7 @@ class Run:
         self._slot = 0
         self._waits = False  # for input
         self._next_start = 0.0
-        self._shown: set[str] = set()
-        self._left: set[str] = set()
+        self._messages = Messages(sink, options.spawn.quiet)
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
         self.fault: Exception | None = None  # of the input, or of what is kept
@@ -150,11 +149,8 @@ class Run:
         except Failure as failure:
             if not self.fault:
                 self.fault = failure
-                self._say(f"quine: stopped: {failure.detail}; {self.text()}\n")
+                self._messages.say(f"stopped: {failure.detail}; {self.text()}")
             self._stop_all()
-
-    def _say(self, text: str) -> None:
-        self._sink.say(text)
 
     # -- starts ------------------------------------------------------------------------------------
 
@@ -216,7 +212,7 @@ class Run:
             return False
         if kind == RUNNING:
             task.entry.kind = LOST
-            self._tell("", "it was running when the batch was killed", task)
+            self._messages.fault(task.item.number, "", "it was running when the batch was killed")
             self._final(task)
         else:
             self._progress.skipped += 1
@@ -263,25 +259,18 @@ class Run:
         self._progress.ended(task.entry.host if ran else status.host, kind, task.began if ran else None, now)
         task.ended(status, kind)
         task.unstarted += kind == NEVER
-        if self._hosts.ended(status.host, kind, now) and not self._options.spawn.quiet:
+        if self._hosts.ended(status.host, kind, now):
             failed = f"{outcome.STRIKES} starts in a row have failed"
-            self._say(f"quine: {status.host}: {failed}; set aside for a while\n")
+            self._messages.note(f"{status.host}: {failed}; set aside for a while")
         spawn = self._options.spawn
-        if status.left and not (spawn.quiet or spawn.files or spawn.returns):
-            self._tell_left(status)
+        if status.left and not (spawn.files or spawn.returns):
+            self._messages.left(status)
         if self._may_try_again(task, status, kind):
             self._try_again(task, status.host, kind)
             return
-        if status.detail:
-            self._tell(status.host, status.detail, task, status.hint)
+        if status.detail and not (task.output and task.output.broken):
+            self._messages.fault(task.item.number, status.host, status.detail, status.hint)
         self._final(task)
-
-    def _tell_left(self, status: Status) -> None:
-        """Name a directory in which files are left; many jobs may name the same."""
-        text = f"quine: {status.host or 'local'}: files are left in {status.left}\n"
-        if text not in self._left:
-            self._left.add(text)
-            self._say(text)
 
     def _may_try_again(self, task: Task, status: Status, kind: str) -> bool:
         if self.stopped or kind in (DONE, DENIED):
@@ -313,28 +302,22 @@ class Run:
         self._report.pass_on(task, self._sink, lambda: self._written(task))
         if not self.stopped and self._halt.reached(self.tally):
             self.stopped = True
-            if not self._options.spawn.quiet:
-                self._say(f"quine: halted: {self.text()}\n")
+            self._messages.note(f"halted: {self.text()}")
             self._drop_tries()
             if self._halt.now:
                 self._end_all()
 
     def _written(self, task: Task) -> None:
         """Its output was passed on."""
-        if self._log and not self.fault:
-            self._log.end(task.entry, time.monotonic())
-
-    def _tell(self, host: str, detail: str, task: Task, hint: str = "") -> None:
-        """Print why an item was not started, or is lost; the same reason once."""
-        if detail in self._shown or len(self._shown) >= SHOWN:
-            return
-        self._shown.add(detail)
-        self._say(error_text(f"item {task.item.number}: {detail}", hint, host))
+        if log := self._log:
+            self._log = None  # if this fails: nothing is written behind a line that is torn
+            log.end(task.entry, time.monotonic())
+            self._log = log
 
     def _stop_spent(self) -> None:
         """A budget is used up: no more items are started, and those that were not are no failures."""
         self.spent = self.stopped = True
-        self._say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
+        self._messages.say(f"stopped: the budget of the batch is spent; {self.text()}")
         self._drop_tries()
 
     def _end(self, task: Task) -> None:
@@ -366,7 +349,8 @@ class Run:
     def signalled(self, number: int) -> None:
         """Take a signal that this process got."""
         if number == signal.SIGUSR1:
-            self._say(self._view.state(time.monotonic()))
+            for line in self._view.state(time.monotonic()):
+                self._messages.say(line)
             return
         gently = number == signal.SIGINT and not self.ended_by
         if self._ending:
@@ -380,7 +364,7 @@ class Run:
         self.stopped = True
         self._drop_tries()
         if self._running:
-            self._say(f"quine: waiting for {len(self._running)} jobs; ^C again ends them\n")
+            self._messages.say(f"waiting for {len(self._running)} jobs; ^C again ends them")
 
     def facts(self) -> dict[str, object]:
         """The part of --report about time, hosts and agents."""

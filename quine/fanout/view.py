@@ -80,9 +80,9 @@ class View:
             return
         self._streams.paint(self.lines(now, (width or 80) - 1, max(2, (height or 24) // 2)))
 
-    def state(self, now: float) -> str:
-        """All of it, as a message."""
-        return "".join(f"quine: {line}\n" for line in [self.line(now), *self._hosts(now)])
+    def state(self, now: float) -> list[str]:
+        """All of it, as messages."""
+        return [self.line(now), *self._hosts(now)]
 
     def facts(self, now: float) -> dict[str, object]:
         """Time, hosts and agents, for --report."""

@@ -161,6 +161,7 @@ class Output:
         self.job: BatchJob | None = None
         self.copies: dict[int, int] = {}  # descriptors of --results
         self.place = ""  # and where they are
+        self.broken = False  # it is not whole, which the end of the batch tells of
 
     def write(self, stream: int, data: memoryview) -> int | None:
         """Take bytes of the job; return how many, None for all."""
@@ -175,6 +176,7 @@ class Output:
 
     def _refuse(self, failure: Failure) -> None:
         """The output is not whole: the job does not count as done, and the batch ends."""
+        self.broken = True
         self._sink.fail(failure)
         if self.job:
             for stream in (1, 2):
