@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from quine.base.errors import LOST, Failure, Misconfigured
+from quine.fanout.outcome import DENIED, UNAVAILABLE
 from quine.fanout.output import tables
 
 TYPE_CHECKING = False
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from quine.fanout.output.spool import Spool
     from quine.fanout.tasks import Task, Work
 
+# ends of items that --resume runs again without being asked: the stdout of an agent so far is not theirs
+UNFINISHED = (DENIED, UNAVAILABLE)
 LONGEST = 250  # bytes of a name
 
 
@@ -68,7 +71,7 @@ class Report:
         """The task has its end."""
         if task.output is None:  # of a run before, or without a start
             task.output = sink.open(task.item.number, None)
-        task.output.close(done, self._instead(task))
+        task.output.close(done, self._instead(task), whole=task.entry.kind not in UNFINISHED)
 
     def _instead(self, task: Task) -> Callable[[Spool], bytes] | None:
         """Return the function that makes the text for stdout instead of the output."""

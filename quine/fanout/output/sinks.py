@@ -208,10 +208,14 @@ class Output:
             os.close(fd)
         self.copies = {}
 
-    def close(self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None) -> None:
-        """The item has its end. `instead` makes the text that stands for the output."""
+    def close(
+        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+    ) -> None:
+        """The item has its end. `instead` makes the text that stands for the output. Not `whole`: stderr alone."""
         self.end_copies()
         chunks = self._other(instead) if instead else self._spool.chunks()
+        if not whole and not instead:
+            chunks = ((stream, data) for stream, data in chunks if stream == 2)
         if self._tag is not None and not instead:
             chunks = tagged(chunks, self._tag)
         self._sink.close(self._number, chunks, self._spool, done)
@@ -264,7 +268,9 @@ class Lines(Output):
         self._sink.put(stream, self._tags[stream].put_before(b"".join([*begun, data[:at]])))
         self._begun[stream] = [data[at:]] if data[at:] else []
 
-    def close(self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None) -> None:
+    def close(
+        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+    ) -> None:
         self.drop()
         self._sink.close(self._number, iter(()), self._spool, done)
 
