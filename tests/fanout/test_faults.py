@@ -87,7 +87,7 @@ def test_a_log_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
     logged = kinds(tmp_path / "log")
     shown = done.stdout.split()
     assert 3 < len(shown) < 100
-    assert shown == [b"%d" % number for number in range(1, len(shown) + 1)], "what was finished is passed on"
+    assert shown == [b"%d" % number for number in range(1, len(shown) + 1)], "finished outputs are passed on"
     more = lab.sh("seq 1 30 | quine xargs -k --joblog log --resume -- echo", cwd=tmp_path)
     assert more.returncode == 74 and b"it was running when the batch was killed" in more.stderr
     assert len(logged) + more.stdout.count(b"\n") + more.stderr.count(b"error: item") <= 30
