@@ -40,13 +40,10 @@ test: setup
 test-all: setup $(AZURITE) $(ARM64)
 	QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)" $(BIN)/python -m pytest -n $(WORKERS)
 
-# The suites of a host, with hosts whose Python is another one than the origin's. Left out: two bounds of 80 MB, which
-# PyPy does not keep (it begins with 65, and comes to 91, or 112 on a busy machine).
+# The suites of a host, with hosts whose Python is another one than the origin's.
 test-hosts: setup
 	@if command -v $(HOST_PYTHON) >/dev/null; then \
-	    QUINE_TEST_HOST_PYTHON=$(HOST_PYTHON) $(BIN)/python -m pytest -n $(WORKERS) -m "not backends" $(HOST_SUITES) \
-	        --deselect tests/cli/test_run.py::test_256_megabytes_both_ways \
-	        --deselect tests/cli/test_run.py::test_a_reader_that_sleeps_stops_the_producer; \
+	    QUINE_TEST_HOST_PYTHON=$(HOST_PYTHON) $(BIN)/python -m pytest -n $(WORKERS) -m "not backends" $(HOST_SUITES); \
 	else echo "no $(HOST_PYTHON) here: its suites are not run"; fi
 
 # The suites of a host, with hosts that are reached by the ssh program and by a command.

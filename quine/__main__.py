@@ -126,7 +126,7 @@ def _detached() -> ModuleType:
 
 def dispatch(words: list[str]) -> int:
     if words[:2] == ["node", "--launcher"]:  # lives as long as a node: loads as little as possible
-        from transport.job.launcher import main as launcher
+        from transport.launcher.launcher import main as launcher
 
         return launcher(words[2:], _inside)
     if words[:2] == ["node", "--stage"]:
@@ -144,10 +144,8 @@ def dispatch(words: list[str]) -> int:
         from quine.cli.ps import main as ps
 
         return ps(verb, words[1:])
-    if verb == "xargs":
-        from quine.fanout.main import main as xargs
-
-        return xargs(words[1:])
+    if verb in ("each", "rsh", "xargs"):
+        return _commands(verb, words[1:])
     if words[:2] == ["fs", "python"]:
         if address.unpacked():
             os.environ["PYTHONPATH"] = ":".join(filter(None, [address.ROOT, os.environ.get("PYTHONPATH")]))
@@ -184,6 +182,21 @@ def dispatch(words: list[str]) -> int:
     return agent(words)
 
 
+def _commands(verb: str, words: list[str]) -> int:
+    """Run a verb that starts commands by way of the node."""
+    if verb == "rsh":
+        from quine.cli.rsh import main as rsh
+
+        return rsh(words)
+    if verb == "each":
+        from quine.fanout.each.main import main as each
+
+        return each(words)
+    from quine.fanout.main import main as xargs
+
+    return xargs(words)
+
+
 def _has_typer() -> bool:
     """Whether the packages of an installation are there beside the file for hosts: a person may start it, too."""
     from importlib.util import find_spec
@@ -192,7 +205,7 @@ def _has_typer() -> bool:
 
 
 def _inside(words: list[str]) -> Callable[[], None] | None:
-    """A transport.job.launcher.Inside: runs `node --stage` in a fork, without a check of all files or a new Python."""
+    """A `transport.launcher.launcher.Inside`: runs `node --stage` in a fork, without a new Python and its checks."""
     if words[:2] != ["node", "--stage"]:
         return None
     import quine.staging.remote_main  # noqa: F401 - imported once in the launcher; all later forks have it

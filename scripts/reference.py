@@ -4,8 +4,8 @@
     python scripts/reference.py --check    write nothing; status 1 and the names where they are stale
 
 Nothing about an option stands here: TABLE and VERBS of quine/base/cli_options.py, USAGE of quine/cli/help.py, HELP of
-quine/cli/tape.py, the tables of quine/files/cli/options.py and of quine/fanout/options.py, and the verbs of
-quine/cli/app.py are read.
+quine/cli/tape.py, the tables of quine/cli/rsh.py, quine/files/cli/options.py, quine/fanout/options.py and
+quine/fanout/each/options.py, and the verbs of quine/cli/app.py are read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,10 +22,11 @@ sys.path.insert(0, str(ROOT))
 
 from quine import __version__  # noqa: E402
 from quine.base import cli_options as options  # noqa: E402
-from quine.cli import tape  # noqa: E402
+from quine.cli import rsh, tape  # noqa: E402
 from quine.cli.app import described  # noqa: E402
 from quine.cli.help import USAGE  # noqa: E402
 from quine.fanout import options as fanout  # noqa: E402
+from quine.fanout.each import options as each  # noqa: E402
 from quine.files.cli import options as files  # noqa: E402
 
 DATE = "2026-11-23"  # of the man pages; a fixed one, so that the same tables give the same files
@@ -64,9 +65,9 @@ class Command:
     commands: list[Command] = field(default_factory=list)
 
 
-def _options(rows: list[tuple[str, str, str, str, str]]) -> list[Option]:
+def _options(rows: Iterable[tuple[str, str, str, str, str]]) -> list[Option]:
     return [
-        Option(f"-{short}, --{name}" if short else f"--{name}", value, text)
+        Option(", ".join(filter(None, (short and f"-{short}", name and f"--{name}"))), value, text)
         for name, short, value, _, text in rows
     ]
 
@@ -118,12 +119,14 @@ def _fs() -> Command:
     return whole
 
 
-def _fanout() -> Command:
-    usage, about = _split(fanout.HEAD)
-    closing = "\n".join(fanout.CLOSING)
-    at = closing.index("exit status:")
-    about += f"\n\n{closing[:at]}\n\nE{closing[at + 1 :]}"
-    return Command("quine xargs", options.VERBS["xargs"], usage, about, _options(fanout.OPTIONS))
+def _of_room(
+    verb: str, head: str, rows: Iterable[tuple[str, str, str, str, str]], closing: str = ""
+) -> Command:
+    """A verb whose table is its own; `closing` stands below the options in its help."""
+    usage, about = _split(head)
+    at = closing.find("exit status:")
+    about += f"\n\n{closing[:at]}\n\nE{closing[at + 1 :]}" if closing else ""
+    return Command(f"quine {verb}", options.VERBS[verb], usage, about, _options(rows))
 
 
 def commands() -> list[Command]:
@@ -135,7 +138,11 @@ def commands() -> list[Command]:
         elif verb == "fs":
             found.append(_fs())
         elif verb == "xargs":
-            found.append(_fanout())
+            found.append(_of_room(verb, fanout.HEAD, fanout.OPTIONS, "\n".join(fanout.CLOSING)))
+        elif verb == "each":
+            found.append(_of_room(verb, each.HEAD, each.OPTIONS, "\n".join(each.CLOSING)))
+        elif verb == "rsh":
+            found.append(_of_room(verb, rsh.USAGE, rsh.OPTIONS))
         elif verb in USAGE:
             found.append(_of_table(f"quine {verb}", verb, summary, USAGE[verb]))
         else:

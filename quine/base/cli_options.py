@@ -136,6 +136,8 @@ ALIASES = {"fetch": "returns", "spool": "output-limit"}  # the second is the old
 
 VERBS = {
     "run": "one plain command, here or on a node",
+    "each": "one command on every host that matches, at the same time, and the outputs together",
+    "rsh": "a command line on a host, with the command line of ssh: for rsync -e, git, parallel, borg, sftp -S",
     "xargs": "one command or agent for each item of the input, many at a time, here or on hosts",
     "hosts": "the hosts of the inventory; `hosts check`: test login and build",
     "deploy": "put this binary on hosts; `deploy build -o FILE`",
@@ -163,7 +165,8 @@ def listing(table: Iterable[Row]) -> list[str]:
     """Return the lines of --help on these options."""
     lines = []
     for name, short, value, _, text in table:
-        left = (f"-{short}, " if short else "    ") + f"--{name}" + (f" {value}" if value else "")
+        names = ", ".join(filter(None, (f"-{short}" if short else "   ", f"--{name}" if name else "")))
+        left = names + (f" {value}" if value else "")
         lines.append(f"  {left:28} {text}")
     return lines
 

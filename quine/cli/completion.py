@@ -8,7 +8,7 @@ Laws
 1. The printed script asks quine for the facts that only quine knows: hosts with their tags, and ids of jobs. The ids of
    sessions are the names of their tapes.
 2. A mission is not completed; words of it may be file names, so those are offered.
-3. The first word after `--` of `quine run` and `quine xargs` is a command; the words after it are its arguments: paths.
+3. The first word after `--` of `run`, `each` and `xargs` is a command; the words after it are its arguments: paths.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from __future__ import annotations
 from quine.base.cli_options import TABLE, UNBUILT, VERBS, rows
 from quine.base.errors import Misconfigured
 from quine.cli.app import described
+from quine.cli.rsh import OPTIONS as RSH
 from quine.cli.tape import HELP
+from quine.fanout.each.options import OPTIONS as EACH
 from quine.fanout.options import OPTIONS as FANOUT
 from quine.files.cli import options
 
@@ -36,6 +38,8 @@ def _by_hand(verb: str) -> str:
 ACTIONS = {
     **{verb: _by_hand(verb) for verb in ("hosts", "deploy", "doctor", "node")},
     "tape": " ".join([*HELP, "--help"]),
+    "each": " ".join(f"--{row[0]}" for row in EACH),
+    "rsh": " ".join(f"--{row[0]}" if row[0] else f"-{row[1]}" for row in RSH),
     "xargs": " ".join(f"--{row[0]}" for row in FANOUT),
     "fs": " ".join([*options.COMMANDS, *options.OTHERS]) + " --help",
 }
@@ -55,7 +59,7 @@ PATHS = ("FILE", "DIR", "FILE|FD", "PATH")  # values that are paths
 BASH = """\
 _quine() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD - 1]}} words= at
-    if [ "${{COMP_WORDS[1]}}" = run ] || [ "${{COMP_WORDS[1]}}" = xargs ]; then
+    if [[ ${{COMP_WORDS[1]}} =~ ^(each|run|xargs)$ ]]; then
         for ((at = 2; at < COMP_CWORD; at++)); do
             [ "${{COMP_WORDS[at]}}" = -- ] || continue
             [ $((at + 1)) -eq "$COMP_CWORD" ] && COMPREPLY=($(compgen -c -- "$current"))
@@ -100,7 +104,7 @@ def _options(table: list[Row]) -> str:
 
 def _bash() -> str:
     cases = "\n".join(f"                {verb}) {_bash_verb(verb)} ;;" for verb in _verbs())
-    paths = sorted({f"--{row[0]}" for row in (*TABLE, *FANOUT) if row[2] in PATHS})
+    paths = sorted({f"--{row[0]}" for row in (*TABLE, *FANOUT, *EACH) if row[2] in PATHS})
     return BASH.format(
         hosts=HOSTS,
         paths="|".join(paths),
@@ -126,6 +130,9 @@ def _bash_verb(verb: str) -> str:
         inner = " ".join(f"{name}) {_set(_options(rows(f'tape:{name}')))} ;;" for name in HELP)
         ids = f'case $current in -*) ;; *) words="$({SESSIONS})" ;; esac'
         return f"case $COMP_CWORD in 2) {_set(words)} ;; *) case ${{COMP_WORDS[2]}} in {inner} esac; {ids} ;; esac"
+    if verb in ("each", "rsh"):
+        any_too = "any " if verb == "each" else ""
+        return f'words="{words}"; case $current in -*) ;; *) words="{any_too}$({HOSTS})" ;; esac'
     if verb in ("deploy", "doctor"):
         return f'words="{words}"; case $current in -*) ;; *) words="$words any $({HOSTS})" ;; esac'
     if verb == "hosts":
@@ -158,13 +165,18 @@ def _fish() -> str:
         seen = f"'__fish_seen_subcommand_from {verb}'"
         plain = [word for word in words.split() if not word.startswith("-")]
         lines += [f"complete -c quine -n {seen} -a {word}" for word in plain]
-        lines += [f"complete -c quine -n {seen} -l {word[2:]}" for word in words.split() if word not in plain]
+        lines += [
+            f"complete -c quine -n {seen} {'-l' if word.startswith('--') else '-s'} {word.lstrip('-')}"
+            for word in words.split()
+            if word not in plain
+        ]
     wanted = {f"__fish_seen_subcommand_from {verb}": f"({listing})" for verb, listing in IDS.items()}
     wanted["__fish_seen_subcommand_from tape; and __fish_seen_subcommand_from " + " ".join(HELP)] = (
         f"({SESSIONS})"
     )
-    wanted["__fish_seen_subcommand_from deploy doctor check"] = f"any ({HOSTS})"
-    wanted["__fish_seen_subcommand_from run xargs; and contains -- -- (commandline -opc)"] = (
+    wanted["__fish_seen_subcommand_from deploy doctor check each"] = f"any ({HOSTS})"
+    wanted["__fish_seen_subcommand_from rsh"] = f"({HOSTS})"
+    wanted["__fish_seen_subcommand_from run each xargs; and contains -- -- (commandline -opc)"] = (
         "(__fish_complete_command)"
     )
     lines += [

@@ -16,6 +16,7 @@ from quine.base.errors import Misconfigured, complain, say
 from quine.jobs.client import (
     caller,
     callers_environment,
+    choose_store,
     directory_here,
     services,
     show,
@@ -54,25 +55,31 @@ def main(words: list[str], detach: Callable[[RunOptions, list[str], str, Staging
         options = options.replace(report=run_report.begin(options.report))
     if not command or not command[0]:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
-    if store := options.fs or os.environ.get("QUINE_FS", ""):
-        from quine.files.urls import absolute
-
-        os.environ["QUINE_FS"] = absolute(store)
+    choose_store(options)
     stage = staging(options)
     if options.detach:
         return detach(options, command, _tree(), stage)
     for name in ("job", "stdin", "output-limit"):
         if getattr(options, field(name)):
             raise Misconfigured(f"--{name} goes with --detach")
-    env, limited = environment(options, os.environ), limits(options)
-    terminal = _terminal() if options.terminal else None
-    tries_of(options)  # refused here, before anything is started
     if not options.on and not options.report and stage is None:
+        env, limited = environment(options, os.environ), limits(options)
+        if options.terminal:
+            _terminal()  # raises Misconfigured without one; the command has it anyway
+        tries_of(options)
         if options.mount:
             _mount(options)
         return _here(options, command, env, limited)
+    return by_node(options, command, stage)
+
+
+def by_node(options: RunOptions, command: list[str], stage: Staging | None = None) -> int:
+    """Run a command through the node of this machine, with this process as its proxy; leave as it left."""
     from transport.spawn import Spawn
 
+    env, limited = environment(options, os.environ), limits(options)
+    terminal = _terminal() if options.terminal else None
+    tries_of(options)  # refused here, before anything is started
     # A terminal starts in the directory of a login, and so does rsync's server.
     at_home = stage is None and (options.terminal or command[:2] == RSYNC)
     spawn = Spawn(
@@ -119,11 +126,15 @@ def _tree() -> str:
 
 
 def version() -> int:
+    print(version_text())
+    return 0
+
+
+def version_text() -> str:
     from quine import __version__
     from transport.address import build_hash
 
-    print(f"quine {__version__} (build {build_hash()[:12]})")
-    return 0
+    return f"quine {__version__} (build {build_hash()[:12]})"
 
 
 def _here(options: RunOptions, command: list[str], env: dict[str, str], limited: dict[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""fanout: one job for each input item: the items, the template of the command, the run, its outcomes and its record.
+"""fanout: one job for each input item: items, template, run, outcomes and record; and one on each host, in `each`.
 
 May import: base, files, staging, jobs, remote, deploy, transport.
 """

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 
+def choose_store(options: RunOptions) -> None:
+    """Make the URL of the shared files absolute, for this process and its services."""
+    if store := options.fs or os.environ.get("QUINE_FS", ""):
+        from quine.files.urls import absolute
+
+        os.environ["QUINE_FS"] = absolute(store)
+
+
 def services(context: dict[str, object]) -> Services:
     """Return the services of a command placed with `context`: the shared files, and the hosts that it may use."""
     from quine.files.select import Services

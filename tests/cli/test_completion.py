@@ -16,7 +16,12 @@ from quine.cli.completion import ACTIONS, SHELLS, script
 
 CASES = [
     ("quine ru", {"run"}, set()),
-    ("quine ", {"run", "ps", "tape", "xargs", "--on"}, {"each"}),
+    ("quine ", {"run", "ps", "tape", "xargs", "--on", "each"}, {"launch"}),
+    ("quine each ", {"any", "gpu1", "@a100"}, {"local"}),
+    ("quine each --", {"--fold", "--tag"}, {"--on", "any"}),
+    ("quine each any -- quine-lo", {"quine-local-tool"}, set()),
+    ("quine rsh ", {"gpu1", "db1"}, {"local"}),
+    ("quine rsh -", {"-p", "-t", "--inventory"}, {"gpu1"}),
     ("quine xargs --", {"--retries", "--joblog", "--on"}, {"--detach"}),
     ("quine xargs --on gpu1 -- quine-lo", {"quine-local-tool"}, set()),
     ("quine xargs --arg-file in", {"in.txt"}, set()),

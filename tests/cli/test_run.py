@@ -16,12 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import Lab, peak_rss, processes
+from tests.lab import Lab, Process, peak_rss, processes
 from tests.support.agents import PATIENCE, until
 from tests.support.machine import nodes
 from tests.support.waiting import read_until
 
 MiB = 1 << 20
+
+
+def most(node: Process) -> int:
+    """Bytes of memory that a node may need at most: PyPy begins with 65 MB."""
+    return (160 if "pypy" in os.readlink(f"/proc/{node.pid}/exe") else 80) * MiB
 
 
 @pytest.fixture
@@ -211,6 +216,7 @@ def test_no_secret_of_the_origin_is_in_the_job(lab: Lab) -> None:
     for where in ("h1", "local"):
         done = lab.run(["run", "--on", where, "--", "env"], env=canary)
         assert done.returncode == 0 and b"canary" not in done.stdout
+        assert b"PYPY_" not in done.stdout  # a node has a variable of its own there
 
 
 def test_limits_hold_over_there(lab: Lab) -> None:
@@ -244,7 +250,7 @@ def test_a_relative_directory_is_below_the_jobs_own(lab: Lab) -> None:
 
 @pytest.mark.long
 def test_256_megabytes_both_ways(lab: Lab, tmp_path: Path) -> None:
-    """The bytes arrive unchanged, and no process on the way needs more than 80 MB."""
+    """The bytes arrive unchanged, and no process on the way needs more than it may."""
     lab.stop_nodes()  # memory that earlier tests made the nodes keep is not counted
     material = tmp_path / "material"
     with material.open("wb") as file:
@@ -272,14 +278,14 @@ def test_256_megabytes_both_ways(lab: Lab, tmp_path: Path) -> None:
     both = nodes(lab.processes()) + nodes(lab["h1"].processes())
     assert len(both) >= 2
     for node in both:
-        assert peak_rss(node.pid) < 80 * MiB, str(node)
+        assert peak_rss(node.pid) < most(node), str(node)
 
 
 @pytest.mark.long
 def test_a_reader_that_sleeps_stops_the_producer(lab: Lab) -> None:
     """The producer on the host blocks on its pipe, memory stays the same, and afterwards no byte is missing."""
     lab.stop_nodes()  # as above
-    count = 64 * MiB
+    count = 160 * MiB
     script = f"head -c {count} /dev/zero | tr '\\0' x; echo done >&2"
     process = lab.popen(
         ["run", "--on", "h1", "--", "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -289,10 +295,10 @@ def test_a_reader_that_sleeps_stops_the_producer(lab: Lab) -> None:
     # A small command gets through meanwhile, and the producer has not finished: it is held back.
     assert lab.run(["run", "--on", "h1", "--", "echo", "alive"]).stdout == b"alive\n"
     assert select.select([process.stderr], [], [], 0.5)[0] == []
-    rss = [peak_rss(node.pid) for node in nodes(lab.processes()) + nodes(lab["h1"].processes())]
+    for node in nodes(lab.processes()) + nodes(lab["h1"].processes()):
+        assert peak_rss(node.pid) < most(node), str(node)
     out, err = process.communicate(timeout=120)
     assert len(got) + len(out) == count and err == b"done\n" and process.returncode == 0
-    assert max(rss) < 80 * MiB
 
 
 def test_head_ends_the_producer_on_both_machines(lab: Lab) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html import unescape
 from pathlib import Path
 
@@ -22,6 +23,7 @@ RUN = [  # tests/system/test_examples.py runs those of the examples
 ]
 SLOW = {"tutorial.md", "batch.md", "files.md", "delegation.md", "pipelines.md"}  # seconds each
 MOUNTS = {"files.md"}
+NEEDS = {"ssh-programs.md": ("rsync", "parallel", "sftp")}
 LINK = re.compile(r"(?<!!)!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -31,8 +33,11 @@ def _name(path: Path) -> str:
 
 
 def _marked(path: Path) -> object:
-    marks = [pytest.mark.long] if path.name in SLOW else []
-    return pytest.param(path, marks=[*marks, needs_fuse] if path.name in MOUNTS else marks, id=_name(path))
+    marks: list[pytest.MarkDecorator] = [pytest.mark.long] if path.name in SLOW else []
+    marks += [needs_fuse] if path.name in MOUNTS else []
+    if missing := [program for program in NEEDS.get(path.name, ()) if not shutil.which(program)]:
+        marks.append(pytest.mark.skip(reason=f"no {', '.join(missing)}"))
+    return pytest.param(path, marks=marks, id=_name(path))
 
 
 @pytest.mark.timeout(300)

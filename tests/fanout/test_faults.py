@@ -13,6 +13,8 @@ from tests.support.agents import PATIENCE
 from tests.support.waiting import read_until
 
 SH = ["--", "sh", "-c"]
+# Under a limit of the size of files Python would leave a truncated file of bytecode behind, for all that come after.
+LIMITED = {"PYTHONDONTWRITEBYTECODE": "1"}
 FULL = "no space left on device"
 
 
@@ -70,7 +72,7 @@ def test_a_temporary_file_that_cannot_be_written(lab: Lab, tmp_path: Path, optio
     lab.run(["run", "--", "true"])  # the node of this machine has no such limit
     script = 'head -c "$0" /dev/zero | tr "\\0" x; echo'
     line = f"ulimit -f 200; exec quine xargs -P1 {options} -- sh -c '{script}' ::: 10 200000 20"
-    done = lab.sh(line, cwd=tmp_path)
+    done = lab.sh(line, cwd=tmp_path, env=LIMITED)
     assert done.returncode == 74
     why = "an output cannot be kept in a temporary file: file too large"
     assert done.stderr.decode().splitlines()[0].startswith(f"quine: stopped: {why}; 1 done, ")
@@ -81,7 +83,7 @@ def test_a_temporary_file_that_cannot_be_written(lab: Lab, tmp_path: Path, optio
 def test_a_log_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
     lab.run(["run", "--", "true"])
     line = "seq 1 1000 | sh -c 'ulimit -f 4; exec quine xargs -k -P1 --joblog log -- echo'"
-    done = lab.sh(line, cwd=tmp_path)
+    done = lab.sh(line, cwd=tmp_path, env=LIMITED)
     assert done.returncode == 74
     assert b"quine: stopped: " in done.stderr and done.stderr.endswith(b"/log: file too large\n")
     logged = kinds(tmp_path / "log")

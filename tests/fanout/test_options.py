@@ -93,9 +93,9 @@ def test_identical_outputs_once(lab: Lab) -> None:
     script = 'test "$0" = 3 && echo other >&2; head -c 100000 /dev/zero | tr "\\\\0" "$(($0 % 2))"; echo'
     done = lab.run(["xargs", "--fold", *SH, script, ":::", *"12345"])
     assert (done.returncode, done.stderr) == (0, b"other\n")
-    found = done.stdout.decode().replace("0" * 100000, "ZEROS").replace("1" * 100000, "ONES").split("-" * 15)
-    groups = {head.strip(): text.strip() for head, text in zip(found[1::2], found[2::2], strict=True)}
-    assert groups == {"[1,5] (2)": "ONES", "3 (1)": "ONES", "[2,4] (2)": "ZEROS"}
+    found = done.stdout.decode().replace("0" * 100000, "ZEROS").replace("1" * 100000, "ONES").splitlines()
+    groups = {head.strip(): text.strip() for head, text in zip(found[::2], found[1::2], strict=True)}
+    assert groups == {"==> [1,5] (2) <==": "ONES", "==> 3 <==": "ONES", "==> [2,4] (2) <==": "ZEROS"}
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from tests.lab import Lab
 from tests.support.agents import OK, says, sh
-from transport.job import workdir
 from transport.job.launcher_client import Folders
+from transport.launcher import workdir
 
 
 def test_a_directory_that_is_kept_is_named_once(lab: Lab, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from tests.sim.network import End, connect
 from tests.sim.process import Launcher, Process
 from tests.sim.world import Loop, World
-from transport.job import termination
+from transport.launcher import termination
 from transport.node.daemon import Node
 
 LOCAL = 0.0001  # seconds of a byte through a Unix socket

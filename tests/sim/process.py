@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport import address
 from transport.errors import RequestError
-from transport.job import termination
+from transport.launcher import termination
 from transport.rpc.call import _Call
 from transport.status import NOT_STARTED, Status
 from transport.wire.session import Session

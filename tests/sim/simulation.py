@@ -21,7 +21,7 @@ from tests.sim.scenario import HANG, NOTICE, ORIGIN, Fault, Job, Scenario
 from tests.sim.world import Violation, World
 from transport import address
 from transport.errors import Interrupted, Unreachable
-from transport.job.termination import PAUSE
+from transport.launcher.termination import PAUSE
 from transport.node import host
 from transport.node.served import KEPT
 from transport.spawn import Spawn

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tests.support import clock
 from transport.errors import LinkLost
 from transport.job.job import Job
-from transport.job.termination import PAUSE
+from transport.launcher.termination import PAUSE
 from transport.node.link import Link
 from transport.spawn import Spawn
 from transport.status import Status

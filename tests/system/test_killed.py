@@ -26,7 +26,7 @@ from tests.lab import Lab, Process, processes
 from tests.support.agents import OK, call, says, sh
 from tests.support.detached import folder, record
 from tests.support.waiting import until
-from transport.job.termination import PAUSE
+from transport.launcher.termination import PAUSE
 
 KILLS = int(os.environ.get("QUINE_TEST_KILLS", 0))
 SEED = int(os.environ.get("QUINE_TEST_SEED", 20261122))

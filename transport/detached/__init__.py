@@ -1,4 +1,4 @@
 """detached: a job that outlives its caller: its supervisor, its spool, its control socket.
 
-May import: transport, wire, job.
+May import: transport, wire, job, launcher.
 """

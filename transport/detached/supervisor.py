@@ -29,7 +29,8 @@ from transport import address, inherit, quickjson
 from transport.detached import control, spool
 from transport.detached.leash import Leash
 from transport.errors import ProtocolError, Refused
-from transport.job import process, termination
+from transport.job import process
+from transport.launcher import termination
 from transport.status import NOT_STARTED, Status, signal_number
 from transport.wire.frames import LIFE, Frame, Kind, pack
 from transport.wire.session import STDERR, STDIN, STDOUT

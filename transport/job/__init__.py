@@ -1,4 +1,4 @@
-"""job: one child process behind a channel (start, streams, end), and the launcher process beside the node.
+"""job: one job of a node behind a channel (order, start, streams, end), and the node's end of its launcher.
 
-May import: transport, wire, carrier.
+May import: transport, wire, carrier, launcher.
 """

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from transport.errors import ProtocolError
 from transport.job.order import order_of
 from transport.job.pump import Sink, Source
-from transport.job.termination import WOKEN_BY
+from transport.launcher.termination import WOKEN_BY
 from transport.spawn import Spawn
 from transport.status import DENIED, LOST, NOT_STARTED, Status, signal_number
 from transport.wire.frames import LIFE, Frame, Kind

@@ -14,11 +14,13 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections import deque
 
 from transport import inherit
-from transport.job import process, termination
-from transport.job.child import Report, refusal
+from transport.job import process
+from transport.launcher import termination
+from transport.launcher.child import Report, refusal
 from transport.status import LOST, Status
 
 TYPE_CHECKING = False
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from transport.job.interface import Order, Owner
     from transport.job.launcher_channel import Channel
-    from transport.job.table import Table
+    from transport.launcher.table import Table
 
     class Launching(Protocol):
         """`transport.job.launcher_client.Launching`, as its jobs use it."""
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         @property
         def pid(self) -> int: ...
         def reap(self) -> None: ...
+        def find(self, slot: int, command: str, since: float) -> int: ...
         def silent(self, number: int, seconds: float) -> None: ...
         def forget(self, number: int) -> None: ...
         def renumber(self, number: int) -> int: ...
@@ -66,11 +69,13 @@ class Child:
         self._ours: list[int] = []  # its near ends, until it has started
         self._report: Report | None = None
         self._tries = 0
+        self._since = 0.0  # of the last of them, in seconds since boot
         self._slot = 0
         self._folder = ""  # joined, and to be left
         self.made = 0  # pid of the process, known before it has started
         self.known: int | None = None  # its wait status, from a launcher that has not reaped it yet
         self._parent = 0
+        self._begun = False  # a process may have been made whose pid is not known
         self._exited = False
         self._reaped = False
         self._signals: deque[int] = deque()  # signals that the launcher has not confirmed yet
@@ -83,6 +88,7 @@ class Child:
     def _send(self) -> None:
         """Send the order to the launcher."""
         self._tries += 1
+        self._since = time.clock_gettime(time.CLOCK_BOOTTIME)
         if self._order.folder and not self._folder:
             self._folder = self._order.folder
             self._launching.join(self._folder)
@@ -117,15 +123,15 @@ class Child:
             self._fail(refusal(f"cannot start: {error.strerror}", NO_ROOM))
             return
         self._report = Report(near)
-        self._loop.add_reader(near, self._heard)
+        self._loop.add_reader(near.fileno(), self._heard)
 
     def _heard(self) -> None:
         """Handle messages of the start's report."""
         report = self._report
         while report and not report.over and report.read():
+            self._parent = report.parent or self._parent
             if report.pid and not self.made:
-                self.made, self._parent = report.pid, report.parent
-                self._launching.table.started(self._slot, report.pid)
+                self._made(report.pid)
             if report.folder >= 0:
                 self._launching.enter(self._folder, report.folder, report.empty)
                 report.folder = -1
@@ -133,21 +139,18 @@ class Child:
             self._close_report()
             self._concluded(report)
 
+    def _made(self, pid: int) -> None:
+        self.made = pid
+        self._launching.table.started(self._slot, pid)
+
     def _concluded(self, report: Report) -> None:
         if report.status:
             self._fail(report.status)
+        elif report.begun and not self.made:
+            self._begun = True  # the launcher was killed before it told the pid
+            self._find()
         elif self.made:
-            self._deadline.cancel()
-            self.pid = self.made
-            self.stdin, self.stdout, self.stderr = self._ours
-            self._ours = []
-            wanted, self._ending = self._ending, None
-            if self._owner:
-                self._owner.on_started()
-            if wanted is not None:
-                self.end(wanted)
-            if self._is_adopted:
-                self._launching.reap()
+            self._started()
         elif self._tries < TRIES:
             # The launcher with the order is gone, or had no room for it, or the process was killed before it had the
             # order. The end of that process, which may be told later, must not be taken for that of the next.
@@ -158,6 +161,33 @@ class Child:
             self._fail(
                 refusal("cannot start: the launcher beside the node does not take it", "see the node's log")
             )
+
+    def _started(self) -> None:
+        self._deadline.cancel()
+        self.pid = self.made
+        wanted, self._ending = self._ending, None
+        if self._owner:
+            self.stdin, self.stdout, self.stderr = self._ours
+            self._ours = []
+            self._owner.on_started()
+        if wanted is not None or not self._owner:
+            self.end(bool(wanted))
+        if self._is_adopted:
+            self._launching.reap()
+
+    def _find(self) -> None:
+        """Find the process that a killed launcher may have made: this node inherits it when the launcher has ended."""
+        pid = self._launching.find(self._slot, self._order.argv[0], self._since)
+        if not (pid or self._is_adopted):
+            return
+        self._begun = False
+        if pid:
+            self._made(pid)
+            self._started()
+        elif self._owner:
+            self._fail(Status("lost", LOST, detail="the launcher was killed while it started the job"))
+        else:
+            self._release()
 
     def _give_up(self) -> None:
         """The start takes too long. It hangs in the directory or the program, which are the caller's choice."""
@@ -179,8 +209,9 @@ class Child:
                 "see the node's log",
             )
             self._launching.silent(self._number, DEADLINE)
+        self._begun = self._report.begun and not self.made
         self._close_report()
-        self._fail(refusal(detail, hint))
+        self._fail(Status("lost", LOST, detail=detail, hint=hint) if self._begun else refusal(detail, hint))
 
     def _stop(self) -> None:
         """Kill the process, unless it has executed its program. If that is impossible, it is ended, and lost."""
@@ -208,7 +239,7 @@ class Child:
 
     def _close_report(self) -> None:
         if self._report:
-            self._loop.remove_reader(self._report.socket)
+            self._loop.remove_reader(self._report.socket.fileno())
             self._report.socket.close()
             self._report = None
 
@@ -222,7 +253,7 @@ class Child:
         self._deadline.cancel()
         self._close_ours()
         owner, self._owner = self._owner, None
-        if self._exited or not self.made:
+        if self._exited or not (self.made or self._begun):
             self._release()
         if owner:
             owner.on_not_started(status)
@@ -286,6 +317,8 @@ class Child:
         """Reap the process if it has ended, and if the node is its parent."""
         if self._report:
             self._heard()
+        if self._begun:
+            self._find()
         if not (self.made and self._is_adopted) or self._reaped:
             return
         try:
@@ -312,6 +345,8 @@ class Child:
         if self._report:
             self._heard()  # the report is complete by now
         if not self.made:
+            if self._begun and self._owner is None:
+                self._release()  # it was given up before its launcher told the pid, and could tell nobody
             return  # see `_concluded`
         self._reaped = True
         if self._exited:

@@ -8,7 +8,7 @@ import socket
 
 from transport import quickjson
 from transport.carrier.unix import rights
-from transport.job.launcher import MESSAGE
+from transport.launcher.launcher import MESSAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,12 +26,13 @@ class Channel:
         # (message, its descriptors, which are closed here, and the number of a start, or 0)
         self._queue: list[tuple[bytes, list[int], int]] = []
         self._again: asyncio.TimerHandle | None = None
+        self._waits = False  # for the socket to be writable
 
     def attach(self, fd: int) -> None:
         """Use the socket `fd`, which belongs to this channel from now on."""
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._socket, self.read)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self.read)
         self._flush()
 
     def detach(self) -> None:
@@ -56,8 +57,8 @@ class Channel:
             self._again = None
         if self._socket:
             loop = asyncio.get_running_loop()
-            loop.remove_reader(self._socket)
-            loop.remove_writer(self._socket)
+            loop.remove_reader(self._socket.fileno())
+            self._wait_for_room(False)
             self._socket.close()
             self._socket = None
 
@@ -99,18 +100,26 @@ class Channel:
             try:
                 self._socket.sendmsg([data], rights(fds), socket.MSG_NOSIGNAL)
             except BlockingIOError:
-                loop.add_writer(self._socket, self._flush)
+                self._wait_for_room(True)
                 return
             except (BrokenPipeError, ConnectionResetError):
                 self.read()  # the launcher is gone, and will be replaced
                 return
             except OSError:
                 # Too many descriptors are on their way, or memory is short.
-                loop.remove_writer(self._socket)
+                self._wait_for_room(False)
                 self._again = loop.call_later(AGAIN, self._flush)
                 return
             self._queue.pop(0)
             for fd in fds:
                 os.close(fd)
-        if self._socket:
-            loop.remove_writer(self._socket)
+        self._wait_for_room(False)
+
+    def _wait_for_room(self, waits: bool) -> None:
+        if self._socket and waits != self._waits:
+            self._waits = waits
+            loop = asyncio.get_running_loop()
+            if waits:
+                loop.add_writer(self._socket.fileno(), self._flush)
+            else:
+                loop.remove_writer(self._socket.fileno())

@@ -7,16 +7,18 @@ memory, and keeps the table.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import time
 
-from transport.job import workdir
+from transport.address import start_time
 from transport.job.launched_job import Child
-from transport.job.launcher import raise_open_files
 from transport.job.launcher_channel import Channel
-from transport.job.table import say
+from transport.launcher import workdir
+from transport.launcher.launcher import raise_open_files
+from transport.launcher.table import holders, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ log = logging.getLogger("quine.launching")
 # Seconds before a launcher that dies at once is started again, first and longest. Less than the deadline of a start:
 # otherwise a job would be refused because of launchers that were killed before it.
 RETRY = 1.0, 10.0
+NAME = 15  # characters of the name of a process
 UNCLAIMED = 60.0  # seconds after which an ended child that nobody waited for is reaped here
 
 
@@ -211,7 +214,27 @@ class Launching:
         for child in children:
             child.wait()
         for pid in set(ended) - {child.made for child in children}:
-            os.waitpid(pid, os.WNOHANG)
+            with contextlib.suppress(
+                ChildProcessError
+            ):  # a job that was heard to have started called this, too
+                os.waitpid(pid, os.WNOHANG)
+
+    def find(self, slot: int, command: str, since: float) -> int:
+        """Return the pid of the process that a killed launcher has made for an entry of the table; 0 if there is none.
+
+        It is a child of this process, and leads a session. It holds the job's memo. Of one that has ended its name is
+        left, and that it started after `since` (seconds since boot).
+        """
+        holding = holders(self.table.entry(slot).memo)
+        known = {child.made for child in self._children.values()}
+        name = os.path.basename(command)[:NAME]
+        found = [
+            pid
+            for pid in set(_children()) - known
+            if _is_leader(pid) and (pid in holding or (_has_ended(pid) and _name(pid) == name))
+        ]
+        tick = int(since * os.sysconf("SC_CLK_TCK"))
+        return min((pid for pid in found if start_time(pid) >= tick), key=start_time, default=0)
 
     def _hear(self, words: list[int | float | str]) -> None:
         what, number = words[0], int(words[1])
@@ -276,6 +299,22 @@ def _has_ended(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return False
+
+
+def _is_leader(pid: int) -> bool:
+    """True for the leader of a session, also if it has ended."""
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", errors="replace") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return ""
 
 
 def _is_of_a_job(pid: int) -> bool:

@@ -16,7 +16,7 @@ import sys
 import time
 
 from transport import address
-from transport.job.table import Table, say
+from transport.launcher.table import Table, say
 from transport.lean import signal, socket
 
 PR_SET_CHILD_SUBREAPER = 36

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from transport.job import child, termination
+from transport.launcher import child, termination
 from transport.lean import socket
 from transport.status import LOST, Status
 

@@ -26,12 +26,12 @@ from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descripto
 from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError, Refused
 from transport.job.job import Job
-from transport.job.termination import PAUSE
+from transport.launcher.termination import PAUSE
 from transport.node import rendezvous
 from transport.node.hosts import TOLD, Hosts, Place
 from transport.node.link import Handler, Link
 from transport.node.relay import Relay
-from transport.node.rendezvous import BACKLOG
+from transport.node.rendezvous import BACKLOG, PYPY
 from transport.node.served import Served
 from transport.node.side import Side
 from transport.node.turns import Turns
@@ -86,7 +86,8 @@ class Node:
         self._socket_path = address.socket_path()
         self._inode = 0  # of the socket, while it is listened on
         # Base environment of jobs from elsewhere: that of the login, without variables that look like secrets.
-        self._environ = inherit.scrubbed(os.environ)
+        environ = inherit.scrubbed(os.environ)
+        self._environ = {name: value for name, value in environ.items() if PYPY.get(name) != value}
 
     # -- running -----------------------------------------------------------------------------------
 

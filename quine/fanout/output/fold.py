@@ -1,9 +1,9 @@
 """--fold: identical outputs are printed once, at the end of the batch, each under the items that have it.
 
-    ---------------
-    h[1-3,7] (4)
-    ---------------
+    ==> h[1-3,7] (4) <==
     the output
+
+A newline is added where one is missing at the end of a stream, so that the next name stands in a line of its own.
 
 Law: an output is held once, in one unlinked file, however many items have it. Only names grow with the items.
 """
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from quine.fanout.tasks import Task
 
 CHUNK = 1 << 16
-RULE = "---------------"
 
 
 class Group:
@@ -69,8 +68,9 @@ class Fold:
         """Yield all of it, once."""
         with self._file as file:
             for group in self._groups.values():
-                yield 1, os.fsencode(f"{RULE}\n{folded(group.names)} ({len(group.names)})\n{RULE}\n")
-                at = group.at
+                count = f" ({len(group.names)})" if len(group.names) > 1 else ""
+                yield 1, os.fsencode(f"==> {folded(group.names)}{count} <==\n")
+                at, last = group.at, {1: b"\n", 2: b"\n"}
                 for stream, size in group.pieces:
                     end = at + size
                     while at < end:
@@ -78,7 +78,9 @@ class Fold:
                         if not data:
                             raise OSError("an output is shorter than it was")
                         at += len(data)
+                        last[stream] = data[-1:]
                         yield stream, data
+                yield from ((stream, b"\n") for stream, data in last.items() if data != b"\n")
 
 
 def folded(names: list[str]) -> str:

@@ -1,1 +1,1 @@
-"""Tests of jobs, launchers and processes."""
+"""Tests of jobs, of their processes, and of the node's end of the launcher."""

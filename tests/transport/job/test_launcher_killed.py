@@ -16,9 +16,10 @@ import pytest
 from tests.lab import processes
 from tests.support.launchers import Started, Told, close, comes, is_up, order, released
 from tests.support.launchers import started as started
-from transport.job import launched_job, launcher_client, termination
-from transport.job.child import Report
+from transport.job import launched_job, launcher_client
 from transport.job.launcher_client import Launching
+from transport.launcher import termination
+from transport.launcher.child import Report
 
 
 @contextlib.contextmanager

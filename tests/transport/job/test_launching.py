@@ -21,9 +21,10 @@ from tests.mount.mounting import needs_fuse
 from tests.support.launchers import Started, Told, beside, close, comes, is_up, order, released
 from tests.support.launchers import started as started
 from transport import address
-from transport.job import launched_job, termination
+from transport.job import launched_job
 from transport.job.launcher_client import Launching
-from transport.job.sessions import LAST, TICK, Session, Sessions
+from transport.launcher import termination
+from transport.launcher.sessions import LAST, TICK, Session, Sessions
 
 
 @pytest.fixture

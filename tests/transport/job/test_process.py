@@ -15,8 +15,9 @@ import pytest
 
 from transport import rlimits
 from transport.errors import ProtocolError
-from transport.job import child as starting
-from transport.job import process, termination
+from transport.job import process
+from transport.launcher import child as starting
+from transport.launcher import termination
 from transport.status import Status
 
 
@@ -142,7 +143,8 @@ assert 3 < refused < 16, refused
 
 INSIDE = """
 import asyncio, os, select, signal, sys
-from transport.job import process, child as starting
+from transport.job import process
+from transport.launcher import child as starting
 from transport.status import restore_signals
 make = starting.Start
 def become(*argv):

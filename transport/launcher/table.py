@@ -17,7 +17,7 @@ import os
 import time
 
 from transport import address, inherit
-from transport.job import termination, workdir
+from transport.launcher import termination, workdir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,6 +93,9 @@ class Table:
         """Note the pid of a job that runs. If the write fails, the memo still identifies the job."""
         with contextlib.suppress(OSError):
             os.pwrite(self.fd, NUMBER % (pid, address.start_time(pid)), slot * SLOT)
+
+    def entry(self, slot: int) -> Entry:
+        return Entry(os.pread(self.fd, SLOT, slot * SLOT))
 
     def forget(self, slot: int) -> None:
         """Remove a job that is over, or was never started."""
@@ -172,10 +175,15 @@ def _is_same(entry: Entry, abandoned: bool) -> bool:
 
 
 def holder(memo: int) -> int:
-    """Pid of the first process that holds the memo, other than this one; 0 if there is none.
+    """Pid of the first process that holds the memo, 0 if there is none.
 
     This finds a job that was started by a node that died before it knew the pid.
     """
+    return min(holders(memo), key=address.start_time, default=0)
+
+
+def holders(memo: int) -> set[int]:
+    """Pids of the processes that hold the memo, other than this one."""
     held = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -184,8 +192,7 @@ def holder(memo: int) -> int:
                 with contextlib.suppress(OSError):
                     if inherit.NAME in os.readlink(path) and os.stat(path).st_ino == memo:
                         held.add(int(pid))
-    held.discard(os.getpid())
-    return min(held, key=address.start_time, default=0)
+    return held - {os.getpid()}
 
 
 def _tidy(table: Table, entries: list[Entry]) -> None:

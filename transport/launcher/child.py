@@ -5,7 +5,8 @@ Laws
    answer holds up this process and no other.
 2. It reports over a socket that the exec closes. `P` with its pid and its parent's comes first: if that cannot be
    sent, nothing is executed. `F` has the folder's descriptor and whether it is empty, `S` the status of a failed
-   start. An end without `S` is the exec.
+   start. An end without `S` is the exec. A launcher that makes the process without a fork reports itself: `B` with its
+   own pid and the folder, then `P`, or `N` if it was not made: see `quick`.
 3. Before it touches a file system, it closes all descriptors of its parent except those that it was given.
 4. It leads a session of its own, so that all its descendants can be found again: see `termination`.
 """
@@ -19,7 +20,7 @@ import select
 import sys
 
 from transport import inherit, quickjson
-from transport.job import workdir
+from transport.launcher import workdir
 from transport.lean import signal, socket
 from transport.status import NOT_STARTED, Status
 
@@ -27,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-PID, FOLDER, STATUS = b"P", b"F", b"S"
+PID, FOLDER, STATUS, BEGUN, NOT_BEGUN = b"P", b"F", b"S", b"B", b"N"
 MESSAGE = 65536  # bytes of one message; a status is clipped to less
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
@@ -181,12 +182,7 @@ def _enter(start: Start, report: socket.socket) -> None:
             raise _Refused(
                 refusal(f"cannot make {start.folder}: {why}", "set workdir in the inventory")
             ) from None
-        number = fd.to_bytes(4, sys.byteorder, signed=True)
-        report.sendmsg(
-            [FOLDER + (b"1" if _is_empty(fd) else b"0")],
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, number)],
-            socket.MSG_NOSIGNAL,
-        )
+        report.sendmsg([FOLDER + _state(fd)], _rights(fd), socket.MSG_NOSIGNAL)
         os.close(fd)
     try:
         os.chdir(start.cwd)
@@ -199,11 +195,31 @@ def _enter(start: Start, report: socket.socket) -> None:
         raise _Refused(refusal(f"cannot start in {start.cwd}: {why}", hint)) from None
 
 
-def _is_empty(fd: int) -> bool:
+def _state(folder: int) -> bytes:
+    """Return b"1" for an empty folder."""
     try:
-        return workdir.is_empty(fd)
+        return b"1" if workdir.is_empty(folder) else b"0"
     except OSError:
-        return False  # unreadable: files that jobs leave in it cannot be told from earlier ones
+        return b"0"  # unreadable: files that jobs leave in it cannot be told from earlier ones
+
+
+def _rights(fd: int) -> list[tuple[int, int, bytes]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))]
+
+
+def send_begun(report: socket.socket, folder: int) -> None:
+    """Say that this process is about to start the job, in `folder` if that is not negative. Raises OSError."""
+    state, rights = (_state(folder), _rights(folder)) if folder >= 0 else (b"0", [])
+    report.sendmsg([BEGUN + state + b"%d" % os.getpid()], rights, socket.MSG_NOSIGNAL)
+
+
+def send_made(report: socket.socket, pid: int) -> bool:
+    """Say that it was started, or with 0 that it was not. False if the node does not want it any more."""
+    try:
+        report.send(PID + b"%d %d" % (pid, os.getpid()) if pid else NOT_BEGUN, socket.MSG_NOSIGNAL)
+    except OSError:
+        return False
+    return True
 
 
 def _limit(start: Start) -> None:
@@ -276,7 +292,10 @@ def _not_started(command: str, error: OSError) -> Status:
 
 
 class Report:
-    """The messages of one start, as they come. `over`: the child has closed its end."""
+    """The messages of one start, as they come. `over`: the child has closed its end.
+
+    `begun`: the process may have been made, by `parent`, and its pid was not told yet.
+    """
 
     def __init__(self, near: socket.socket) -> None:
         self.socket = near
@@ -284,6 +303,7 @@ class Report:
         self.folder = -1  # the descriptor of the folder, owned by the caller
         self.empty = False  # the folder was empty
         self.status: Status | None = None
+        self.begun = False
         self.over = False
         self._refused = False
 
@@ -308,6 +328,10 @@ class Report:
             self.over = True
         elif data[:1] == PID:
             self.pid, self.parent = map(int, data[1:].split())
+        elif data[:1] == BEGUN:
+            self.begun, self.empty, self.parent = True, data[1:2] == b"1", int(data[2:])
+        elif data[:1] == NOT_BEGUN:
+            self.begun, self.parent = False, 0
         elif data[:1] == FOLDER:
             self.empty = data[1:] == b"1"
         elif data[:1] == STATUS:

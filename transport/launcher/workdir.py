@@ -23,21 +23,26 @@ def enter(path: str) -> int:
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            os.makedirs(path, exist_ok=True)
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                _lock(fd, fcntl.LOCK_SH)
-                if os.path.samestat(os.stat(path), os.fstat(fd)):
-                    return fd
-            except OSError:
-                os.close(fd)
-                raise
-            os.close(fd)
+            return enter_once(path)
         except (FileNotFoundError, FileExistsError, BlockingIOError):
             # The folder is removed just now, between two steps of ours. Another kind of file is a lasting error.
             if _is_something_else(path) or time.monotonic() > deadline:
                 raise
         time.sleep(0.0005)
+
+
+def enter_once(path: str) -> int:
+    """As `enter`, without waiting: FileNotFoundError, FileExistsError or BlockingIOError while others remove it."""
+    os.makedirs(path, exist_ok=True)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(fd, fcntl.LOCK_SH)
+        if not os.path.samestat(os.stat(path), os.fstat(fd)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _is_something_else(path: str) -> bool:

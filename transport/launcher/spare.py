@@ -1,15 +1,17 @@
 """Spares: processes that the launcher forks ahead of an order, so that no start and no exit record waits for a fork.
 
 Laws
-1. A spare becomes one job; until then it removes folders. A folder that does not answer holds up this process alone.
+1. A spare becomes one job; until then it runs errands on file systems: it removes folders, and looks for programs. A
+   file system that does not answer holds up this process alone.
 2. An order to start is carried out when the launcher has closed its end of the socket, and before that the report of
    the start: see `child.fork`.
 3. One spare at most is idle, and for LIFE seconds at most: `ps` shows the age of a job's process.
 4. A spare ends with its launcher.
 
 Messages to a spare:
-    S and the launcher's own message, with its descriptors     a start
-    L and a path, with the folder's descriptor if there is one  a folder to leave; answered by `workdir.leave` as a byte
+    S and the launcher's own message, with its descriptors      a start
+    L and a path, with the folder's descriptor if there is one  a folder to leave; the answer of `workdir.leave`, a byte
+    F and the parts of a key, separated by NUL                  a program to look for; the answer of `quick.find`
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import sys
 import time
 
 from transport import inherit
-from transport.job import child, workdir
+from transport.launcher import child, quick, workdir
 from transport.lean import signal, socket
 from transport.status import NOT_STARTED
 
@@ -34,16 +36,16 @@ if TYPE_CHECKING:
 
 MESSAGE = 1 << 16  # bytes of one message; a larger one goes in a memfd
 RIGHTS = 8  # most descriptors with one message
-START, LEAVE = b"S", b"L"
+START, LEAVE, FIND = b"S", b"L", b"F"
 NAME = b"quine-spare"  # the name of the process, until it is a job
 LIFE = 2.0  # seconds
 REPORT = 3  # place of the report among the descriptors of a start
 
 
 class Spare:
-    """One process, and the launcher's end of the socket to it. `number`: of the folder that it leaves, 0 if idle."""
+    """One process, and the launcher's end of the socket to it. `errand`: a folder's number or a key, 0 if idle."""
 
-    __slots__ = ("born", "number", "pid", "socket")
+    __slots__ = ("born", "errand", "pid", "socket")
 
     def __init__(self, prepared: Prepared) -> None:
         """Fork. OSError if no process can be made."""
@@ -65,7 +67,7 @@ class Spare:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.socket = near
         self.born = time.monotonic()
-        self.number = 0
+        self.errand: int | quick.Key = 0
 
     def send(self, data: bytes, fds: list[int]) -> bool:
         """Send an order. False if the process was killed, or the kernel has no room: then it is given up."""
@@ -83,12 +85,12 @@ class Spares:
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
         self._idle: Spare | None = None
-        self._leaving: dict[int, Spare] = {}  # by the descriptor of its socket
+        self._out: dict[int, Spare] = {}  # on an errand, by the descriptor of its socket
 
     @property
-    def leaving(self) -> list[int]:
-        """The descriptors to poll: each is readable when a folder has been left."""
-        return list(self._leaving)
+    def out(self) -> list[int]:
+        """The descriptors to poll: each is readable when an errand is done."""
+        return list(self._out)
 
     def due(self) -> float | None:
         """The time at which `dismiss` has something to do."""
@@ -128,29 +130,39 @@ class Spares:
 
     def leave(self, number: int, path: str, fds: list[int]) -> None:
         """Have a folder removed if it is empty. Raises OSError."""
+        self._send(number, LEAVE + os.fsencode(path), fds)
+
+    def find(self, key: quick.Key) -> None:
+        """Have a program looked for, unless that is being done. Raises OSError."""
+        if not any(spare.errand == key for spare in self._out.values()):
+            self._send(key, FIND + os.fsencode("\0".join(key)), [])
+
+    def _send(self, errand: int | quick.Key, data: bytes, fds: list[int]) -> None:
         spare, self._idle = self._idle, None
-        data = LEAVE + os.fsencode(path)
         if spare is None or not spare.send(data, fds):
             spare = Spare(self._prepared)
             if not spare.send(data, fds):
                 raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
-        spare.number = number
-        self._leaving[spare.socket.fileno()] = spare
+        spare.errand = errand
+        self._out[spare.socket.fileno()] = spare
 
-    def left(self, fd: int) -> tuple[int, int]:
-        """Return the number of a folder, and the result of `workdir.leave`; its spare is idle again."""
-        spare = self._leaving.pop(fd)
+    def done(self, fd: int) -> tuple[int | quick.Key, int]:
+        """Return an errand and its result, which is 0 (a folder that is gone, no program) if the process was killed.
+
+        Its spare is idle again.
+        """
+        spare = self._out.pop(fd)
         answer = b""
         try:
             answer = spare.socket.recv(1)
         except OSError:
             pass
-        number, spare.number = spare.number, 0
+        errand, spare.errand = spare.errand, 0
         if answer and self._idle is None:
             self._idle = spare
         else:
             spare.socket.close()
-        return number, answer[0] if answer else workdir.GONE
+        return errand, answer[0] if answer else 0
 
 
 def receive(channel: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
@@ -179,6 +191,9 @@ def _serve(far: socket.socket, prepared: Prepared) -> None:
         if data[:1] == LEAVE:
             result = workdir.leave(os.fsdecode(data[1:]), fds[0] if fds else -1)
             far.send(bytes([result]), socket.MSG_NOSIGNAL)
+        elif data[:1] == FIND:
+            directory, command, path = os.fsdecode(data[1:]).split("\0")
+            far.send(bytes([quick.find((directory, command, path))]), socket.MSG_NOSIGNAL)
         elif data[:1] == START:
             far.recv(1)  # to its end
             report = socket.socket(fileno=fds.pop(REPORT))

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from transport import quickjson
-from transport.job import child, termination, workdir
-from transport.job.launcher import Launcher
+from transport.launcher import child, termination, workdir
+from transport.launcher.launcher import Launcher
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_what_a_dead_node_had_said_is_done_though_it_had_not_read_all(
     send(node, ["leave", 4, str(folder)])
     node.close()
     assert not launcher._hear()
-    (fd,) = launcher._spares.leaving
-    assert launcher._spares.left(fd) == (4, workdir.GONE)
+    (fd,) = launcher._spares.out
+    assert launcher._spares.done(fd) == (4, workdir.GONE)
     assert not folder.exists()
     launcher._spares.dismiss(math.inf)
     os.wait()

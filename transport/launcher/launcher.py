@@ -1,8 +1,8 @@
 """The launcher: a small process beside a node, which starts the node's jobs, reaps them, and ends their sessions.
 
 Laws
-1. It forks and waits, and touches no file system of the user's: a call that may hang is made in a child (`child`,
-   `spare`).
+1. It starts and waits, and touches no file system of the user's but a local one (`quick`): a call that may hang is
+   made in a child (`child`, `spare`).
 2. One thread, one poll(2). It never blocks on the node: messages that cannot be sent wait here.
 3. It is the parent of the jobs, so a pid that it signals cannot be reused before it has reaped it.
 4. When the node is gone it ends the jobs in the node's table, and then itself. It ignores HUP, INT, QUIT and TERM.
@@ -30,9 +30,9 @@ import select
 import time
 
 from transport import address, inherit, quickjson
-from transport.job import child, spare, termination, workdir
-from transport.job.sessions import Session, Sessions
-from transport.job.table import Table, clear, say
+from transport.launcher import child, quick, spare, termination, workdir
+from transport.launcher.sessions import Session, Sessions
+from transport.launcher.table import Table, clear, say
 from transport.lean import deque, signal, socket
 
 TYPE_CHECKING = False
@@ -50,6 +50,7 @@ IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 def main(words: list[str], inside: Inside = lambda words: None) -> int:
     """Run `quine node --launcher TABLE CHANNEL FILES`: two descriptors, and the soft limit of open files of a job."""
     table, channel, files = map(int, words)
+    inherit.close_others({table, channel})  # a job has what it is given, and nothing else that is open here
     for fd in (table, channel):
         os.set_inheritable(fd, False)
     for number in IGNORED:
@@ -96,11 +97,13 @@ class Launcher:
     def __init__(self, channel: socket.socket, files: int, inside: Inside) -> None:
         self._channel = channel
         self._files = files
+        self._quick = quick.Quick(files)
+        self._sought: quick.Key | None = None  # to be looked for when the messages are handled
         self._inside = inside
         self._numbers: dict[int, int] = {}  # by the pid of a job
         self._pids: dict[int, int] = {}  # and the other way
         self._spares = spare.Spares(self._prepared)
-        self._ordered = False  # a start has come since the last wait
+        self._slow = False  # a start has come since the last wait that took, or needed, a spare
         self._sessions = Sessions()
         self._ending: dict[int, Session] = {}  # by number
         self._queue: deque[bytes] = deque()
@@ -114,7 +117,7 @@ class Launcher:
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
             poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._queue else 0))
-            for fd in self._spares.leaving:
+            for fd in self._spares.out:
                 poll.register(fd, select.POLLIN)
             ready = dict(poll.poll(self._pause()))
             if self._wake in ready:
@@ -122,20 +125,36 @@ class Launcher:
                 self.reap()
             if self._channel.fileno() in ready and not self._hear():
                 return
-            for fd in self._spares.leaving:
+            for fd in self._spares.out:
                 if fd in ready:
-                    self._tell("left", *self._spares.left(fd))
+                    self._done(*self._spares.done(fd))
             now = time.monotonic()
             if (due := self._sessions.due()) is not None and now >= due:
                 self._sessions.turn(now)
             self._spares.dismiss(now)
             self._flush()
-            if self._ordered:
-                self._ordered = False
-                self._spares.make()
+            self._prepare()
 
     def close(self) -> None:
         self._spares.close()
+
+    def _prepare(self) -> None:
+        """Make ready for the next start, now that this one is reported."""
+        if self._slow:
+            self._slow = False
+            self._spares.make()
+        sought, self._sought = self._sought, None
+        if sought:
+            try:
+                self._spares.find(sought)
+            except OSError:
+                pass  # no room for a process: starts go on without
+
+    def _done(self, errand: int | quick.Key, result: int) -> None:
+        if isinstance(errand, int):
+            self._tell("left", errand, result)
+        else:
+            self._quick.learn(errand, result)
 
     def _pause(self) -> int | None:
         """Milliseconds until something is due, None if nothing is."""
@@ -196,9 +215,14 @@ class Launcher:
     def _start(self, number: int, order: dict[str, Any], data: bytes, fds: list[int]) -> None:
         if len(fds) < 5:
             return  # no room for the descriptors: the node sees the report closed, and tries again
-        self._ordered = True
-        # An agent is a fork of this process: with a spare, its memory would be that of an earlier moment.
-        pid = 0 if order["own"] else self._spares.start(data, fds)
+        key = quick.key_of(order)
+        pid = self._quick.start(order, key, fds)
+        if self._quick.is_due(key):
+            self._sought = key
+        self._slow |= not pid
+        if not (pid or order["own"]):
+            # An agent is a fork of this process: with a spare, its memory would be that of an earlier moment.
+            pid = self._spares.start(data, fds)
         if not pid:
             # Taken out of `fds`. With a second descriptor here, the report of a program that had run was still open,
             # and the node reported that program as never started.
@@ -284,6 +308,9 @@ class Launcher:
                     self._sessions.reaped(session, time.monotonic())
 
     def _leave(self, number: int, path: str, fds: list[int]) -> None:
+        if self._quick.is_local(path):
+            self._tell("left", number, workdir.leave(path, fds.pop() if fds else -1))
+            return
         try:
             self._spares.leave(number, path, fds)
         except OSError as error:

@@ -10,7 +10,7 @@ Laws
 from __future__ import annotations
 
 from transport import address
-from transport.job import termination
+from transport.launcher import termination
 from transport.lean import signal
 
 TYPE_CHECKING = False

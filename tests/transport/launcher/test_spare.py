@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from transport.job import child, spare, workdir
-from transport.job.spare import Spares
+from transport.launcher import child, spare, workdir
+from transport.launcher.spare import Spares
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def spares() -> Iterator[Spares]:
         patch.setattr(os, "fork", counted)
         yield found
     found.close()
-    for fd in found.leaving:
-        found.left(fd)
+    for fd in found.out:
+        found.done(fd)
     found.close()
     for pid in filter(None, made):
         try:
@@ -123,8 +123,8 @@ def test_a_spare_that_was_killed_is_replaced(spares: Spares, tmp_path: Path, use
         assert order.read() == b""
     else:
         spares.leave(7, str(tmp_path / "none"), [])
-        (fd,) = spares.leaving
-        assert spares.left(fd) == (7, workdir.GONE)
+        (fd,) = spares.out
+        assert spares.done(fd) == (7, workdir.GONE)
 
 
 def test_a_folder_that_does_not_answer_holds_up_no_other(spares: Spares, tmp_path: Path) -> None:
@@ -135,16 +135,16 @@ def test_a_folder_that_does_not_answer_holds_up_no_other(spares: Spares, tmp_pat
     slow = idle(spares)
     os.kill(slow.pid, signal.SIGSTOP)
     spares.leave(1, str(full), [])
-    (first,) = spares.leaving
+    (first,) = spares.out
     held = os.open(empty, os.O_RDONLY)
     spares.leave(2, str(empty), [held])
     os.close(held)
-    (second,) = set(spares.leaving) - {first}
-    assert spares.left(second) == (2, workdir.GONE) and not empty.exists()
+    (second,) = set(spares.out) - {first}
+    assert spares.done(second) == (2, workdir.GONE) and not empty.exists()
     other = idle(spares)
     assert other.pid != slow.pid  # idle again, and used for the next order
     os.kill(slow.pid, signal.SIGCONT)
-    assert spares.left(first) == (1, workdir.KEPT)
+    assert spares.done(first) == (1, workdir.KEPT)
     assert idle(spares) is other
     os.waitpid(slow.pid, 0)  # one idle spare is enough
 
@@ -154,8 +154,8 @@ def test_a_folder_whose_spare_is_killed_counts_as_gone(spares: Spares, tmp_path:
     os.kill(one.pid, signal.SIGSTOP)
     spares.leave(5, str(tmp_path), [])
     os.kill(one.pid, signal.SIGKILL)
-    (fd,) = spares.leaving
-    assert spares.left(fd) == (5, workdir.GONE)
+    (fd,) = spares.out
+    assert spares.done(fd) == (5, workdir.GONE)
 
 
 def test_an_idle_spare_goes_after_its_time(spares: Spares) -> None:

@@ -21,8 +21,8 @@ from tests.lab import Lab, Process, processes
 from tests.support.agents import QUINE, running, until
 from tests.support.machine import CONTAINER, containers, only_node
 from transport import inherit
-from transport.job import termination
-from transport.job.table import HEADER, NUMBER, SLOT, Entry, Table, clear
+from transport.launcher import termination
+from transport.launcher.table import HEADER, NUMBER, SLOT, Entry, Table, clear
 
 # its stderr is a pipe without a reader by then, on which the shell would say "Terminated"
 POLITE = "exec 2>/dev/null; trap 'echo 1 >ended; exit' TERM; echo up; while :; do sleep 73910; done"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from transport.job import workdir
+from transport.launcher import workdir
 
 
 def test_the_last_one_removes_it_if_it_is_empty(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_nobody_loses_it_while_others_come_and_go(tmp_path: Path) -> None:
     """Each process holds the directory that is there under its name, as a job that starts in it needs."""
     code = """
 import os, sys
-from transport.job import workdir
+from transport.launcher import workdir
 path = sys.argv[1]
 for _ in range(400):
     fd = workdir.enter(path)

@@ -1,0 +1,165 @@
+"""The verb `rsh`: ssh's command line, for programs that start ssh; the work is that of `quine run --on`.
+
+    rsync -e 'quine rsh', GIT_SSH_COMMAND='quine rsh', parallel --ssh 'quine rsh', borg --rsh 'quine rsh'
+
+Laws
+1. The words after HOST are joined by blanks and given to the account's shell, as sshd does. They start in its home.
+2. HOST is a host of the inventory. A user or a port that the inventory does not give for it is refused.
+3. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+
+from quine.base.cli_options import RunOptions, find_inventory, listing
+from quine.base.errors import NOT_STARTED, Failure, Misconfigured, say
+from quine.cli.run import by_node, version_text
+from quine.cli.ssh_line import Line
+from quine.jobs.client import choose_store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from deploy.host import Host
+    from quine.base.cli_options import Row
+
+USAGE = """\
+usage: quine rsh [OPTIONS] [USER@]HOST [CMD…]
+
+Run a command line on a host of the inventory as ssh does: the words are joined by blanks and given to
+the login shell of the account, in its home directory; without CMD it is a login shell, with a terminal
+if there is one. For programs that start ssh: rsync -e 'quine rsh', GIT_SSH_COMMAND='quine rsh',
+parallel --ssh 'quine rsh', borg --rsh 'quine rsh'; `quine-rsh` is the same as one word, for sftp -S.
+Streams, signals and exit status are those of `quine run`, and a cut of the connection is survived.
+
+The options are those of ssh. Others than these are refused by name where it would be wrong to leave
+them out (forwards, jumps, another host name), and passed over where they say how ssh makes its
+connection (-4 -6 -A -C -F -i -x -X …): the node of this machine makes it, as the inventory says."""
+
+# rows as those of the table of cli_options.py; an option of ssh has a letter alone
+OPTIONS: tuple[Row, ...] = (
+    ("inventory", "", "FILE", "rsh", "the hosts (QUINE_INVENTORY, ./inventory.toml)"),
+    ("", "l", "USER", "rsh", "must be the user that the inventory gives for the host"),
+    ("", "p", "PORT", "rsh", "must be the port that the inventory gives for the host"),
+    ("", "n", "", "rsh", "an empty stdin"),
+    ("", "t", "", "rsh", "a terminal for the command, if stdin is one"),
+    ("", "T", "", "rsh", "no terminal"),
+    ("", "s", "", "rsh", "CMD is a subsystem: sftp"),
+    (
+        "", "o", "NAME=VALUE", "rsh",
+        "User, Port, RequestTTY, SetEnv, SendEnv, StdinNull, SessionType and LogLevel=QUIET are followed",
+    ),
+    ("", "q", "", "rsh", "no messages but errors"),
+    ("", "v", "", "rsh", "operational detail on stderr"),
+    ("", "G", "", "rsh", "print what the inventory says of the host"),
+    ("", "V", "", "rsh", "version and build hash, on stderr"),
+    ("help", "", "", "rsh", "this text"),
+)  # fmt: skip
+
+SHELL = 'exec "${SHELL:-sh}" -c "$0"'
+LOGIN_SHELL = 'exec "${SHELL:-sh}" -l'
+SFTP = """\
+for d in /usr/lib/openssh /usr/libexec/openssh /usr/lib/ssh /usr/libexec /usr/local/libexec /usr/lib; do
+    [ -x $d/sftp-server ] && exec $d/sftp-server
+done
+exec sftp-server"""
+
+
+def main(words: list[str]) -> int:
+    """Return the exit status, unless the process dies of the command's signal."""
+    line = Line(words, os.environ)
+    if line.help:
+        print("\n".join([USAGE, "", "options:", *listing(OPTIONS)]))
+        return 0
+    if line.version:
+        say(version_text() + "\n")
+        return 0
+    if not line.host:
+        raise Misconfigured("no host", "quine rsh [OPTIONS] [USER@]HOST [CMD…]")
+    options = RunOptions(inventory=line.inventory)
+    if line.config:
+        print(_config(line.host, options), end="")
+        return 0
+    _check(line, options)
+    command = _command(line)
+    choose_store(options)
+    if line.no_stdin:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+    options = options.replace(
+        on=line.host,
+        cwd="~",
+        env=tuple(f"{name}={value}" for name, value in line.env.items()),
+        terminal=_terminal(line),
+        quiet=line.quiet,
+        verbose=line.verbose,
+    )
+    return by_node(options, command)
+
+
+def _command(line: Line) -> list[str]:
+    text = " ".join(line.command)
+    if line.subsystem:
+        if text != "sftp":
+            raise Misconfigured(f"-s: no such subsystem: {text[:40]!r}", "there is sftp")
+        return ["sh", "-c", SFTP]
+    return ["sh", "-c", SHELL, text] if text else ["sh", "-c", LOGIN_SHELL]
+
+
+def _terminal(line: Line) -> bool:
+    """Whether the command gets a terminal: as with ssh only if stdin is one."""
+    if line.terminal == "no" or line.subsystem or (line.terminal == "auto" and line.command):
+        return False
+    if os.isatty(0):
+        return True
+    if line.terminal == "yes" and not line.quiet:
+        say("quine: no terminal for the command: stdin is none\n")
+    return False
+
+
+def _check(line: Line, options: RunOptions) -> None:
+    """Raise Failure if HOST is no name, or if USER or PORT are not those of the inventory."""
+    plain = line.host.replace("-", "").replace(".", "").replace("_", "")
+    if not (plain.isascii() and plain.isalnum()) or line.host in ("any", "local"):
+        raise Failure(
+            NOT_STARTED, f"no such host: {line.host[:200]!r}", "HOST is one of those that quine hosts lists"
+        )
+    if not line.user and not line.port:
+        return  # the node reads the inventory, and this process need not
+    host, path = _entry(line.host, options)
+    where = f"the table [hosts.{line.host}] of {path}"
+    for name, given, known in (("user", line.user, host.user), ("port", line.port, host.port)):
+        if given and given != str(known or ""):
+            is_known = f"the inventory gives {known or 'none'}"
+            value = f'"{given}"' if name == "user" else given
+            raise Failure(
+                NOT_STARTED,
+                f"{name} {given[:80]}: {is_known}",
+                f"put {name} = {value} into {where}",
+                host.name,
+            )
+
+
+def _entry(name: str, options: RunOptions) -> tuple[Host, str]:
+    """Return the table of a host, and the path of the inventory. Raises Failure, or NoSuchHost."""
+    from pathlib import Path
+
+    from deploy.inventory import load
+
+    path = find_inventory(options, os.environ)
+    return load(Path(path) if path else None, {}).host(name), path or ""
+
+
+def _config(name: str, options: RunOptions) -> str:
+    """Return what `ssh -G` prints first. git asks so whether a program takes the options of ssh."""
+    from transport.errors import TransportError
+
+    lines = [f"host {name}"]
+    try:
+        host, _ = _entry(name, options)
+        facts = {"user": host.user, "hostname": host.address or name, "port": host.port}
+        lines += [f"{key} {value}" for key, value in facts.items() if value]
+    except (Failure, TransportError, ModuleNotFoundError):
+        pass  # the command itself will say so
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""each: one command on every host that matches, at the same time, and its outputs together."""

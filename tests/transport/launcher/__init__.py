@@ -1,0 +1,1 @@
+"""Tests of the launcher: starts, spares, folders, the table and its guard."""

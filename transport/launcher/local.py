@@ -1,0 +1,48 @@
+"""Paths on local file systems: those whose calls wait for a disk of this machine at most, not for another machine.
+
+Law: `is_local` may hang itself, as each call on a path may. It is called in a process that nothing waits for.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Where a file system has another one below it (overlay), that one is local on any host that starts from it.
+TYPES = {
+    *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs"),
+    *("overlay", "tmpfs", "ramfs", "rootfs", "squashfs", "erofs", "iso9660", "vfat"),
+}
+MOUNTS = "/proc/self/mountinfo"
+_ESCAPES = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
+
+
+def is_local(paths: list[str]) -> bool:
+    """True if each path, as it is written and as links resolve it, is below mounts of local file systems only."""
+    found = [*paths, *map(os.path.realpath, paths)]
+    if not all(map(os.path.isabs, found)):
+        return False
+    remote = [place for place, kind in mounts().items() if kind not in TYPES]
+    return not any(_is_below(os.path.normpath(path), place) for path in found for place in remote)
+
+
+def mounts() -> dict[str, str]:
+    """Return the mount points and the types of their file systems; of several at one point the last, which is seen.
+
+    {"/": "unknown"} if the kernel does not tell.
+    """
+    found = {}
+    try:
+        with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                fields = line.split(" ")
+                place = fields[4]
+                for escape, character in _ESCAPES.items():
+                    place = place.replace(escape, character)
+                found[place] = fields[fields.index("-", 6) + 1]
+    except (OSError, ValueError, IndexError):
+        return {"/": "unknown"}
+    return found or {"/": "unknown"}
+
+
+def _is_below(path: str, place: str) -> bool:
+    return path == place or place == "/" or path.startswith(place + "/")
