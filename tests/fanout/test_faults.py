@@ -80,6 +80,16 @@ def test_a_temporary_file_that_cannot_be_written(lab: Lab, tmp_path: Path, optio
     assert b"xxxxxxxxxx" in done.stdout
 
 
+def test_outputs_that_cannot_be_folded(lab: Lab, tmp_path: Path) -> None:
+    """Each is small enough to be kept in memory, but together they are not."""
+    lab.run(["run", "--", "true"])
+    script = 'head -c 8000 /dev/zero | tr "\\0" "$0"; echo'
+    line = f"ulimit -f 20; exec quine xargs -P1 --fold -- sh -c '{script}' ::: a b c"
+    done = lab.sh(line, cwd=tmp_path, env=LIMITED)
+    assert done.returncode == 74 and b"a" * 8000 in done.stdout
+    assert done.stderr.endswith(b"error: an output cannot be kept in a temporary file: file too large\n")
+
+
 def test_a_log_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
     lab.run(["run", "--", "true"])
     line = "seq 1 1000 | sh -c 'ulimit -f 4; exec quine xargs -k -P1 --joblog log -- echo'"

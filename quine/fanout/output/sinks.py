@@ -25,7 +25,13 @@ QUEUED = 64  # outputs that wait to be written before no more jobs are started
 HELD = 50_000  # outputs that wait for their turn (-k), at most;
 HELD_BYTES = 64 << 20  # of them in memory,
 HELD_FILES = 256  # and in files
+STREAMS = ("stdout", "stderr")  # file names of errors that end the batch at once
 LONGEST = 1 << 20  # a line that is longer is passed on in pieces
+
+
+def unkept(error: OSError) -> Failure:
+    why = (error.strerror or str(error)).lower()
+    return Failure(LOST, f"an output cannot be kept in a temporary file: {why}")
 
 
 class Sink:
@@ -140,8 +146,10 @@ class Sink:
         """Pass on what can be passed on now."""
         try:
             self._streams.pump()
-        except (OSError, Failure) as error:
-            self.fail(error)
+        except Failure as failure:
+            self.fail(failure)
+        except OSError as error:
+            self.fail(error if error.filename in STREAMS else unkept(error))
         for lines in list(self.stopped):
             if self.full:
                 break
@@ -170,8 +178,7 @@ class Output:
         except Failure as failure:
             self._refuse(failure)
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            self._refuse(Failure(LOST, f"an output cannot be kept in a temporary file: {why}"))
+            self._refuse(unkept(error))
         return 0
 
     def _refuse(self, failure: Failure) -> None:
