@@ -33,6 +33,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "limits": (dict,),
     "lease": (int, float),
     "slots": (int,),
+    "keep": (bool,),
+    "adopt": (bool,),
     "context": (dict,),
     "terminal": (dict, type(None)),
     "capability": (str,),
@@ -49,6 +51,8 @@ class Spawn:
     limits   name -> value: as cpu fsize nofile nproc (bytes, seconds, counts)
     lease    seconds the job outlives a broken link
     slots    jobs of this node that run at one time over there, set by the node; the others wait there. 0: no limit
+    keep     the job outlives its client, too, for the lease; its record stays until the client has said that it has it
+    adopt    start nothing: attach to the kept job with this id
     context  facts about the caller that placement needs: inventory file, ssh agent, caller's directory
     terminal {"rows", "columns", "term"} of the terminal that the job gets in place of three pipes; None: the pipes
     capability  secret that the job shows with each request to its opener; kept in the job's memo
@@ -70,6 +74,8 @@ class Spawn:
         limits: dict[str, str] | None = None,
         lease: float = LEASE,
         slots: int = 0,
+        keep: bool = False,
+        adopt: bool = False,
         context: dict[str, Any] | None = None,
         terminal: dict[str, Any] | None = None,
         capability: str = "",
@@ -85,6 +91,8 @@ class Spawn:
         self.limits = limits or {}
         self.lease = lease
         self.slots = slots
+        self.keep = keep
+        self.adopt = adopt
         self.context = context or {}
         self.terminal = terminal
         self.capability = capability

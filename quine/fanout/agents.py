@@ -20,6 +20,7 @@ class AgentStarter(Starter):
     """Starts an agent for each try. Where -P does not bound them, the places of the tree do (--max-agents)."""
 
     agents = True
+    adopts = False
 
     def __init__(
         self, options: Options, batch: Batch, work: Work, sink: Sink, report: Report, crowd: Crowd

@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from quine.fanout.joblog import Joblog
     from quine.fanout.output.sinks import Sink
     from quine.fanout.run import Run
+    from quine.fanout.view import View
     from transport.client.batch import Batch
 
 EXAMPLE = "quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…]"
 OF_AGENTS = ("model", "max_turns", "max_depth", "max_agents", "max_tokens", "max_cost", "deadline")
-EACH = 5  # descriptors of a job at most: stdin, a spool, two copies of --results, a place
-OTHERS = 400  # descriptors of this process and of outputs that wait for their turn
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -131,12 +130,13 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
     else:
         starter = Starter(options, batch, work, sink, report)
     log = _log(options)
+    if log:
+        starter.record(log)
     view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now)
     view.totals = crowd.totals if crowd else None
-    run = Run(options, batch, starter, work, items, sink, report, log, view, _most())
-    whole = False
+    run = Run(options, batch, starter, work, items, sink, report, log, view)
     try:
-        whole = _play(options, run, batch, sink)
+        _play(options, run, batch, sink)
     finally:
         streams.close()
         batch.close()
@@ -144,14 +144,14 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
         report.close()
         items.close()
         if log:
-            log.close(whole)
+            log.close()
         if options.spawn.report:
-            _report(options, run)
+            _report(options, run, view)
     return _end(options, run)
 
 
-def _play(options: Options, run: Run, batch: Batch, sink: Sink) -> bool:
-    """Run the batch, which is told of the signals of this process. Return whether all outputs were passed on."""
+def _play(options: Options, run: Run, batch: Batch, sink: Sink) -> None:
+    """Run the batch, which is told of the signals of this process."""
     from transport.client.signals import Caught
 
     caught = Caught()
@@ -164,8 +164,7 @@ def _play(options: Options, run: Run, batch: Batch, sink: Sink) -> bool:
 
     batch.watch(caught.fd, select.POLLIN, take)
     try:
-        # After a fault of what is kept, an item without a line in the log may have been run.
-        return run.run() and not (isinstance(run.fault, Failure) and run.fault.status == LOST)
+        run.run()
     except OSError as error:
         name, why = error.filename, (error.strerror or str(error)).lower()
         if isinstance(error, BrokenPipeError):
@@ -177,18 +176,6 @@ def _play(options: Options, run: Run, batch: Batch, sink: Sink) -> bool:
             say(f"quine: stopped: {why}; {run.text()}, {sink.kept} outputs not passed on\n")
     finally:
         caught.uninstall()
-    return False
-
-
-def _most() -> int:
-    """Raise the limit of descriptors as far as it goes, and return for how many jobs at one time they are enough."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(1, (max(soft, most) - OTHERS) // EACH)
 
 
 def _log(options: Options) -> Joblog | None:
@@ -216,7 +203,7 @@ def _status(options: Options, run: Run) -> int:
     return DENIED if run.spent and status in (0, outcome.SOME_FAILED) else status
 
 
-def _report(options: Options, run: Run) -> None:
+def _report(options: Options, run: Run, view: View) -> None:
     """Write --report."""
     from quine.base import run_report
     from transport.status import signal_name
@@ -230,7 +217,7 @@ def _report(options: Options, run: Run) -> None:
                 "items": run.tally.ended,
                 **{name.replace(" ", "_"): n for name, n in run.tally.counts.items()},
             },
-            **run.facts(),
+            **view.facts(time.monotonic()),
         },
     )
 

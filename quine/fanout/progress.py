@@ -100,6 +100,11 @@ class Progress:
         self.running += 1
         self.host(host, now).running += 1
 
+    def stopped(self, host: str) -> None:
+        """A job that ran does not any more, or is not known to."""
+        self.running -= 1
+        self.hosts[host or "local"].running -= 1
+
     def ended(self, host: str, kind: str, began: float | None, now: float) -> None:
         """A try has ended; `began` is None if it never ran."""
         if began is None and not host:
@@ -108,11 +113,8 @@ class Progress:
         state.ended += 1
         state.rate.add(now)
         state.failed += kind != DONE
-        if began is not None:
-            self.running -= 1
-            state.running -= 1
-            if kind == DONE:
-                self.median.add(now - began)
+        if kind == DONE and began is not None:
+            self.median.add(now - began)
 
     def final(self, now: float) -> None:
         """An item has its end."""

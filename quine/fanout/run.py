@@ -16,14 +16,17 @@ import heapq
 import select
 import time
 
-from quine.base import backoff
+from quine.base import errors
 from quine.base.errors import Failure
 from quine.fanout import outcome
 from quine.fanout.joblog import RUNNING
 from quine.fanout.messages import Messages
-from quine.fanout.outcome import DENIED, DONE, LOST, NEVER
+from quine.fanout.outcome import LOST, NEVER
+from quine.fanout.retries import Retries
 from quine.fanout.timers import Timeout, Timers
-from transport.lean import deque, signal
+from quine.jobs.adoption import Orphans
+from transport.lean import signal
+from transport.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,19 +40,15 @@ if TYPE_CHECKING:
     from quine.fanout.starter import Starter
     from quine.fanout.tasks import Task, Work
     from quine.fanout.view import View
+    from quine.jobs.adoption import Adopted
     from transport.client.batch import Batch
-    from transport.status import Status
 
 WAITING = 32  # jobs that wait for a host to take them, where -P does not bound them
-MOST = 4096  # jobs at one time, where -P does not bound them
+UNRECORDED = 4096  # items whose output waits: with a log their hosts keep their ends
 # Seconds until a place among the agents of the tree is looked for again, if none of ours ends before.
 LOOK = 0.5
 LONGEST = 3600.0  # seconds of one wait for events: poll takes no more than 24 days
 GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
-# Failed starts of an item, after which it has its end: nothing ran, so --retries does not count them.
-STARTS = 4
-# Seconds before a host that failed to start an item is tried again with it.
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 
 class Run:
@@ -66,37 +65,30 @@ class Run:
         report: Report,
         log: Joblog | None,
         view: View,
-        most: int,
     ) -> None:
-        """`most`: jobs at one time for which there are descriptors."""
         self._options = options
-        self._batch = batch
-        self._starter = starter
-        self._work = work
-        self._source = items
+        self._batch, self._starter = batch, starter
+        self._work, self._source = work, items
         self._items: Iterator[Item | None] = iter(items)
-        self._sink = sink
-        self._report = report
+        self._sink, self._report = sink, report
         self._log = log
         self._view = view
         self._progress = progress = view.progress
         self.tally = progress.tally
-        self._halt = outcome.Halt(options.halt)
-        self._hosts = outcome.Hosts()
+        self._halt, self._hosts = outcome.Halt(options.halt), outcome.Hosts()
         self._bounded = starter.most > 0  # by -P
-        self._most = min(starter.most or MOST, most)
-        self._tries = options.number("retries", 1, 1)
+        self._most = starter.bound()
         share = options.share("timeout")
         self._timeout = Timeout(0.0 if share else options.seconds("timeout"), share, progress.median)
         self._delay = options.seconds("delay")
         self._running: dict[Task, None] = {}
-        self._again: deque[Task] = deque()  # to be tried once more,
-        self._resting: dict[Task, None] = {}  # and after a pause
         self._timers = Timers()
+        self._again = Retries(options, self._timers)
+        self._orphans = Orphans(self, batch, starter, log) if log else None
+        self._unrecorded = 0  # items that have ended, and have no line in the log yet
         self._slots: list[int] = []  # free numbers below _slot
         self._slot = 0
-        self._waits = False  # for input
-        self._next_start = 0.0
+        self._waits, self._next_start = False, 0.0  # for input
         self._messages = Messages(sink, options.spawn.quiet)
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
@@ -105,11 +97,14 @@ class Run:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self) -> bool:
-        """Run until all is over. Return whether all outputs were passed on; a second ^C does not wait for that."""
+    def run(self) -> None:
+        """Run until all is over; a second ^C does not wait for outputs to be passed on."""
+        if self._orphans:
+            self._orphans.begin()
         while True:
             self._start()
-            waits = self._running or self._again or self._resting
+            looks = self._orphans and self._orphans.awaited and not self._ending
+            waits = self._running or self._again or looks
             if not waits and (self._exhausted or self.stopped):
                 break
             self._turn()
@@ -120,7 +115,8 @@ class Run:
         while not self._sink.idle and not (self._ending and self.ended_by):
             self._turn()
         self._check()
-        return self._sink.idle
+        if self._orphans and not self._ending:
+            self._orphans.leave()
 
     def _clean_up(self) -> None:
         left = [None] * self._starter.finish(lambda: left.pop())
@@ -139,7 +135,7 @@ class Run:
                 self._end(task)
         self._sink.pump()
         self._check()
-        self._progress.under_way = len(self._running) + len(self._again) + len(self._resting)
+        self._progress.under_way = len(self._running) + len(self._again)
         self._view.tick(now)
 
     def _check(self) -> None:
@@ -152,12 +148,17 @@ class Run:
                 self._messages.say(f"stopped: {failure.detail}; {self.text()}")
             self._stop_all()
 
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        self._timers.at(when, call)
+
     # -- starts ------------------------------------------------------------------------------------
 
     def _room(self) -> bool:
-        if self.stopped or self._sink.clogged or (self._sink.holding and not self._again):
+        if self.stopped or self._sink.clogged or (self._sink.holding and not self._again.ready):
             return False
-        if len(self._running) >= self._most:
+        if len(self._running) >= self._most or self._unrecorded >= UNRECORDED:
+            return False
+        if self._orphans and self._orphans.first:
             return False
         return self._bounded or self._batch.waiting < WAITING
 
@@ -167,21 +168,21 @@ class Run:
             now = time.monotonic()
             if now < self._next_start:
                 return
-            task = self._again.popleft() if self._again else self._task()
+            task = self._again.ready.popleft() if self._again.ready else self._task()
             if task is None:
                 return
             if self._starter.spent:
-                self._again.appendleft(task)
+                self._again.ready.appendleft(task)
                 self._stop_spent()
                 return
             if self._view.loads.blocked or not self._starter.ready():
-                self._again.appendleft(task)
+                self._again.ready.appendleft(task)
                 self._next_start = now + LOOK
-                self._timers.at(self._next_start, lambda: None)
+                self.at(self._next_start, lambda: None)
                 return
             if self._delay:
                 self._next_start = now + self._delay
-                self._timers.at(self._next_start, lambda: None)
+                self.at(self._next_start, lambda: None)
             self._try(task)
 
     def _task(self) -> Task | None:
@@ -207,13 +208,11 @@ class Run:
 
     def _had_before(self, task: Task) -> bool:
         """Whether the item has its end from a run before."""
-        kind = self._log.before(task.entry.hash) if self._log else ""
+        kind, id = self._log.before(task.entry.hash) if self._log else ("", "")
         if not kind:
             return False
-        if kind == RUNNING:
-            task.entry.kind = LOST
-            self._messages.fault(task.item.number, "", "it was running when the batch was killed")
-            self._final(task)
+        if kind == RUNNING and self._orphans:
+            self._orphans.bind(task, id)
         else:
             self._progress.skipped += 1
             self._sink.skip(task.item.number)
@@ -233,15 +232,36 @@ class Run:
 
     def _try(self, task: Task) -> None:
         """Start one try of an item."""
+        self._take_slot(task)
+        avoid = [*task.failed_on, *self._hosts.aside(time.monotonic()), *self._view.loads.avoid]
+        self._starter.start(task, avoid, self._started, self._ended)
+
+    def _take_slot(self, task: Task) -> None:
         if not self._slots:
             self._slot += 1
             self._slots.append(self._slot)
         task.item.slot = heapq.heappop(self._slots)
-        if not task.tries and self._log:
-            self._log.start(task.entry.hash)
         self._running[task] = None
-        avoid = [*task.failed_on, *self._hosts.aside(time.monotonic()), *self._view.loads.avoid]
-        self._starter.start(task, avoid, self._started, self._ended)
+
+    def adopt(self, task: Task, adopted: Adopted) -> None:
+        """Go on with a try that runs already, or has ended."""
+        self._take_slot(task)
+        self._starter.adopt(task, adopted, self._started, self._ended)
+
+    def missed(self, task: Task, never: bool) -> None:
+        """No host has the job of an item, which was sent; `never`: it was certainly never begun."""
+        task.unstarted += never
+        task.entry.kind = NEVER if never else LOST
+        before = task.job is None  # it is of the run before
+        if not self.stopped and (never or (before and self._options.spawn.idempotent)):
+            self._again.ready.append(task)
+        elif before:
+            if not never:
+                self._messages.fault(task.item.number, "", "it was running when the batch was killed")
+            self._final(task)
+        else:
+            detail = "the node of this machine ended, and no host has the job"
+            self._judge(task, Status("lost", errors.LOST, detail=detail))
 
     def _started(self, task: Task) -> None:
         task.started()
@@ -254,50 +274,48 @@ class Run:
         del self._running[task]
         self._timeout.ended(task)
         heapq.heappush(self._slots, task.item.slot)
+        if task.running:
+            self._progress.stopped(task.entry.host)
+        if self._is_loose(task, status):
+            task.release()
+            return
+        if task.adopted and status.state == "unreachable":  # by us; it had begun
+            status = Status("lost", errors.LOST, host=status.host, detail=status.detail)
+        self._judge(task, status)
+
+    def _is_loose(self, task: Task, status: Status) -> bool:
+        """Whether the job may go on without us; it is looked for."""
+        if not (self._orphans and task.job) or task.ending:
+            return False
+        cut = task.job.severed and status.state == "lost"
+        cut = cut or (task.adopted is not None and status.state == "unreachable")
+        return cut and self._orphans.sever(task)
+
+    def _judge(self, task: Task, status: Status) -> None:
         kind = outcome.kind_of(status, task.timed_out, self._starter.agents)
         now, ran = time.monotonic(), task.running
         self._progress.ended(task.entry.host if ran else status.host, kind, task.began if ran else None, now)
         task.ended(status, kind)
         task.unstarted += kind == NEVER
-        if self._hosts.ended(status.host, kind, now):
-            failed = f"{outcome.STRIKES} starts in a row have failed"
-            self._messages.note(f"{status.host}: {failed}; set aside for a while")
         spawn = self._options.spawn
+        if self._hosts.ended(status.host, kind, now):
+            self._batch.recall(status.host)
+            self._messages.note(
+                f"{status.host}: {outcome.STRIKES} starts in a row have failed; set aside for a while"
+            )
         if status.left and not (spawn.files or spawn.returns):
             self._messages.left(status)
-        if self._may_try_again(task, status, kind):
-            self._try_again(task, status.host, kind)
+        if not self.stopped and self._again.may(task, status, kind):
+            self._again.add(task, status.host, kind)
             return
         if status.detail and not (task.output and task.output.broken):
             self._messages.fault(task.item.number, status.host, status.detail, status.hint)
         self._final(task)
 
-    def _may_try_again(self, task: Task, status: Status, kind: str) -> bool:
-        if self.stopped or kind in (DONE, DENIED):
-            return False
-        if kind == NEVER:
-            # a fault of no host is the same at the next try
-            return bool(status.host) and task.unstarted < STARTS
-        more = task.tries - task.unstarted < self._tries
-        return more and (kind != LOST or self._options.spawn.idempotent)
-
-    def _try_again(self, task: Task, host: str, kind: str) -> None:
-        failed = task.failed_on.count(host)
-        task.failed_on.append(host)
-        if kind != NEVER or not failed:
-            self._again.append(task)
-            return
-        self._resting[task] = None
-        pause = backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE, jitter=(0.5, 1))
-        self._timers.at(time.monotonic() + pause, lambda: self._rested(task))
-
-    def _rested(self, task: Task) -> None:
-        if self._resting.pop(task, False) is None:
-            self._again.append(task)
-
     def _final(self, task: Task) -> None:
         """An item has its end."""
         self.tally.add(task.entry.kind)
+        self._unrecorded += 1
         self._progress.final(time.monotonic())
         self._report.pass_on(task, self._sink, lambda: self._written(task))
         if not self.stopped and self._halt.reached(self.tally):
@@ -309,10 +327,15 @@ class Run:
 
     def _written(self, task: Task) -> None:
         """Its output was passed on."""
+        self._unrecorded -= 1
         if log := self._log:
             self._log = None  # if this fails: nothing is written behind a line that is torn
             log.end(task.entry, time.monotonic())
             self._log = log
+            if task.kept:
+                task.kept.forget()
+            if task.output:
+                task.output.forget()
 
     def _stop_spent(self) -> None:
         """A budget is used up: no more items are started, and those that were not are no failures."""
@@ -334,8 +357,8 @@ class Run:
             return lambda: call() if task in self._running and task.tries == number else None
 
         now = time.monotonic()
-        self._timers.at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
-        self._timers.at(now + 2 * GRACE, later(job.abandon))
+        self.at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
+        self.at(now + 2 * GRACE, later(job.abandon))
 
     def _stop_all(self) -> None:
         self.stopped = self._ending = True
@@ -366,19 +389,12 @@ class Run:
         if self._running:
             self._messages.say(f"waiting for {len(self._running)} jobs; ^C again ends them")
 
-    def facts(self) -> dict[str, object]:
-        """The part of --report about time, hosts and agents."""
-        return self._view.facts(time.monotonic())
-
     def text(self) -> str:
         """The state of the batch in a line."""
         return ", ".join(filter(None, (self.tally.text(), f"{len(self._running)} running")))
 
     def _drop_tries(self) -> None:
         """The items that were to be tried again have their ends as they are."""
-        tasks = [*self._again, *self._resting]
-        self._again.clear()
-        self._resting.clear()
-        for task in tasks:
+        for task in self._again.drop():
             if task.tries:
                 self._final(task)

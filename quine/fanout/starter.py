@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from quine.base.cli_options import environment, limits
-from quine.base.errors import NOT_STARTED, Failure, Misconfigured
+from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.fanout.cleanup import Cleanup
 from quine.fanout.tasks import Task
 from quine.files.select import Services
@@ -18,21 +18,29 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quine.fanout.joblog import Joblog
     from quine.fanout.options import Options
     from quine.fanout.output.results import Report
-    from quine.fanout.output.sinks import Sink
+    from quine.fanout.output.sinks import Output, Sink
     from quine.fanout.tasks import Work
+    from quine.jobs.adoption import Adopted
     from quine.staging.proxy import Staging
     from transport.client.batch import Batch
+
+MOST = 4096  # jobs at one time, where -P does not bound them
+EACH = 5  # descriptors of a job at most: stdin, a spool, two copies of --results, a place
+OTHERS = 400  # descriptors of this process and of outputs that wait for their turn
 
 
 class Starter:
     """Starts tries of tasks. `most` is how many may be under way at one time, 0: as many as the hosts take."""
 
     agents = False
+    adopts = True  # jobs that outlive this process
 
     def __init__(self, options: Options, batch: Batch, work: Work, sink: Sink, report: Report) -> None:
         spawn = options.spawn
+        self._log: Joblog | None = None
         self._batch = batch
         self._work = work
         self._sink = sink
@@ -51,6 +59,17 @@ class Starter:
         self.most = options.number("jobs", 0)
         if not options.jobs and not spawn.elsewhere:
             self.most = os.cpu_count() or 1
+
+    def bound(self) -> int:
+        """How many may be under way at one time, with as many descriptors as this process may have."""
+        return min(self.most or MOST, _descriptors() // EACH)
+
+    def record(self, log: Joblog) -> None:
+        """Have jobs outlive this process; those of the next one are in the same directories."""
+        self._log = log
+        log.sends_to(self._where)
+        self._context["batch"] = log.batch
+        self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or log.batch
 
     def ready(self) -> bool:
         """Whether one more may be started, apart from `most`."""
@@ -80,6 +99,9 @@ class Starter:
             tree=self._tree,
             context=context,
         )
+        if self._log:
+            spawn.id = self._log.id_of(task.entry.hash, task.item.number, task.tries)
+            spawn.capability, spawn.keep = self._log.capability(spawn.id), True
         return spawn, Services(self._environ, reach=reach(context)), []
 
     def start(
@@ -134,14 +156,49 @@ class Starter:
             ended(task, Status("signaled", 128 + signal.SIGTERM, "TERM"))
             return
         spawn, answers, held = self.make(task, avoid)
-        task.entry.id = spawn.id
         if stage:
             spawn = stage.dressed(spawn, answers)
             stage.begin()
+        self._note_sent(task, spawn, output)
+        on_started, on_exit = self._functions(task, spawn, answers, held, stage, names, started, ended)
+        task.job = output.job = self._batch.start(
+            spawn, task.stdin, output.write, on_started, on_exit, self._note, answers
+        )
+        if spawn.keep:
+            task.kept = task.job
+            task.job.hold()
+
+    def _note_sent(self, task: Task, spawn: Spawn, output: Output) -> None:
+        """Note a job before it is sent; the end of the try before needs no longer be kept then."""
+        task.entry.id = spawn.id
+        if not self._log:
+            return
+        self._log.start(spawn.id, task.entry.hash, task.tries, task.sent)
+        task.sent, task.adopted = spawn.id, None
+        if task.kept:
+            task.kept.forget()
+        if spawn.keep:
+            output.persist(self._log.output(spawn.id))
+
+    def _functions(
+        self,
+        task: Task,
+        spawn: Spawn,
+        answers: Services,
+        held: list[int],
+        stage: Staging | None,
+        names: list[str],
+        started: Callable[[Task], None],
+        ended: Callable[[Task, Status], None],
+    ) -> tuple[Callable[[int, str], None], Callable[[Status], None]]:
+        """The functions that are called at the start of a job and at its end."""
+        cleanup = self._cleanup
 
         def on_started(_: int, host: str) -> None:
             answers.placed(host)
             task.entry.host = host
+            if self._log:
+                self._log.on_host(host or "local")
             started(task)
 
         def on_exit(status: Status) -> None:
@@ -149,6 +206,8 @@ class Starter:
             for fd in held:
                 os.close(fd)
             status = stage.judged(status) if stage else status
+            if task.adopted:
+                status = judged(status, task.adopted.torn, stage is not None)
 
             def over() -> None:
                 ended(task, status)
@@ -165,9 +224,79 @@ class Starter:
             else:
                 clean()
 
-        task.job = output.job = self._batch.start(
-            spawn, task.stdin, output.write, on_started, on_exit, self._note, answers
-        )
+        return on_started, on_exit
+
+    # -- jobs whose client, or its node, has died ----------------------------------------------------
+
+    def hosts(self) -> list[str]:
+        """The hosts that may have jobs of this batch."""
+        assert self._log
+        found = dict.fromkeys(self._log.hosts)
+        for where in self._log.wheres:
+            if where == "local":
+                found[where] = None
+                continue
+            from quine.jobs.remote import hosts
+
+            try:
+                found.update(dict.fromkeys(hosts(where, self._options)))
+            except Misconfigured:
+                found[where] = None  # it means none now; one that it meant may have jobs, and cannot be asked
+        return list(found)
+
+    def asking(self, host: str) -> Spawn:
+        """The job that asks the node of a host for its status."""
+        context = {**self._context, "control": True}
+        env = dict(os.environ) if host == "local" else {}
+        return Spawn(["node", "--status"], own=True, where=host, env=env, cwd="~", context=context)
+
+    def attach(self, id: str, host: str) -> Adopted:
+        """Have a job served here."""
+        from quine.jobs.adoption import Adopted
+
+        assert self._log
+        spawn = Spawn(["-"], id=id, where=host, tree=self._tree, context=self._context, keep=True, adopt=True)
+        spawn.capability = self._log.capability(id)
+        return Adopted(self._batch, spawn, Services(self._environ, reach=reach(self._context)))
+
+    def adopt(
+        self,
+        task: Task,
+        adopted: Adopted,
+        started: Callable[[Task], None],
+        ended: Callable[[Task, Status], None],
+    ) -> None:
+        """Go on with a try of a task that runs already, or has ended."""
+        assert self._log
+        spawn, answers = adopted.job.spawn, adopted.job.services
+        assert isinstance(answers, Services)
+        fresh, _, held = self.make(task, [])
+        # For the job that brings the returns.
+        spawn.env, spawn.cwd, spawn.lease = fresh.env, fresh.cwd, fresh.lease
+        task.entry.id = task.sent = spawn.id
+        task.adopted, task.kept, task.job = adopted, adopted.job, adopted.job
+        try:
+            task.stdin = self._work.open_stdin(task.item)
+            stage = self._work.stage(task.item)
+        except (OSError, Misconfigured) as error:
+            adopted.job.abandon()
+            why = f"it was running, and its input is not there any more: {error}"
+            ended(task, Status("lost", LOST, detail=why))
+            return
+        output = task.output
+        if output:
+            have = output.go_over()
+        else:
+            output = task.output = self._report.open(task, self._sink)
+            output.persist(self._log.output(spawn.id))
+            have = output.restore()
+        output.job = adopted.job
+        names = []
+        if self._cleanup and stage:
+            names = self._cleanup.names(task)
+            self._cleanup.begin(names)
+        on_started, on_exit = self._functions(task, spawn, answers, held, stage, names, started, ended)
+        adopted.bind(task.stdin, have, output.write, on_started, on_exit)
 
     def _bring(
         self,
@@ -211,3 +340,27 @@ class Starter:
         if host not in self._notes:
             self._notes[host] = Notes(self._options, raw=False, say=self._sink.say)
         self._notes[host].hear(note)
+
+
+def judged(status: Status, torn: bool, staged: bool) -> Status:
+    """Return the end of a job that was adopted; it is lost if it may have lacked its files, or its output is not whole.
+
+    `torn`: output that the process before had taken is not here.
+    """
+    why = ""
+    if torn:
+        why = "output that the killed batch had taken is not there any more"
+    elif staged and (status.state, status.code) == ("exited", NOT_STARTED):
+        why = "the batch was killed while it got its files, or it failed with 69"
+    return Status("lost", LOST, host=status.host, pid=status.pid, detail=why) if why else status
+
+
+def _descriptors() -> int:
+    """Raise the limit of descriptors as far as it goes, and return how many there are for jobs."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(EACH, max(soft, most) - OTHERS)

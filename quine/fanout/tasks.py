@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quine.fanout.input.template import Template
     from quine.fanout.options import Options
     from quine.fanout.output.sinks import Output
+    from quine.jobs.adoption import Adopted
     from quine.staging.proxy import Staging
     from transport.client.batch import BatchJob
     from transport.status import Status
@@ -27,7 +28,7 @@ class Task:
 
     __slots__ = (
         *("argv", "ending", "entry", "failed_on", "item", "job", "output", "began", "running", "stdin"),
-        *("facts", "timed_out", "tries", "unstarted"),
+        *("adopted", "facts", "kept", "sent", "timed_out", "tries", "unstarted"),
     )
 
     def __init__(self, item: Item, entry: Entry) -> None:
@@ -37,6 +38,9 @@ class Task:
         self.tries = self.unstarted = 0  # the second of them never ran
         self.failed_on: list[str] = []  # hosts
         self.job: BatchJob | None = None
+        self.sent = ""  # the id of the latest try in the journal of the batch,
+        self.kept: BatchJob | None = None  # and its job, whose record its host keeps
+        self.adopted: Adopted | None = None
         self.output: Output | None = None
         self.stdin: int | bytes | None = None
         self.facts: dict[str, object] = {}  # of an agent: its session and tokens
@@ -53,9 +57,10 @@ class Task:
         self.entry.started = time.time()
 
     def started(self) -> None:
+        since = self.job.seconds if self.adopted and self.job else 0.0
         self.running = True
-        self.began = time.monotonic()
-        self.entry.started = time.time()
+        self.began = time.monotonic() - since
+        self.entry.started = time.time() - since
 
     def ended(self, status: Status, kind: str) -> None:
         """Note the end of a try."""
@@ -68,6 +73,10 @@ class Task:
         entry.seconds = time.monotonic() - self.began if self.running else 0.0
         if self.output:
             entry.received = self.output.size
+        self.release()
+
+    def release(self) -> None:
+        """Stdin of this try is not read any more."""
         if isinstance(self.stdin, int):
             os.close(self.stdin)
         self.stdin = None

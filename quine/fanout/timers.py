@@ -54,7 +54,10 @@ class Timeout:
 
     def started(self, task: Task) -> None:
         if self._seconds or self._share:
+            last = next(reversed(self._running), task)
             self._running[task] = None
+            if task.began < last.began:  # it was adopted, and began long ago
+                self._running = dict.fromkeys(sorted(self._running, key=lambda each: each.began))
 
     def ended(self, task: Task) -> None:
         self._running.pop(task, None)

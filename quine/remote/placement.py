@@ -29,6 +29,7 @@ class Placer:
 
         self._writing = threading.Lock()
         self._cache: dict[str, tuple[tuple[int, int], Inventory]] = {}
+        self._wrong = ""  # with the inventory that a batch goes on without
         self._dumps: dict[int, tuple[Host, str]] = {}  # by id(host): settings that tell links apart
 
     def __call__(self, spawn: Spawn, running: Mapping[str, int]) -> Target:
@@ -107,12 +108,23 @@ class Placer:
                 cached = self._cache[named] = (version, load(Path(named), {}))
                 self._dumps.clear()
         except ConfigError as error:
+            if (cached := self._cache.get(named)) and spawn.context.get("late") is True:
+                return self._as_before(cached[1], error.detail)
             raise Misconfigured(error.detail, error.hint) from None
         except OSError as error:
             raise Misconfigured(
                 f"{Path(named)}: {error.strerror}", "see --inventory and QUINE_INVENTORY"
             ) from None
         return cached[1]
+
+    def _as_before(self, inventory: Inventory, detail: str) -> Inventory:
+        """Go on with an inventory whose file is being edited: a batch must not fail all its items meanwhile."""
+        if detail != self._wrong:
+            import logging
+
+            self._wrong = detail
+            logging.getLogger("quine.hosts").warning("the inventory is left as it was: %s", detail)
+        return inventory
 
 
 def settle(spawn: Spawn, host: Host) -> None:

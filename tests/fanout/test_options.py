@@ -143,6 +143,7 @@ def test_the_time_that_is_left_is_that_of_the_median() -> None:
     for _ in range(4):
         progress.started("h1", 0.0)
     for _ in range(3):
+        progress.stopped("h1")
         progress.ended("h1", "done", 0.0, 2.0)
         progress.started("h1", 2.0)
     assert progress.left() == 64 and progress.eta() == 64 * 2.0 / 4

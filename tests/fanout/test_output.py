@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
+from quine.fanout import joblog
 from quine.fanout.input.items import Item
 from quine.fanout.input.rows import Row
 from quine.fanout.joblog import RUNNING, Entry, Joblog, hash_of
@@ -73,19 +74,21 @@ def entry(hash: str, kind: str, command: str = "true") -> Entry:
 
 def written(path: Path, ends: list[tuple[str, str]], running: tuple[str, ...] = ()) -> None:
     log = Joblog(str(path))
-    for hash, kind in ends:
-        log.start(hash)
-        log.end(entry(hash, kind), 0.0)
+    for number, (hash, kind) in enumerate(ends):
+        made = entry(hash, kind)
+        made.id = log.id_of(hash, number, 1)
+        log.start(made.id, hash, 1)
+        log.end(made, 0.0)
     for hash in running:
-        log.start(hash)
-    log.close(whole=not running)
+        log.start(f"id-of-{hash}", hash, 1)
+    log.close()
 
 
 def test_a_line_has_the_nine_columns_of_gnu_parallel_and_five_more(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = Joblog(str(path))
     log.end(entry("h", "never started", "a\tb\nc\\"), 0.0)
-    log.close(whole=True)
+    log.close()
     head, line = path.read_text().splitlines()
     assert head.startswith("Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\t")
     columns = line.split("\t")
@@ -97,25 +100,82 @@ def test_resuming_keeps_what_counts_and_forgets_the_rest(tmp_path: Path) -> None
     path = tmp_path / "log"
     written(path, [("a", "done"), ("b", "failed"), ("c", "lost"), ("d", "never started"), ("a", "done")])
     log = Joblog(str(path), KEEP)
-    assert [log.before(hash) for hash in "aaabcde"] == ["done", "done", "", "", "lost", "", ""]
-    log.close(whole=True)
+    kinds = [log.before(hash)[0] for hash in "aaabcde"]
+    assert kinds == ["done", "done", "", "", "lost", "", ""]
+    log.close()
     kept = [line.split("\t")[-1] for line in path.read_text().splitlines()[1:]]
     assert kept == ["a", "c", "a"], "one line an item: those that are run again get another"
 
 
-def test_items_that_were_running_when_the_batch_was_killed(tmp_path: Path) -> None:
+def test_jobs_that_were_sent_when_the_batch_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     written(path, [("a", "done"), ("b", "failed")], running=("c", "a"))
     for _ in range(2):  # resuming that is killed at once changes nothing
         log = Joblog(str(path), KEEP)
-        log.close(whole=False)
+        log.close()
     log = Joblog(str(path), KEEP)
-    assert [log.before(hash) for hash in "abc"] == [RUNNING, "", RUNNING]
-    log.close(whole=False)
-    log = Joblog(str(path), {"done"})  # --idempotent
-    assert [log.before(hash) for hash in "abc"] == ["done", "", ""]
-    log.close(whole=True)
+    found = [log.before(hash) for hash in "aabc"]
+    assert found == [("done", ""), (RUNNING, "id-of-a"), ("", ""), (RUNNING, "id-of-c")]
+    assert {id: (sent.hash, sent.attempt) for id, sent in log.sent.items()} == {
+        "id-of-a": ("a", 1),
+        "id-of-c": ("c", 1),
+    }
+    for hash in "ac":
+        made = entry(hash, "done")
+        made.id = f"id-of-{hash}"
+        log.end(made, 0.0)
+    log.close()
     assert os.listdir(tmp_path) == ["log"]
+
+
+def test_a_job_is_known_by_another_id_in_each_try_and_in_each_run(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = Joblog(str(path))
+    ids = [log.id_of("h", 1, 1), log.id_of("h", 2, 1), log.id_of("h", 1, 2), log.id_of("g", 1, 1)]
+    log.start(ids[0], "h", 1)
+    log.start(ids[2], "h", 2, ids[0])
+    log.close()
+    again = Joblog(str(path), KEEP)
+    assert again.batch == log.batch and list(again.sent) == [ids[2]], "the try before has its end"
+    ids.append(again.id_of("h", 1, 1))
+    assert len(set(ids)) == 5
+    assert again.capability(ids[0]) == log.capability(ids[0]) != log.capability(ids[1])
+    assert (tmp_path / "log.started").stat().st_mode & 0o77 == 0, "it has the secret of the capabilities"
+    again.close()
+
+
+def test_it_is_known_how_long_ago_a_job_was_sent_unless_by_another_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    log = Joblog(str(path))
+    log.start("one", "h", 1)
+    log.close()
+    again = Joblog(str(path), KEEP)
+    assert 0 <= again.age("one") < 150
+    again.close()
+    monkeypatch.setattr(joblog, "boot_id", lambda: "another")
+    again = Joblog(str(path), KEEP)
+    assert again.age("one") == float("inf")
+    again.close()
+
+
+def test_the_journal_of_a_long_batch_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joblog, "COMPACT", 10)
+    path = tmp_path / "log"
+    log = Joblog(str(path))
+    log.on_host("h1")
+    for number in range(100):
+        made = entry("h", "done")
+        made.id = log.id_of("h", number, 1)
+        log.start(made.id, "h", 1)
+        if number != 3:
+            log.end(made, 0.0)
+        assert len((tmp_path / "log.started").read_text().splitlines()) < 30
+    log.close()
+    again = Joblog(str(path), KEEP)
+    assert list(again.sent) == [log.id_of("h", 3, 1)] and list(again.hosts) == ["h1"]
+    again.close()
 
 
 @pytest.mark.parametrize("torn", [b"2\t:\t1.0", b"\0\0\0", b"2\t:\n"])
@@ -125,8 +185,8 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: bytes) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + torn)
     log = Joblog(str(path), KEEP)
-    assert log.before("a") == "done"
-    log.close(whole=True)
+    assert log.before("a") == ("done", "")
+    log.close()
     assert path.read_bytes() == whole
 
 
@@ -135,8 +195,8 @@ def test_a_log_belongs_to_one_batch(tmp_path: Path) -> None:
     log = Joblog(str(path))
     with pytest.raises(Misconfigured, match="in use by another batch"):
         Joblog(str(path), KEEP)
-    log.close(whole=True)
-    Joblog(str(path), KEEP).close(whole=True)
+    log.close()
+    Joblog(str(path), KEEP).close()
     path.write_text("Seq\tHost\n1\t:\n")
     with pytest.raises(Misconfigured, match="not a log that can be resumed"):
         Joblog(str(path), KEEP)
@@ -149,7 +209,7 @@ def test_a_log_belongs_to_one_batch(tmp_path: Path) -> None:
 def test_a_log_behind_a_symbolic_link_leaves_the_link(tmp_path: Path) -> None:
     (tmp_path / "real").touch()
     (tmp_path / "link").symlink_to("real")
-    Joblog(str(tmp_path / "link")).close(whole=True)
+    Joblog(str(tmp_path / "link")).close()
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text().startswith("Seq\t")
 
 

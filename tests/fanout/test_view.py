@@ -148,6 +148,7 @@ def run_some(view: View, hosts: int, each: int) -> None:
     for host in range(hosts):
         for at in range(each):
             view.progress.started(f"host{host}", at)
+            view.progress.stopped(f"host{host}")
             view.progress.ended(f"host{host}", "failed" if at == 0 else "done", at, at + 2.0)
             view.progress.tally.add("failed" if at == 0 else "done")
             view.progress.final(at + 2.0)

@@ -420,11 +420,11 @@ def test_the_second_interrupt_ends_all(lab: Lab, tmp_path: Path) -> None:
     assert [row[12] for row in rows(tmp_path / "log")] == ["killed", "killed"]
 
 
-@pytest.mark.parametrize("options", [[], ["--line-buffer"]])
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--line-buffer"], 74)])
 def test_a_signal_ends_a_batch_whose_output_nobody_reads(
-    lab: Lab, tmp_path: Path, options: list[str]
+    lab: Lab, tmp_path: Path, options: list[str], code: int
 ) -> None:
-    """The item has ended, but its output was not passed on: it is lost for those who resume."""
+    """An item that has ended is passed on when the batch is resumed; by lines it runs until its output is read."""
     words = ["xargs", "--joblog", "log", *options]
     items = [*SH, "head -c 3000000 /dev/zero", ":::", "1"]
     with lab.popen([*words, *items], stdout=subprocess.PIPE, cwd=tmp_path) as process:
@@ -433,7 +433,8 @@ def test_a_signal_ends_a_batch_whose_output_nobody_reads(
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == -signal.SIGTERM
     assert rows(tmp_path / "log") == []
-    assert lab.run([*words, "--resume", *items], cwd=tmp_path).returncode == 74
+    done = lab.run([*words, "--resume", *items], cwd=tmp_path)
+    assert done.returncode == code and (code or done.stdout == bytes(3000000))
 
 
 def test_copies_that_cannot_be_made(lab: Lab, tmp_path: Path) -> None:
@@ -472,6 +473,32 @@ def test_starts_are_so_far_apart(lab: Lab) -> None:
     assert time.monotonic() - begun > 3 * 0.7
 
 
+def test_hosts_that_appear_in_the_inventory_join_and_those_that_go_get_no_more(
+    lab: Lab, tmp_path: Path
+) -> None:
+    lab.alias("one", "h1", tags=["x"])
+    words = ["xargs", "-P2", "--on", "@x", "--line-buffer", *SH, 'echo "$QUINE_NODE_NAME"']
+    with lab.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout
+
+        def next_host() -> bytes:
+            assert process.stdin and process.stdout
+            process.stdin.write(b"item\n")
+            process.stdin.flush()
+            return read_until(process.stdout.fileno(), b"\n")
+
+        assert next_host() == b"one\n"
+        lab.forget_aliases()
+        lab.alias("two", "h2", tags=["x"])
+        assert next_host() == b"two\n"
+        whole = lab.inventory.read_text()
+        lab.inventory.write_text("[hosts.")
+        assert next_host() == b"two\n", "a file that is being edited changes nothing"
+        lab.inventory.write_text(whole)
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 0
+
+
 # -- resuming --------------------------------------------------------------------------------------
 
 
@@ -488,33 +515,6 @@ def test_resuming_runs_what_is_not_done(lab: Lab, tmp_path: Path) -> None:
     assert len(rows(tmp_path / "log")) == 5
     done = lab.run([*words[:2], "--resume", *words[2:-1], "x{}", ":::", "0"], cwd=tmp_path)
     assert done.stdout == b"x0\n", "another command is other work"
-
-
-@pytest.mark.parametrize("options", [[], ["--idempotent"]])
-def test_after_a_kill_each_item_that_is_left_runs_once_and_none_twice(
-    lab: Lab, tmp_path: Path, options: list[str]
-) -> None:
-    """Two jobs were running: they are lost, or with --idempotent run again."""
-    script = 'echo "$0" >>ran; echo up; test -e go || test "$0" -lt 3 || exec sleep 1000'
-    words = ["xargs", "-P2", "--joblog", "log", "--line-buffer", *options]
-    items = [*SH, script, "{}", ":::", *map(str, range(8))]
-    with lab.popen([*words, *items], stdout=subprocess.PIPE, cwd=tmp_path) as process:
-        assert process.stdout
-        read_until(process.stdout.fileno(), b"up\n" * 5)  # 3 and 4 are running
-        until(lambda: len(rows(tmp_path / "log")) == 3, "three lines in the log")
-        process.kill()
-    until(lambda: not [job for job in lab.jobs() if "sleep" in str(job)], "the jobs are ended")
-    (tmp_path / "go").touch()
-    done = lab.run([*words, "--resume", *items], cwd=tmp_path)
-    ran = sorted((tmp_path / "ran").read_text().split())
-    states = [row[12] for row in rows(tmp_path / "log")]
-    if options:
-        assert (done.returncode, states) == (0, ["done"] * 8)
-        assert ran == sorted([*"01234567", "3", "4"])
-    else:
-        assert (done.returncode, states) == (74, ["done"] * 3 + ["lost"] * 2 + ["done"] * 3)
-        assert ran == [*"01234567"]
-        assert b"item 4: it was running when the batch was killed" in done.stderr
 
 
 @pytest.mark.parametrize(

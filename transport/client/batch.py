@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from transport.wire.frames import Frame
 
 REQUESTS = 4096  # requests of all jobs at one time
+LAST = 2.0  # seconds for the last frames of a batch to be taken
 THREADS = 256  # handlers of one service at one time; they exist while they are needed
 
 __all__ = ["Batch", "BatchJob"]
@@ -106,7 +107,7 @@ class Batch:
         `stdin` is all of its input; or a descriptor, which is read when the job runs and stays the caller's; or a
         function, see BatchJob; None is empty input.
         """
-        spawn.capability = os.urandom(16).hex()
+        spawn.capability = spawn.capability or os.urandom(16).hex()
         source = Descriptor(self, stdin) if isinstance(stdin, int) else stdin or b""
         job = self._core.add(
             spawn,
@@ -117,6 +118,10 @@ class Batch:
         if isinstance(source, Descriptor):
             source.ready = job.more
         return job
+
+    def recall(self, host: str) -> None:
+        """Send the jobs elsewhere that a host was given and has not begun, as far as it says so."""
+        self._core.recall(host)
 
     def watch(self, fd: int, events: int, call: Callable[[int], None]) -> None:
         """Have `call` called in `turn` with the events of a descriptor, until `unwatch`. One function a descriptor."""
@@ -151,6 +156,8 @@ class Batch:
 
     def close(self) -> None:
         """Give up all jobs, without calling their functions: the node ends those that run."""
+        self._core.abandon()  # else those that are kept would go on for their lease
+        self._drain()
         self._disconnect()
         for fd in (self._woken, self.waker):
             self.unwatch(fd)
@@ -226,6 +233,20 @@ class Batch:
         if events != self._events:
             self._events = events
             self._poll.modify(wire.socket, events)
+
+    def _drain(self) -> None:
+        """Send all that is queued, for LAST seconds at most."""
+        until = time.monotonic() + LAST
+        poll = select.poll()
+        while (wire := self._wire) and self._greeted:
+            try:
+                wire.flush()
+            except OSError:
+                return
+            if not wire.unsent or time.monotonic() > until:
+                return
+            poll.register(wire.socket, select.POLLOUT)
+            poll.poll(max(0, int(1000 * (until - time.monotonic()))))
 
     def _pause(self, timeout: float | None) -> int | None:
         """Return the milliseconds until there is something to do without an event."""

@@ -16,7 +16,7 @@ from transport.client.feed import Feed
 from transport.lean import deque
 from transport.status import Status
 from transport.wire.frames import Kind
-from transport.wire.session import MAX_CHANNELS, STDIN
+from transport.wire.session import GOES_ON, MAX_CHANNELS, STDIN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ class BatchCore:
         for job in sent.values():
             if not job.over:
                 job.fail(why) if why else job.node_ended()
+                job.severed = job.spawn.keep
                 self._finish(job)
 
     def refuse(self, refused: Refused) -> None:
@@ -136,6 +137,7 @@ class BatchCore:
         if self._sent.get(job.number) is job:
             del self._sent[job.number]
             if job.full and job.status and job.status.state == "unreachable":
+                job.forget()
                 job.again()
                 self._waiting += 1
                 feed.given_back(job, self.now)
@@ -172,6 +174,24 @@ class BatchCore:
         job.told = True
         job.release()
         self._over.append(job)
+
+    def recall(self, host: str) -> None:
+        """Have the jobs back that were sent to a host and have not begun there; they are sent elsewhere."""
+        for job in self._sent.values():
+            if not job.pid and not job.over:
+                avoid = job.spawn.context.get("avoid") or []
+                job.spawn.context = {**job.spawn.context, "avoid": [*avoid, host]}
+                job.session.tell(job.number, Kind.NOTE, {"withdraw": host})
+
+    def abandon(self) -> None:
+        """Nobody waits any more for the jobs that are kept. Records of those that have ended stay for their lease."""
+        session = self.session
+        if session is None or not session.peer:
+            return
+        for number, channel in list(session.channels.items()):
+            job = self._sent.get(number)
+            if channel.mine and not channel.request and (job is None or job.spawn.keep):
+                session.abandon(number, 0 if job else GOES_ON)
 
     def feed_later(self, job: BatchJob) -> None:
         """A job may have stdin to send, and room for it."""

@@ -9,8 +9,10 @@ Laws
 from __future__ import annotations
 
 from transport.client.job_core import JobCore
+from transport.errors import ProtocolError
 from transport.lean import signal
 from transport.status import LOST, NOT_STARTED, Status, signal_name
+from transport.wire.session import STDIN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +48,10 @@ class BatchJob(JobCore):
     on_exit     called with the Status, after the last byte of output was taken; nothing is called after it
     """
 
-    __slots__ = ("_at", "_batch", "full", "hungry", "on", "services", "stdin", "told", "where")
+    __slots__ = (
+        *("_at", "_batch", "base", "full", "hungry", "on", "seconds", "services", "severed", "stdin", "told"),
+        "where",
+    )
 
     def __init__(
         self,
@@ -64,14 +69,22 @@ class BatchJob(JobCore):
         self.hungry = False  # it waits for its turn to send stdin
         self.full = False  # its node has answered that no slot is free
         self.told = False  # its end is known to the batch
+        self.severed = False  # its node has ended, and it may go on at its host
         self._at = 0  # bytes of stdin that were sent
-        super().__init__(spawn, eager=isinstance(stdin, bytes), log=batch.log)
+        # Of one that was adopted: bytes of its streams that were acknowledged, or sent, before; its age at that time.
+        self.base = [0, 0, 0]
+        self.seconds = 0.0
+        super().__init__(spawn, eager=isinstance(stdin, bytes) and not spawn.adopt, log=batch.log)
 
     def again(self) -> None:
         """It was not started: back to the state before it was sent."""
         self.full = False
         self._at = 0
-        super().__init__(self.spawn, eager=isinstance(self.stdin, bytes), log=self.log)
+        held = self._held
+        super().__init__(
+            self.spawn, eager=isinstance(self.stdin, bytes) and not self.spawn.adopt, log=self.log
+        )
+        self._held = held
 
     # -- for its caller ----------------------------------------------------------------------------
 
@@ -86,6 +99,20 @@ class BatchJob(JobCore):
         if not self.over and self.number:
             self.took(stream, self._taken[stream], self._batch.now, alive=False, error=error)
             self._batch.look_at(self)
+
+    def hold(self) -> None:
+        """From now on bytes that were taken are not acknowledged, so that they come again if this process dies."""
+        self._held = True
+
+    def persisted(self, stream: int, size: int) -> None:
+        """So many bytes of a stream will be found again after a death of this process."""
+        if self.number in self.session.channels:
+            self.session.took(self.number, stream, min(size - self.base[stream], self._given[stream]))
+
+    def forget(self) -> None:
+        """The end of a job that is kept (`Spawn.keep`) is on record here: its node needs to keep it no longer."""
+        if self.spawn.keep and self.over and self.number in self.session.channels:
+            self.session.last_word(self.number)
 
     def more(self) -> None:
         """The function that gives stdin has bytes again."""
@@ -131,6 +158,22 @@ class BatchJob(JobCore):
         if not 0 <= count <= self._given[stream] - self._taken[stream]:
             raise ValueError(f"{count} bytes taken of {self._given[stream] - self._taken[stream]}")
         self.took(stream, taken, self._batch.now)
+
+    def on_kept(self, facts: object) -> None:
+        """It was adopted; `facts` say from where on its streams come. Raises ProtocolError."""
+        base = facts.get("base") if isinstance(facts, dict) else None
+        if not (
+            isinstance(facts, dict)
+            and isinstance(base, list)
+            and len(base) == 3
+            and all(type(at) is int and 0 <= at < 1 << 62 for at in base)
+            and isinstance(seconds := facts.get("seconds"), (int, float))
+        ):
+            raise ProtocolError("a job was adopted without the facts that were kept")
+        self.base, self.seconds = base, seconds
+        self._at = base[STDIN]
+        if facts.get("input") is not True:
+            self.stdin_open = False
 
     def on_started(self) -> None:
         self._batch.started(self)

@@ -38,6 +38,7 @@ class JobCore:
         "_errors",
         "_exit",
         "_given",
+        "_held",
         "_signals",
         "_taken",
         "host",
@@ -69,6 +70,7 @@ class JobCore:
         self._taken = [0, 0, 0]  # bytes that it took,
         self._errors = ["", "", ""]  # and why it takes no more; "" if its reader has gone
         self._signals = 0
+        self._held = False  # bytes are acknowledged by `persisted` alone
 
     # -- for the caller ----------------------------------------------------------------------------
 
@@ -77,6 +79,9 @@ class JobCore:
 
     def on_started(self) -> None:
         """The job runs: `pid` and `host` are known."""
+
+    def on_kept(self, facts: object) -> None:
+        """The job was adopted: facts about its streams."""
 
     def on_note(self, body: dict[str, Any]) -> None:
         """Hear a note of the node about the link to the job's host."""
@@ -130,8 +135,11 @@ class JobCore:
             self.on_stdin_unread()
         elif kind == Kind.ATTACH:
             self.pid = frame.number("pid")
-            host = frame.body().get("host")
+            body = frame.body()
+            host = body.get("host")
             self.host = host if isinstance(host, str) else ""
+            if self.spawn.adopt:
+                self.on_kept(body.get("kept"))
             self.on_started()
         elif kind == Kind.NOTE:
             self.on_note(frame.body())
@@ -149,7 +157,8 @@ class JobCore:
             return
         channel = self.session.channels.get(self.number)
         if channel and channel.finished:
-            self.session.last_word(self.number)
+            if not self.spawn.keep:
+                self.session.last_word(self.number)
             self.end(self._written(self._exit))
 
     @property
@@ -215,7 +224,8 @@ class JobCore:
             self._taken[stream] = self._given[stream]  # the rest was dropped
             self._errors[stream] = error
         if channel := self.session.channels.get(self.number):
-            self.session.took(self.number, stream, taken)
+            if not self._held:
+                self.session.took(self.number, stream, taken)
             if not alive and not channel.flows[stream].stopped:
                 self.session.stop(self.number, stream)
 

@@ -29,6 +29,7 @@ from transport.job.job import Job
 from transport.launcher.termination import PAUSE
 from transport.node import rendezvous
 from transport.node.hosts import TOLD, Hosts, Place
+from transport.node.kept import Attic, way
 from transport.node.link import Handler, Link
 from transport.node.relay import Relay
 from transport.node.rendezvous import BACKLOG, PYPY
@@ -79,6 +80,7 @@ class Node:
         self._turns: dict[Link, Turns] = {}
         self._jobs: dict[str, Job] = {}  # by token
         self._ids: set[str] = set()  # of these jobs
+        self._attic = Attic()
         self._tasks: set[asyncio.Task[None]] = set()  # greetings, and answers to status requests
         self._stopped = asyncio.Event()
         self._job_gone = asyncio.Event()
@@ -132,7 +134,7 @@ class Node:
             await asyncio.sleep(min(self._idle / 4, 15))
             now = asyncio.get_running_loop().time()
             self._hosts.close_idle(self._idle, now)
-            if self._links or self._jobs or self._hosts.busy:
+            if self._links or self._jobs or self._hosts.busy or self._attic.jobs:
                 self._last_use = now
             elif now - self._last_use > self._idle:
                 self._stopped.set()
@@ -221,6 +223,7 @@ class Node:
     def _on_link_lost(self, link: Link, why: str) -> None:
         self._links.pop(link, None)
         self._turns.pop(link, None)
+        self._attic.forget(link)
         self._served.forget(link)
 
     # -- what peers ask for ------------------------------------------------------------------------
@@ -233,6 +236,8 @@ class Node:
         spawn = Spawn.from_json(frame.body())
         if link.dialled:
             return self._from_afar(link, frame, spawn)
+        if not link.remote and isinstance(batch := spawn.context.get("batch"), str):
+            self._attic.take_over(batch, link)
         if spawn.where in ("", "local"):
             return self._local(link, frame, spawn)
         job = None if link.remote else self._jobs.get(str(spawn.context.get("token")))
@@ -243,15 +248,16 @@ class Node:
     def _to_origin(self, link: Link, number: int, spawn: Spawn, job: Job) -> Handler:
         """Pass a spawn for another host, from a job here, to the job's origin: that has the inventory and the keys."""
         relay = self._asked_by(job, link, number)
-        relay.lease = job.spawn.lease
+        relay.lease, relay.keep = job.spawn.lease, spawn.keep
         if spawn.context.get("control") is not True:
             relay.facts = {**spawn.facts(), "host": spawn.where}
             relay.since = asyncio.get_running_loop().time()
-        spawn.context = {"job": job.number, **{name: spawn.context.get(name) for name in TOLD}}
+        up, number = way(job)
+        spawn.context = {"job": number, **{name: spawn.context.get(name) for name in TOLD}}
         try:
-            if not isinstance(job.link, Link) or job.orphan:
+            if not isinstance(up, Link) or job.orphan:
                 raise LinkLost("it has gone")
-            relay.connect(job.link, Kind.SPAWN, spawn.to_json())
+            relay.connect(up, Kind.SPAWN, spawn.to_json())
         except (ValueError, LinkLost, Refused) as error:
             relay.refuse(Status("unreachable", NOT_STARTED, detail=f"the origin cannot be asked: {error}"))
             relay.end()
@@ -289,7 +295,8 @@ class Node:
         return relay
 
     def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
-        where, launcher = self._socket_path, self._launcher
+        if spawn.adopt:
+            return self._attic.adopt(link, frame.channel, spawn)
         turns = self._turns.setdefault(link, Turns(link)) if link.remote and spawn.slots else None
 
         def ended(job: Job) -> None:
@@ -297,16 +304,22 @@ class Node:
             if turns:
                 turns.ended(job)
 
-        job = Job(link, frame.channel, spawn, self._environ, where, ended, launcher)
-        if spawn.id in self._ids:
+        taken = spawn.id in self._ids or spawn.id in self._attic.jobs
+        keeper = self._attic.keeper(link, frame.channel, spawn) if spawn.keep and not taken else None
+        job = Job(
+            keeper or link, frame.channel, spawn, self._environ, self._socket_path, ended, self._launcher
+        )
+        if taken:
             job.refuse("a job with its id runs already")
             return job
         self._jobs[job.token] = job
         self._ids.add(spawn.id)
-        if turns:
-            return turns.submit(job, spawn.slots)
-        job.start()
-        return job
+        handler: Handler = turns.submit(job, spawn.slots) if turns else job
+        if not turns:
+            job.start()
+        if keeper:
+            keeper.behind = handler
+        return keeper or handler
 
     def _job_ended(self, job: Job) -> None:
         if self._jobs.pop(job.token, None):
@@ -325,7 +338,7 @@ class Node:
         up, number, relay = None, 0, Relay(link, frame.channel, "", lambda _: None)
         if not link.remote:
             if (job := self._jobs.get(str(body.get("token")))) and not job.orphan:
-                up, number = job.link, job.number
+                up, number = way(job)
                 relay = self._asked_by(job, link, frame.channel)
         elif over_there := self._job_over_there(link, asking):
             up, number = over_there.near.link, over_there.near.number
@@ -357,6 +370,7 @@ class Node:
             "links": len(self._links),
             "hosts": self._hosts.status(),
             "lines": [link.status() for link in self._links if link.remote],
+            "kept": {**self._attic.status(), "settling": self._served.settling},
             "running": [job.status() for job in self._jobs.values()],
             "proxies": [
                 relay.status()

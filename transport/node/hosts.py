@@ -65,7 +65,7 @@ class Hosts:
         log.log(
             level, "job %s: to %s%s", spawn.id, target.name, f", asked for by {parent.host}" if parent else ""
         )
-        relay.host, relay.group = target.name, target.group
+        relay.host, relay.group, relay.keep = target.name, target.group, spawn.keep
         if spawn.context.get("control") is not True:
             relay.facts, relay.since = spawn.facts(), asyncio.get_running_loop().time()
         relay.tree, relay.context = spawn.tree, spawn.context
@@ -88,6 +88,8 @@ class Hosts:
         # A control job asks about other jobs, and must not wait until they have ended.
         if spawn.context.get("control") is True:
             host.begin(relay, spawn, slots.refuse_waiting)
+        elif spawn.adopt:
+            slots.begin(relay, host, spawn)
         elif late:
             slots.submit_late(relay, host, spawn)
         else:

@@ -23,7 +23,7 @@ from transport.errors import ProtocolError
 from transport.node.lending import Lending
 from transport.node.side import Side
 from transport.spawn import LEASE
-from transport.status import LOST, Status
+from transport.status import LOST, NOT_STARTED, Status
 from transport.wire.frames import LIFE, Frame, Kind
 from transport.wire.session import ASKED
 
@@ -66,7 +66,9 @@ class Relay:
         self.facts: dict[str, object] = {}  # of the job, for display; {} for internal ones
         self.since = 0.0
         self.queued = False  # it waits for a slot
+        self.keep = False  # its job outlives its client
         self.late = False  # its caller keeps jobs until there is room
+        self._withdrawn = False
         self._asked = 0  # requests of its job that are open
         self._down_since = 0.0
         self._timers: list[asyncio.TimerHandle] = []
@@ -122,8 +124,11 @@ class Relay:
                 if self.watcher:
                     self.watcher.started(self)
                 if self.host:
-                    frame.payload = quickjson.dumps({"pid": self.pid, "host": self.host}).encode()
+                    kept = {name: value for name, value in frame.body().items() if name == "kept"}
+                    frame.payload = quickjson.dumps({"pid": self.pid, "host": self.host, **kept}).encode()
             elif frame.kind == Kind.EXIT:
+                if self._withdrawn and not self.started:
+                    self.near.note({"full": True, "host": self.host})
                 frame.payload = self._named(frame)
             elif frame.kind == Kind.NOTE and side.link.dialled:
                 raise ProtocolError("note from another node")  # this node alone notes the state of its links
@@ -131,6 +136,8 @@ class Relay:
                 self._exit = frame
             else:
                 self.near.pass_on(frame)
+        elif frame.kind == Kind.NOTE:
+            self._withdraw(frame)
         elif self.far:
             self.far.pass_on(frame)
             far, here = self.far.link, not side.link.remote
@@ -142,6 +149,18 @@ class Relay:
         self._pass_exit()
         if frame.stream == LIFE and frame.kind in (Kind.ACK, Kind.STOP):
             self.end()
+
+    def _withdraw(self, frame: Frame) -> None:
+        """The caller wants the job back, if it has not begun at the host that it names."""
+        if self.ended or self.started or self.host != frame.body().get("withdraw"):
+            return
+        if self.far:
+            self._withdrawn = True  # its node says in its exit record that it did not begin
+            self.far.pass_on(frame)
+            return
+        self.near.note({"full": True, "host": self.host})
+        self.refuse(Status("unreachable", NOT_STARTED, host=self.host, detail="withdrawn before it was sent"))
+        self.end()
 
     def _lend(self, side: Side, frame: Frame) -> None:
         if self.ended or self.far is None:
@@ -160,6 +179,14 @@ class Relay:
                     self.watcher.exiting(self)
                 self.near.pass_on(self._exit)
                 self._exit = None
+                if self.keep:
+                    self._leave_slot()
+
+    def _leave_slot(self) -> None:
+        """The job is over; its record waits over there for the client, which may take long."""
+        self.facts = {}
+        on_end, self.on_end = self.on_end, lambda _: None
+        on_end(self)
 
     def _named(self, frame: Frame) -> bytes:
         """The exit record, checked and with our name for the host in it."""
@@ -227,7 +254,7 @@ class Relay:
     def lost(self, side: Side, why: str) -> None:
         if side is self.near:
             if self.far:
-                self.far.abandon()
+                self.far.abandon(goes_on=self.keep)
         else:
             if self.request:
                 known = "the request may have been answered"

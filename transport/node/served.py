@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from transport.errors import ProtocolError
 from transport.job.job import Job
 from transport.node.host import HELLO_DEADLINE
+from transport.node.kept import Keeper
 from transport.wire.resume import Line, hello
 
 if TYPE_CHECKING:
@@ -80,12 +81,25 @@ class Served:
         if any(is_later(other.session.peer, peer) for other in self.links.values()):
             link.fail(f"{link.down}; its node has ended, and another one of the same place has dialled")
 
+    @property
+    def settling(self) -> bool:
+        """Whether a link is still up whose node has ended: frames of it may still come."""
+        links = list(self.links.values())
+        return any(
+            is_later(one.session.peer, other.session.peer)
+            for one in links
+            for other in links
+            if not other.down
+        )
+
     def _wait_for(self, link: Link, why: str) -> None:
         """Give up a link that is down, KEPT after its longest lease; an ended job counts until its record is taken."""
         self._end_if_replaced(link)
         if link.dead:
             return
-        leases = [handler.spawn.lease for handler in link.handlers.values() if isinstance(handler, Job)]
+        handlers = link.handlers.values()
+        leases = [handler.spawn.lease for handler in handlers if isinstance(handler, Job)]
+        leases += [handler.lease for handler in handlers if isinstance(handler, Keeper)]
         asyncio.get_running_loop().call_later(
             max(leases, default=0.0) + KEPT, self._give_up, link, link.counters.reconnects
         )

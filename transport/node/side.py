@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from transport.status import Status
 from transport.wire.frames import LIFE, Frame, Kind
-from transport.wire.session import ENDED, STDERR, STDOUT
+from transport.wire.session import ENDED, GOES_ON, STDERR, STDOUT
 
 if TYPE_CHECKING:
     from transport.node.link import Link
@@ -19,6 +19,7 @@ class Passage(Protocol):
     near: Side
     far: Side | None
     lease: float
+    keep: bool
     asker: Asker | None
 
     def from_side(self, side: Side, frame: Frame) -> None: ...
@@ -61,7 +62,7 @@ class Side:
             session.last_word(number)
             self.link.forget(number)
         elif stream == LIFE and kind == Kind.STOP:
-            self.abandon()
+            self.abandon(frame.offset == GOES_ON)
         elif kind == Kind.ACK:
             session.ack(number, stream, frame.offset)
         elif kind == Kind.STOP:
@@ -70,9 +71,9 @@ class Side:
             session.tell(number, kind, frame.payload, frame.offset)
         self.link.wake()
 
-    def abandon(self) -> None:
+    def abandon(self, goes_on: bool = False) -> None:
         if not self.link.dead and self.number in self.link.session.channels:
-            self.link.session.abandon(self.number)
+            self.link.session.abandon(self.number, GOES_ON if goes_on else 0)
             self.link.owe(self.relay.lease)
             self.link.forget(self.number)
             self.link.wake()

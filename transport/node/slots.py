@@ -117,10 +117,15 @@ class Slots:
             self._left_behind += 1
             if relay.queued:
                 self._left(relay)
-                self.running += 1
-                relay.on_end, relay.watcher = self._ended, self
+                relay.watcher = self
                 self._began[relay] = asyncio.get_running_loop().time()
-                host.begin(relay, spawn, self.refuse_waiting)
+                self.begin(relay, host, spawn)
+
+    def begin(self, relay: Relay, host: Host, spawn: Spawn) -> None:
+        """Count a job and send it; also one that is to be adopted: it runs there already, whatever runs beside it."""
+        self.running += 1
+        relay.on_end = self._ended
+        host.begin(relay, spawn, self.refuse_waiting)
 
     def _left(self, relay: Relay) -> None:
         """A job waits no more: it begins, or has ended."""

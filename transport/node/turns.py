@@ -2,7 +2,8 @@
 
 Laws
 1. As many jobs of one link run at one time as its node has said (`Spawn.slots`); the others begin in their order.
-2. A job that waits has not started: its node hears of it when it does. None begins while the link is down, since its
+2. A job that waits can be withdrawn by its caller, and then never begins.
+3. A job that waits has not started: its node hears of it when it does. None begins while the link is down, since its
    lease runs from a break on.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from transport.status import NOT_STARTED, Status
 from transport.wire.frames import LIFE, Frame, Kind
 
 if TYPE_CHECKING:
@@ -47,12 +49,15 @@ class Turns:
     def begin(self) -> None:
         while self._waiting and len(self._running) < self._limit and not self._link.down:
             job = next(iter(self._waiting))
-            early = self._waiting.pop(job).early
+            waiting = self._waiting.pop(job)
+            waiting.begun = True
             self._running.add(job)
-            self._link.handlers[job.number] = job
+            if self._link.handlers.get(job.number) is waiting:
+                self._link.handlers[job.number] = job
             job.start()
-            for frame in early:
+            for frame in waiting.early:
                 job.on_frame(frame)
+            waiting.early.clear()
 
 
 class Waiting:
@@ -60,19 +65,27 @@ class Waiting:
 
     def __init__(self, turns: Turns, job: Job) -> None:
         self.early: list[Frame] = []  # bounded by the windows of the job
+        self.begun = False
         self._turns = turns
         self._job = job
 
     def on_frame(self, frame: Frame) -> None:
-        if frame.stream == LIFE and frame.kind == Kind.STOP:
+        if self.begun or (frame.stream == LIFE and frame.kind == Kind.STOP):
             self._job.on_frame(frame)  # nobody waits for it: it ends
+        elif frame.kind == Kind.NOTE:
+            self._job.on_not_started(Status("unreachable", NOT_STARTED, detail="withdrawn before it began"))
         else:
             self.early.append(frame)
 
-    def on_down(self, why: str) -> None: ...
+    def on_down(self, why: str) -> None:
+        if self.begun:
+            self._job.on_down(why)
 
     def on_up(self) -> None:
-        self._turns.begin()
+        if self.begun:
+            self._job.on_up()
+        else:
+            self._turns.begin()
 
     def on_lost(self, why: str) -> None:
         self._job.on_lost(why)

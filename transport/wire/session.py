@@ -52,7 +52,17 @@ from transport.wire.states import (
 )
 
 __all__ = ["ENDED", "GONE", "OPENING", "RUNNING", "STDERR", "STDIN", "STDOUT", "TABLE"]
-__all__ += ["ASKED", "MAX_CHANNELS", "MAX_CONTROL", "MOST_ASKED", "Channel", "Session", "diagram", "greeted"]
+__all__ += [
+    "ASKED",
+    "GOES_ON",
+    "MAX_CHANNELS",
+    "MAX_CONTROL",
+    "MOST_ASKED",
+    "Channel",
+    "Session",
+    "diagram",
+    "greeted",
+]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +74,7 @@ MAX_OPENING = 4 * 1024 * 1024  # argv and environment of one job; the kernel tak
 MAX_CHANNELS = 20_000  # opened by each end of one link: neither makes the other keep more accounts
 GROWTH_BUDGET = 32 * 1024 * 1024  # bytes by which all windows of a link may grow together
 ASKED = 16 * 1024 * 1024  # bytes under way in all bodies of the accepting end: beyond that its senders wait
+GOES_ON = 1  # offset of the frame by which nobody waits for a job: it outlives its client (`Spawn.keep`)
 MOST_ASKED = 2 * ASKED  # the receiver ends the link beyond: one frame of each of 256 senders was on its way
 
 
@@ -307,8 +318,8 @@ class Session:
         self._outbox.put(Kind.ACK, number, LIFE, 0)
         self._forget(channel)
 
-    def abandon(self, number: int) -> None:
-        """Opener: nobody waits for this channel any more; the other end is to end it.
+    def abandon(self, number: int, offset: int = 0) -> None:
+        """Opener: nobody waits for this channel any more; the other end is to end it, or to keep it: see `offset`.
 
         A request whose body is whole counts all the same, so the part of it that is still queued goes first.
         """
@@ -319,7 +330,7 @@ class Session:
             self._outbox.stop_behind_data(number)
             self._forget(channel, (STDOUT, STDERR))
         else:
-            self._outbox.put(Kind.STOP, number, LIFE, 0)
+            self._outbox.put(Kind.STOP, number, LIFE, offset)
             self._forget(channel)
 
     def flow(self, number: int, stream: int) -> Flow:

@@ -19,7 +19,7 @@ TABLE: dict[tuple[str, str, int, str], str] = {}
 for _state in (OPENING, RUNNING, ENDED):
     for _kind, _stream in ((Kind.DATA, "in"), (Kind.EOF, "in"), (Kind.ACK, "out"), (Kind.STOP, "out")):
         TABLE[_state, "opener", _kind, _stream] = _state
-    for _kind in (Kind.SIGNAL, Kind.WINCH):
+    for _kind in (Kind.SIGNAL, Kind.WINCH, Kind.NOTE):
         TABLE[_state, "opener", _kind, "life"] = _state
     TABLE[_state, "opener", Kind.STOP, "life"] = GONE  # nobody waits: end it and forget it
 for _state in (RUNNING, ENDED):

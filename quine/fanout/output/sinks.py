@@ -26,7 +26,8 @@ HELD = 50_000  # outputs that wait for their turn (-k), at most;
 HELD_BYTES = 64 << 20  # of them in memory,
 HELD_FILES = 256  # and in files
 STREAMS = ("stdout", "stderr")  # file names of errors that end the batch at once
-LONGEST = 1 << 20  # a line that is longer is passed on in pieces
+LONGEST = 1 << 20  # a line that is longer is passed on in pieces;
+LONGEST_DURABLE = 32 << 10  # with a log: bytes before the end of a line are not acknowledged
 
 
 def unkept(error: OSError) -> Failure:
@@ -89,6 +90,10 @@ class Sink:
         """Pass on what is no output of an item, behind all of them."""
         self._streams.queue(chunks, lambda: None)
         self.pump()
+
+    def when_written(self, call: Callable[[], None]) -> None:
+        """Call a function once all that was put is written."""
+        self._streams.queue(iter(()), call)
 
     @property
     def full(self) -> bool:
@@ -166,6 +171,7 @@ class Output:
         self._tag = tag
         self._spool = Spool()
         self.size = 0
+        self.got = [0, 0, 0]  # of each stream
         self.job: BatchJob | None = None
         self.copies: dict[int, int] = {}  # descriptors of --results
         self.place = ""  # and where they are
@@ -192,10 +198,32 @@ class Output:
     def take(self, stream: int, data: memoryview) -> int | None:
         self.copy(stream, data)
         self._spool.write(stream, data)
+        if self._spool.path and self._spool.has_file and self.job:
+            self.job.persisted(1, self._spool.sizes[1])
+            self.job.persisted(2, self._spool.sizes[2])
         return None
+
+    def persist(self, path: str) -> None:
+        """Keep what does not fit into memory in a file that the next process finds."""
+        self._spool.path = path
+
+    def restore(self) -> list[int]:
+        """Take over what the process before has kept; return the bytes of each stream, [] if they are not known."""
+        for stream, data in self._spool.restore():
+            self.copy(stream, memoryview(data))
+        return self.got
+
+    def go_over(self) -> list[int]:
+        """The job comes over another channel; return the bytes of each stream that are here."""
+        return self.got
+
+    def forget(self) -> None:
+        """It was passed on, and that is on record."""
+        self._spool.forget()
 
     def copy(self, stream: int, data: memoryview) -> None:
         self.size += len(data)
+        self.got[stream] += len(data)
         if self.copies:
             from transport.writes import write_all
 
@@ -240,6 +268,14 @@ class Lines(Output):
         self._tags = {1: Tags(tag), 2: Tags(tag)}
         self._begun: dict[int, list[bytes]] = {1: [], 2: []}  # of lines whose end has not come
         self._left: list[tuple[int, memoryview]] = []  # that the job is not told of as taken
+        self._passed = [0, 0, 0]  # bytes of each stream
+        self._origin: list[int] | None = [
+            0,
+            0,
+            0,
+        ]  # bytes that the process before has passed on; None: not known yet
+        self._asked = False  # to be told when they are written
+        self._longest = LONGEST
 
     def take(self, stream: int, data: memoryview) -> int | None:
         if self._sink.full or self._left:
@@ -248,6 +284,38 @@ class Lines(Output):
             return 0
         self._pass_on(stream, data)
         return None
+
+    def restore(self) -> list[int]:
+        """Nothing is kept: the process before has passed on all that does not come again."""
+        self._origin = None
+        return []
+
+    def go_over(self) -> list[int]:
+        self._left.clear()  # it was not taken, and comes again
+        self._sink.stopped.pop(self, None)
+        return [before + got for before, got in zip(self._origin or (), self.got)]
+
+    def persist(self, path: str) -> None:
+        super().persist(path)
+        self._longest = LONGEST_DURABLE
+
+    def _ask(self) -> None:
+        """Have the bytes acknowledged that were passed on, once they are written."""
+        if self._asked or not self._spool.path:
+            return
+        self._asked = True
+        passed = list(self._passed)
+
+        def written() -> None:
+            self._asked = False
+            if self.job:
+                self._origin = self._origin or list(self.job.base)
+                for stream in (1, 2):
+                    self.job.persisted(stream, self._origin[stream] + passed[stream])
+            if passed != self._passed:
+                self._ask()
+
+        self._sink.when_written(written)
 
     def go_on(self) -> None:
         """There is room again."""
@@ -268,10 +336,12 @@ class Lines(Output):
         self.copy(stream, view)
         data, begun = bytes(view), self._begun[stream]
         at = data.rfind(b"\n") + 1
-        if not at and sum(map(len, begun)) + len(data) < LONGEST:
+        if not at and sum(map(len, begun)) + len(data) < self._longest:
             begun.append(data)
             return
         at = at or len(data)
+        self._passed[stream] += sum(map(len, begun)) + at
+        self._ask()
         self._sink.put(stream, self._tags[stream].put_before(b"".join([*begun, data[:at]])))
         self._begun[stream] = [data[at:]] if data[at:] else []
 

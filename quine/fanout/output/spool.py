@@ -1,6 +1,8 @@
-"""The output of one job, kept until it is passed on: in memory, and from a size on in an unlinked file.
+"""The output of one job, kept until it is passed on: in memory, and from a size on in a file.
 
-Law: bytes come out as they came in, in their order. Nothing is added at the end of a job, and no byte is special.
+Laws
+1. Bytes come out as they came in, in their order. Nothing is added at the end of a job, and no byte is special.
+2. The file has no name, unless it was given one: then its bytes are found again after a death of this process.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ HEAD = struct.Struct("<BI")  # stream, length
 
 
 class Spool:
-    """Chunks of two streams. `size` is the number of their bytes."""
+    """Chunks of two streams. `size` is the number of their bytes, `sizes` that of each."""
 
-    __slots__ = ("_end", "_file", "_held", "size")
+    __slots__ = ("_end", "_file", "_held", "path", "size", "sizes")
 
     def __init__(self) -> None:
         self.size = 0
+        self.sizes = [0, 0, 0]
+        self.path = ""  # of the file, if it is to be found again
         self._end = 0  # of the file
         self._held: list[tuple[int, bytes]] = []
         self._file: IO[bytes] | None = None
@@ -41,11 +45,9 @@ class Spool:
 
     def write(self, stream: int, data: bytes | memoryview) -> None:
         self.size += len(data)
+        self.sizes[stream] += len(data)
         if self._file is None and self.size > MEMORY:
-            import tempfile
-
-            # Not buffered: a full disk has to be seen in `write`, when the job can still be told.
-            self._file = tempfile.TemporaryFile(prefix="quine-xargs-", buffering=0)  # noqa: SIM115 - chunks() or drop()
+            self._file = self._opened("w+b")
             for held in self._held:
                 self._store(*held)
             self._held.clear()
@@ -53,6 +55,42 @@ class Spool:
             self._held.append((stream, bytes(data)))
         else:
             self._store(stream, data)
+
+    def _opened(self, mode: str) -> IO[bytes]:
+        """Open the file; chunks() or drop() closes it. Not buffered: a full disk has to be seen in `write`."""
+        if self.path:
+            os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+            return open(self.path, mode, buffering=0)
+        import tempfile
+
+        return tempfile.TemporaryFile(prefix="quine-xargs-", buffering=0)
+
+    def restore(self) -> Iterator[tuple[int, bytes]]:
+        """Go on with the file of a process that has died, and yield what is in it. A chunk that was torn is cut off."""
+        try:
+            file = self._opened("r+b")
+        except FileNotFoundError:
+            return
+        fd = file.fileno()
+        while len(head := os.pread(fd, HEAD.size, self._end)) == HEAD.size:
+            stream, length = HEAD.unpack(head)
+            data = os.pread(fd, length, self._end + HEAD.size)
+            if len(data) < length:
+                break
+            self.sizes[stream] += length
+            self.size += length
+            self._end += HEAD.size + length
+            yield stream, data
+        os.ftruncate(fd, self._end)
+        self._file = file
+
+    def forget(self) -> None:
+        """The output was passed on, and that is on record: the file is not needed any more."""
+        if self.path:
+            try:
+                os.unlink(self.path)
+            except FileNotFoundError:
+                pass  # it fitted into memory
 
     def _store(self, stream: int, data: bytes | memoryview) -> None:
         assert self._file
@@ -83,6 +121,8 @@ class Spool:
         """Forget all of it."""
         self._held.clear()
         self.size = 0
+        self.sizes = [0, 0, 0]
+        self.forget()
         if self._file:
             self._file.close()
             self._file = None

@@ -305,6 +305,29 @@ def test_slots_that_others_hold_are_asked_for_again(jobs: Jobs) -> None:
     assert jobs.status[job].code == 0
 
 
+def test_what_a_host_has_not_begun_goes_to_one_that_appears(own_jobs: Jobs, tmp_path: Path) -> None:
+    """Short jobs make the node send more than there are slots for; then two long ones hold the slots."""
+    lab, go = own_jobs.lab, tmp_path / "go"
+    lab["h1"].proxy.delay(0.03)
+    lab.alias("far", "h1", lab["h1"].proxy, tags=["x"], slots=2)
+    for _ in range(40):
+        own_jobs.start(["true"], "@x")
+    own_jobs.all()
+    held = ["sh", "-c", f"echo up; until test -e {go}; do sleep 0.02; done"]
+    long = [own_jobs.start(held, "@x") for _ in range(2)]
+    own_jobs.until(lambda: all(own_jobs.out[job] for job in long))
+    short = [own_jobs.start(["true"], "@x") for _ in range(8)]
+    while own_jobs.batch.waiting == 8:
+        own_jobs.batch.turn(1)
+    lab.alias("near", "h2", tags=["x"], slots=4)
+    own_jobs.batch.recall("far")
+    own_jobs.until(lambda: all(job in own_jobs.status for job in short))
+    assert {own_jobs.status[job].host for job in short} == {"near"} and not any(job.over for job in long)
+    go.touch()
+    own_jobs.all()
+    assert {status.state for status in own_jobs.status.values()} == {"exited"}
+
+
 def test_a_host_that_dies_takes_what_it_was_given_and_no_more(own_jobs: Jobs) -> None:
     """Its caller tries again what was never started: each item runs once, or is lost and may have run."""
     jobs = own_jobs

@@ -162,6 +162,9 @@ class Job:
     def on_lost(self, why: str) -> None:
         self.made.append(f"lost {self.number}")
 
+    def on_not_started(self, status: Status) -> None:
+        self.made.append(f"{status.state} {self.number}")
+
 
 def test_jobs_that_wait_on_their_host_begin_in_order_with_the_frames_that_came_meanwhile() -> None:
     async def main() -> None:
@@ -171,6 +174,7 @@ def test_jobs_that_wait_on_their_host_begin_in_order_with_the_frames_that_came_m
         jobs = [Job(number, made) for number in range(5)]
         handlers = [turns.submit(cast(Any, job), 2) for job in jobs]
         assert made == ["start 0", "start 1"] and handlers[:2] == jobs[:2]
+        link.handlers[2] = handlers[2]
         handlers[2].on_frame(Frame(Kind.DATA, 2, 0, 0, b"x"))
         handlers[3].on_frame(Frame(Kind.STOP, 3, LIFE))
         turns.ended(cast(Any, jobs[3]))  # as it does when it is stopped
@@ -185,5 +189,19 @@ def test_jobs_that_wait_on_their_host_begin_in_order_with_the_frames_that_came_m
         turns.ended(cast(Any, jobs[1]))
         await asyncio.sleep(0)
         assert made[5:] == ["start 4"]
+        handlers[4].on_frame(Frame(Kind.NOTE, 4, LIFE))
+        assert made[6:] == [f"{Kind.NOTE} 4"], "it has begun, and is not withdrawn"
+
+    asyncio.run(main())
+
+
+def test_a_job_that_waits_on_its_host_is_withdrawn() -> None:
+    async def main() -> None:
+        made: list[str] = []
+        turns = Turns(cast(Link, SimpleNamespace(down="", handlers={})))
+        jobs = [Job(number, made) for number in range(2)]
+        handlers = [turns.submit(cast(Any, job), 1) for job in jobs]
+        handlers[1].on_frame(Frame(Kind.NOTE, 1, LIFE))
+        assert made == ["start 0", "unreachable 1"]
 
     asyncio.run(main())

@@ -1,0 +1,359 @@
+"""Jobs whose client, or whose client's node, has died: found on their hosts, and attached to again.
+
+Laws
+1. Every host that may have a job is asked. The host that has it is told to serve it here, from the first byte on that
+   nobody has.
+2. A job that no host has was never begun, if every host has answered and knows of all since before it was sent.
+   Otherwise nothing is known: it is lost.
+3. A host that does not answer is asked again for PATIENCE seconds.
+4. A job is attached to at once, since its lease runs; its item may be read much later. Until then it has its window.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from transport.client.batch import Descriptor
+from transport.lean import deque
+from transport.wire.session import GOES_ON
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, Protocol
+
+    from transport.client.batch import Batch
+    from transport.client.batch_job import BatchJob
+    from transport.spawn import Spawn
+    from transport.status import Status
+
+    class Sent(Protocol):
+        """A job that was sent."""
+
+        @property
+        def attempt(self) -> int: ...
+
+    class Log(Protocol):
+        """The record of a batch."""
+
+        @property
+        def sent(self) -> Mapping[str, Sent]: ...
+
+        def age(self, id: str) -> float:
+            """Return for how many seconds at most a job has been sent."""
+
+    class Starter(Protocol):
+        """The part of a batch that makes its jobs."""
+
+        adopts: bool
+
+        def hosts(self) -> list[str]:
+            """All hosts that may have jobs of the batch."""
+
+        def asking(self, host: str) -> Spawn:
+            """The job that prints the status of the node of a host."""
+
+        def attach(self, id: str, host: str) -> Adopted:
+            """Have a job served here."""
+
+    class Owner(Protocol):
+        """The run of a batch. Its tasks have `tries`, `begin`, `sent` and `entry`."""
+
+        def at(self, when: float, call: Callable[[], None]) -> None:
+            """Call a function at a time of time.monotonic."""
+
+        def adopt(self, task: Any, adopted: Adopted) -> None: ...
+
+        def missed(self, task: Any, never: bool) -> None:
+            """No host has the job of a task; `never`: it was certainly never begun."""
+
+
+PATIENCE = 30.0  # seconds for a host to be reached
+FIRST = 5.0  # seconds in which those of the run before are to be found before other jobs are started
+SEARCHES = 10  # for one job: it may be found and lost again
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0
+SETTLES = 20.0  # seconds for a host to notice that a node here has ended
+MARGIN = 0.25  # seconds by which two clocks may differ in the course of a batch
+MOST = 16 << 20  # bytes of an answer
+
+
+class Orphans:
+    """The jobs of a batch that were sent and have no end: of a run before, and of a node here that has ended."""
+
+    def __init__(self, owner: Owner, batch: Batch, starter: Starter, log: Log) -> None:
+        self._owner, self._batch, self._starter, self._log = owner, batch, starter, log
+        self._waiting: dict[str, Any] = {}  # tasks whose jobs are looked for, by their ids
+        self._adopted: dict[str, Adopted] = {}  # found, and their items are still to be read
+        self._missed: dict[str, bool] = {}  # not found, and their items are still to be read
+        self._due: dict[str, float] = {}  # to be looked for in the next turn
+        self._searches: dict[str, int] = {}  # of each job
+        self.first = False  # those of the run before are looked for: they have their slots before others
+
+    @property
+    def awaited(self) -> bool:
+        return bool(self._waiting)
+
+    def begin(self) -> None:
+        """Look for all of the run before."""
+        if not self._log.sent:
+            return
+        if not self._starter.adopts:
+            self._missed = dict.fromkeys(self._log.sent, False)
+            return
+        self.first = True
+        self._owner.at(time.monotonic() + FIRST, self._others_may_start)
+        self._look_for(list(self._log.sent))
+
+    def _others_may_start(self) -> None:
+        self.first = False
+
+    def bind(self, task: Any, id: str) -> None:
+        """The item of a job of the run before was read."""
+        task.tries = self._log.sent[id].attempt - 1
+        task.begin()
+        task.sent = task.entry.id = id
+        if adopted := self._adopted.pop(id, None):
+            self._owner.adopt(task, adopted)
+        elif id in self._missed:
+            self._owner.missed(task, self._missed.pop(id))
+        else:
+            self._waiting[id] = task
+
+    def sever(self, task: Any) -> bool:
+        """The channel of a job was lost: look for it. Return False if that has been tried too often."""
+        id = task.sent
+        if self._searches.get(id, 0) >= SEARCHES:
+            return False
+        self._waiting[id] = task
+        self._look_for([id])
+        return True
+
+    def leave(self) -> None:
+        """The jobs whose items were not read go on."""
+        for adopted in self._adopted.values():
+            adopted.leave()
+
+    def _look_for(self, ids: list[str]) -> None:
+        if not self._due:
+            self._owner.at(0.0, self._search)
+        for id in ids:
+            self._due[id] = time.monotonic() - self._log.age(id)
+            self._searches[id] = self._searches.get(id, 0) + 1
+
+    def _search(self) -> None:
+        due, self._due = self._due, {}
+        hosts, asking = self._starter.hosts(), self._starter.asking
+        at, concluded = self._owner.at, self._others_may_start
+        Search(self._batch, hosts, asking, at, due, self._found, self._lacks, concluded)
+
+    def _found(self, id: str, host: str) -> None:
+        adopted = self._starter.attach(id, host)
+        if task := self._waiting.pop(id, None):
+            self._owner.adopt(task, adopted)
+            return
+        adopted.when_loose = lambda: self._loose(id)
+        self._adopted[id] = adopted
+
+    def _loose(self, id: str) -> None:
+        """A job whose item was not read yet is lost again."""
+        if self._adopted.pop(id, None):
+            self._look_for([id])
+
+    def _lacks(self, id: str, never: bool) -> None:
+        if task := self._waiting.pop(id, None):
+            self._owner.missed(task, never)
+        else:
+            self._missed[id] = never
+
+
+class Search:
+    """The jobs with some ids are looked for on some hosts, once.
+
+    `found` is called with the id and the host; `missed` with the id and whether the job was certainly never begun.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        hosts: list[str],
+        asking: Callable[[str], Spawn],
+        at: Callable[[float, Callable[[], None]], None],
+        ids: Mapping[str, float],
+        found: Callable[[str, str], None],
+        missed: Callable[[str, bool], None],
+        concluded: Callable[[], None],
+    ) -> None:
+        """`ids` with the times (monotonic) at which they were sent; `at` calls a function at a time.
+
+        `asking` makes the job that prints the status of the node of a host.
+        """
+        self._batch, self._asking, self._at = batch, asking, at
+        self._ids = dict(ids)
+        self._found, self._missed, self._concluded = found, missed, concluded
+        self._until = time.monotonic() + PATIENCE
+        self._open = len(hosts)
+        self._knows = 0.0  # since then every host that has answered knows of all its jobs
+        for host in hosts:
+            self._ask(host, 0)
+        if not hosts:
+            self._conclude()
+
+    @property
+    def over(self) -> bool:
+        return not self._open
+
+    def _ask(self, host: str, tries: int) -> None:
+        answer: list[bytes] = []
+
+        def take(stream: int, data: memoryview) -> None:
+            if stream == 1 and sum(map(len, answer)) < MOST:
+                answer.append(bytes(data))
+
+        def answered(status: Status) -> None:
+            self._answered(host, tries, _kept(b"".join(answer)) if not status.code else None)
+
+        self._batch.start(self._asking(host), on_output=take, on_exit=answered)
+
+    def _answered(self, host: str, tries: int, kept: tuple[list[str], float, bool] | None) -> None:
+        now = time.monotonic()
+        ids, remembers, settling = kept or ([], 0.0, True)
+        for id in ids:
+            if self._ids.pop(id, None) is not None:
+                self._found(id, host)
+        until = self._until if kept is None else self._until - PATIENCE + SETTLES
+        if self._ids and settling and now < until:
+            pause = min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE)
+            self._at(now + pause, lambda: self._ask(host, tries + 1))
+            return
+        self._knows = max(self._knows, now if settling else now - remembers)
+        self._open -= 1
+        if not self._open:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        ids, self._ids = self._ids, {}
+        for id, sent in ids.items():
+            self._missed(id, self._knows < sent - MARGIN)
+        self._concluded()
+
+
+def _kept(answer: bytes) -> tuple[list[str], float, bool] | None:
+    """Return the ids of the jobs that a node keeps, for how long it knows of all, and whether more may come."""
+    try:
+        kept = json.loads(answer)["kept"]
+        ids, remembers, settling = kept["ids"], kept["remembers"], kept["settling"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    if not isinstance(ids, list) or type(remembers) not in (int, float):
+        return None
+    return [id for id in ids if isinstance(id, str)], remembers, settling is not False
+
+
+class Adopted:
+    """A job that is attached to. Its events wait until it is bound to its item."""
+
+    def __init__(self, batch: Batch, spawn: Spawn, services: Mapping[str, Any]) -> None:
+        self._batch = batch
+        self._events: deque[Callable[[], None]] = deque()
+        self._bound = False
+        self._stdin: bytes | int | None = None
+        self._source: Descriptor | None = None
+        self._sent = -1  # bytes of stdin, once it is known how many it has
+        self._skip = [0, 0, 0]  # bytes of its streams that come again
+        self._have: list[int] = []
+        self.when_loose: Callable[[], None] = lambda: None
+        self.torn = False  # output that was taken before is not to be had any more
+        self._output: Callable[[int, memoryview], int | None] = lambda stream, data: None
+        self._on_started: Callable[[int, str], None] = lambda pid, host: None
+        self._on_exit: Callable[[Status], None] = lambda status: None
+        self.job: BatchJob = batch.start(
+            spawn, self._read, self._write, self._begins, self._ends, services=services
+        )
+        self.job.hold()
+
+    def bind(
+        self,
+        stdin: bytes | int | None,
+        have: list[int],
+        output: Callable[[int, memoryview], int | None],
+        started: Callable[[int, str], None],
+        ended: Callable[[Status], None],
+    ) -> None:
+        """Give the job its functions. `have`: bytes of each stream that are here already, [] if that is not known."""
+        self._stdin, self._have = stdin, list(have)
+        self._output, self._on_started, self._on_exit = output, started, ended
+        self._bound = True
+        while self._events:
+            self._events.popleft()()
+        self.job.more()
+
+    def _begins(self, pid: int, host: str) -> None:
+        def begins() -> None:
+            base = self.job.base
+            for stream in (1, 2) if self._have else ():
+                self._skip[stream] = self._have[stream] - base[stream]
+                self.torn = self.torn or self._skip[stream] < 0
+            self._on_started(pid, host)
+
+        self._later(begins)
+
+    def _write(self, stream: int, data: memoryview) -> int | None:
+        if self._bound:
+            return self._pass_on(stream, data)
+
+        def write() -> None:
+            taken = self._pass_on(stream, data)
+            self.job.consumed(stream, len(data) if taken is None else taken)
+
+        self._events.append(write)
+        return 0  # so its end waits, too
+
+    def _pass_on(self, stream: int, data: memoryview) -> int | None:
+        """Pass on what does not come again; return how much was taken."""
+        again = max(0, min(self._skip[stream], len(data)))
+        if again:
+            self._skip[stream] -= again
+            self.job.persisted(stream, self._have[stream])
+        if again == len(data):
+            return None
+        taken = self._output(stream, data[again:])
+        return None if taken is None else again + taken
+
+    def _ends(self, status: Status) -> None:
+        if not self._bound and (self.job.severed or status.state == "unreachable"):
+            self.when_loose()
+            return
+        self._later(lambda: self._on_exit(status))
+
+    def _later(self, call: Callable[[], None]) -> None:
+        if self._bound:
+            call()
+        else:
+            self._events.append(call)
+
+    def _read(self, room: int) -> bytes | None:
+        """Give stdin from where the job has it on."""
+        if not self._bound:
+            return None
+        if isinstance(self._stdin, int):
+            if self._source is None:
+                try:
+                    os.lseek(self._stdin, self.job.base[0], os.SEEK_SET)
+                except OSError:
+                    self.job.abandon()  # bytes that only the process before had
+                    return b""
+                self._source = Descriptor(self._batch, self._stdin)
+                self._source.ready = self.job.more
+            return self._source(room)
+        if self._sent < 0:
+            self._sent = self.job.base[0]
+        data = (self._stdin or b"")[self._sent : self._sent + room]
+        self._sent += len(data)
+        return data
+
+    def leave(self) -> None:
+        """Its item was not read, so it goes on, for the next one that resumes."""
+        if not self._bound and self.job.number in self.job.session.channels:
+            self.job.session.abandon(self.job.number, GOES_ON)

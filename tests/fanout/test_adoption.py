@@ -1,0 +1,214 @@
+"""Batches that are killed, with their nodes or without: the next `quine xargs` takes their jobs over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fanout.test_xargs import SH, rows
+from tests.lab import Lab
+from tests.lab.processes import kill
+from tests.support.agents import PATIENCE
+from tests.support.machine import only_node
+from tests.support.waiting import until
+
+# Each execution is a line. Items from 3 on wait for a file, with output before and after.
+SCRIPT = (
+    'echo "$0" >>"$1"; echo "a$0"; test "$0" -lt 3 || until test -e "$2"; do sleep 0.02; done; echo "b$0"'
+)
+
+
+class Killed:
+    """A batch of 8 items that was killed when 3 had their ends and 2 were running."""
+
+    def __init__(self, lab: Lab, tmp_path: Path, *options: str, script: str = SCRIPT) -> None:
+        self.lab, self.path = lab, tmp_path
+        self.words = ["xargs", "-P2", "--joblog", "log", *options]
+        self.items = [
+            *SH,
+            script,
+            "{}",
+            str(tmp_path / "ran"),
+            str(tmp_path / "go"),
+            ":::",
+            *map(str, range(8)),
+        ]
+        shown = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe would hold up the batch
+        with shown, lab.popen([*self.words, *self.items], stdout=shown, cwd=tmp_path) as process:
+            until(lambda: len(self.ran()) == 5, "5 items have begun")
+            until(lambda: len(rows(tmp_path / "log")) == 3, "three lines in the log")
+            process.kill()
+            process.wait(PATIENCE)
+            shown.seek(0)
+            self.shown = shown.read()
+
+    def ran(self) -> list[str]:
+        path = self.path / "ran"
+        return sorted(path.read_text().split()) if path.exists() else []
+
+    def go(self) -> None:
+        (self.path / "go").touch()
+
+    def resume(self, *options: str) -> subprocess.CompletedProcess[bytes]:
+        return self.lab.run([*self.words, "--resume", *options, *self.items], cwd=self.path)
+
+    def states(self) -> list[str]:
+        return [row[12] for row in rows(self.path / "log")]
+
+
+def lines(items: str) -> list[str]:
+    return sorted(letter + item for letter in "ab" for item in items)
+
+
+@pytest.mark.parametrize("where", ["local", "h1,h2"])
+def test_after_a_kill_the_jobs_that_run_are_taken_over(lab: Lab, tmp_path: Path, where: str) -> None:
+    batch = Killed(lab, tmp_path, "--on", where)
+    batch.go()
+    done = batch.resume()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(done.stdout.decode().split()) == lines("34567")
+    assert batch.ran() == [*"01234567"] and batch.states() == ["done"] * 8
+    assert sorted(os.listdir(tmp_path)) == ["go", "log", "ran"]
+
+
+def test_by_lines_no_line_is_missing(lab: Lab, tmp_path: Path) -> None:
+    batch = Killed(lab, tmp_path, "--on", "h1,h2", "--line-buffer")
+    batch.go()
+    done = batch.resume()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert set((batch.shown + done.stdout).decode().split()) == set(lines("01234567"))
+    assert batch.ran() == [*"01234567"] and batch.states() == ["done"] * 8
+
+
+def test_what_has_ended_meanwhile_is_taken_over_too(lab: Lab, tmp_path: Path) -> None:
+    batch = Killed(lab, tmp_path, "--on", "h1")
+    batch.go()
+    until(lambda: not [job for job in lab["h1"].jobs() if "echo" in str(job)], "the jobs have ended")
+    done = batch.resume()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(done.stdout.decode().split()) == lines("34567")
+    assert batch.ran() == [*"01234567"]
+
+
+@pytest.mark.parametrize("where", ["local", "h1,h2"])
+def test_with_the_node_of_this_machine_its_own_jobs_are_lost_and_no_others(
+    own_lab: Callable[..., Lab], tmp_path: Path, where: str
+) -> None:
+    lab = own_lab(("h1", "h2"))
+    batch = Killed(lab, tmp_path, "--on", where)
+    kill(only_node(lab.processes).pid)
+    if where == "local":
+        until(lambda: not lab.jobs(), "the jobs are ended")
+    batch.go()
+    done = batch.resume()
+    if where == "local":
+        assert (done.returncode, batch.states()) == (74, ["done"] * 3 + ["lost"] * 2 + ["done"] * 3)
+        assert b"item 4: it was running when the batch was killed" in done.stderr
+    else:
+        assert (done.returncode, done.stderr, batch.states()) == (0, b"", ["done"] * 8)
+        assert sorted(done.stdout.decode().split()) == lines("34567")
+    assert batch.ran() == [*"01234567"]
+
+
+def test_with_the_node_of_a_host_its_jobs_are_lost_or_repeated(
+    own_lab: Callable[..., Lab], tmp_path: Path
+) -> None:
+    lab = own_lab(("h1",))
+    batch = Killed(lab, tmp_path, "--on", "h1")
+    lab["h1"].kill_processes()
+    until(lambda: not lab["h1"].jobs(), "the jobs are ended")
+    batch.go()
+    done = batch.resume("--idempotent")
+    assert (done.returncode, done.stderr, batch.states()) == (0, b"", ["done"] * 8)
+    assert batch.ran() == sorted("0123456734")
+
+
+def test_a_batch_survives_the_node_of_its_machine(own_lab: Callable[..., Lab], tmp_path: Path) -> None:
+    lab = own_lab(("h1", "h2"))
+    words = ["xargs", "-P2", "--joblog", "log", "--on", "h1,h2"]
+    items = [*SH, SCRIPT, "{}", str(tmp_path / "ran"), str(tmp_path / "go"), ":::", *map(str, range(8))]
+    with lab.popen([*words, *items], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        until(
+            lambda: (tmp_path / "ran").exists() and len((tmp_path / "ran").read_text()) == 10, "5 have begun"
+        )
+        kill(only_node(lab.processes).pid)
+        (tmp_path / "go").touch()
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (0, b"")
+    assert sorted(out.decode().split()) == lines("01234567")
+    assert sorted((tmp_path / "ran").read_text().split()) == [*"01234567"]
+
+
+def test_a_large_output_and_the_rest_of_the_input_are_taken_over(lab: Lab, tmp_path: Path) -> None:
+    """More than a window, with the reader of stdin in the middle of it."""
+    (tmp_path / "in").write_bytes(os.urandom(1 << 20))
+    script = (
+        'echo "$0" >>"$1"; head -c 600000; test "$0" -lt 3 || until test -e "$2"; do sleep 0.02; done; cat'
+    )
+    options = ("--stdin", str(tmp_path / "in"), "--on", "h1", "--results", "out")
+    batch = Killed(lab, tmp_path, *options, script=script)
+    until(lambda: list((tmp_path / "log.outputs").iterdir()), "there is a file of its output")
+    batch.go()
+    done = batch.resume()
+    assert (done.returncode, done.stderr) == (0, b"")
+    whole = (tmp_path / "in").read_bytes()
+    assert done.stdout == whole * 5
+    for item in range(8):
+        assert (tmp_path / "out/1" / str(item) / "stdout").read_bytes() == whole
+    assert batch.ran() == [*"01234567"]
+    assert not (tmp_path / "log.outputs").exists()
+
+
+def test_one_batch_at_a_time_has_a_log(lab: Lab, tmp_path: Path) -> None:
+    batch = Killed(lab, tmp_path, "--on", "h1")
+    words = [*batch.words, "--resume", *batch.items]
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        until(lambda: (tmp_path / "log.started").read_text().split()[3] == "2", "it has the log")
+        done = lab.run(words, cwd=tmp_path)
+        assert done.returncode == 2 and b"in use by another batch" in done.stderr
+        batch.go()
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (0, b"") and sorted(out.decode().split()) == lines("34567")
+    assert batch.ran() == [*"01234567"]
+
+
+def test_another_list_in_another_order(lab: Lab, tmp_path: Path) -> None:
+    """4 is not in it any more, and 3 is in it twice."""
+    batch = Killed(lab, tmp_path, "--on", "h1")
+    batch.go()
+    batch.items[batch.items.index(":::") + 1 :] = [*"9310738"]
+    done = batch.resume()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(done.stdout.decode().split()) == sorted([*lines("3789"), "a3", "b3"])
+    assert batch.ran() == sorted("012343789")
+    batch.items[batch.items.index(":::") + 1 :] = ["4"]
+    done = batch.resume()
+    assert (done.returncode, done.stdout) == (0, b"a4\nb4\n"), "it had its end all the same"
+    assert batch.ran() == sorted("012343789")
+
+
+def test_other_hosts(lab: Lab, tmp_path: Path) -> None:
+    """The batch goes on elsewhere; the hosts of before are asked all the same, also where nothing is known to run."""
+    batch = Killed(lab, tmp_path, "--on", "h1")
+    batch.words[batch.words.index("h1")] = "h2"
+    journal = tmp_path / "log.started"
+    whole = journal.read_text()
+    assert "host h1\n" in whole and "where h1\n" in whole
+    journal.write_text(whole.replace("host h1\n", ""))
+    batch.go()
+    done = batch.resume()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(done.stdout.decode().split()) == lines("34567")
+    assert batch.ran() == [*"01234567"]
+    assert {row[9] for row in rows(tmp_path / "log")} == {"h1", "h2"}
+
+
+def test_a_batch_whose_consumer_leaves_ends_its_jobs(lab: Lab, tmp_path: Path) -> None:
+    line = "quine xargs -P3 --joblog log --line-buffer --on h1 -- sh -c 'echo up; exec sleep 1000' ::: 1 2 3 | head -1"
+    assert lab.sh(line, cwd=tmp_path).stdout == b"up\n"
+    until(lambda: not [job for job in lab["h1"].jobs() if "sleep" in str(job)], "the jobs are ended")
