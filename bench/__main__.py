@@ -1,14 +1,14 @@
 """python -m bench [FIGURE…]: bring up a host, measure, print the table.
 
 Figures: client, line, memory, stream, streams, fairness, agent, guests, fork, tape, conversation, seeing, crowd,
-breaks, files, small, hostile, stage, first; without a name all of them.
+breaks, files, small, hostile, stage, first, batch, each; without a name all of them.
 """
 
 from __future__ import annotations
 
 import sys
 
-from bench import agent, breaks, client, crowd, files, first, hostile, stage, stream, streams, tape
+from bench import agent, batch, breaks, client, crowd, files, first, hostile, stage, stream, streams, tape
 from bench.measure import Row, table
 from tests.lab import Lab
 
@@ -32,6 +32,8 @@ FIGURES = {
     "hostile": hostile.run,
     "stage": stage.run,
     "first": first.run,
+    "batch": batch.run,
+    "each": batch.each,
 }
 
 

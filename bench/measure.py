@@ -7,6 +7,7 @@ Laws
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -42,6 +43,18 @@ def alternate(runs: int, *actions: Callable[[], object]) -> list[float]:
         for action, kept in zip(actions, times, strict=True):
             kept.append(timed(action))
     return [statistics.median(kept) for kept in times]
+
+
+def processor(runs: int, *actions: Callable[[], object]) -> list[float]:
+    """Return the median seconds of a processor that the child processes of each action take, run in turn."""
+    taken: list[list[float]] = [[] for _ in actions]
+    for _ in range(runs):
+        for action, kept in zip(actions, taken, strict=True):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            action()
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            kept.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return [statistics.median(kept) for kept in taken]
 
 
 def table(rows: list[Row]) -> str:

@@ -17,6 +17,7 @@ if sys.platform != "linux":  # before the imports, which fail elsewhere with a t
     sys.exit(2)
 
 import errno
+import gc
 import os
 import time
 
@@ -125,6 +126,8 @@ def _detached() -> ModuleType:
 
 
 def dispatch(words: list[str]) -> int:
+    if words[:1] != ["run"]:  # `show` of quine/jobs/client.py enables it, once all modules are loaded
+        gc.enable()
     if words[:2] == ["node", "--launcher"]:  # lives as long as a node: loads as little as possible
         from transport.launcher.launcher import main as launcher
 
@@ -220,6 +223,7 @@ def _inside(words: list[str]) -> Callable[[], None] | None:
 def _detach(options: RunOptions, command: list[str], tree: str, stage: Staging | None) -> int:
     from quine.jobs import detach
 
+    gc.enable()
     return detach.command(options, command, tree, stage)
 
 

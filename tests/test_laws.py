@@ -30,6 +30,7 @@ MAY_IMPORT = {"transport": {"transport"}, "deploy": {"transport", "deploy"}, "qu
 # the files that may name a library at all; all other code goes through them
 IMPORTERS = {
     "asyncssh": {
+        "transport/carrier/ssh/cipher.py",
         "transport/carrier/ssh/connect.py",
         "transport/carrier/ssh/contact.py",
         "transport/carrier/ssh/keys.py",

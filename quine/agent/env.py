@@ -16,7 +16,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 from quine.agent import personas
@@ -255,24 +255,30 @@ def lineage(settings: Settings, tree: Tree) -> tuple[str, str, int]:
     return str(parent), str(root), max(int(record["depth"]) + 1, tree.above)
 
 
-def join_tree(settings: Settings, limits: Limits, share: bool = False, age: float = 0.0) -> Tree:
+def join_tree(
+    settings: Settings,
+    limits: Limits,
+    share: bool = False,
+    age: float = 0.0,
+    apart: Collection[int] = (),
+) -> Tree:
     """Join the tree of this process, by its ledger; create one at the root, or if none can be found.
 
     `share`: the origin of the tree is elsewhere and this is its first agent here. `age`: of the tree, in seconds.
+    `apart` are the inodes of ledgers of other trees, which are not to be joined.
     """
     record = settings.memo.get("lineage")
     held = inherit.held_above(shared_counters.NAME, inherit.NAME)
-    ledger = Ledger.join(
-        record.get("ledger") if isinstance(record, dict) else None, limits, held[shared_counters.NAME]
-    )
+    above = [each for each in held[shared_counters.NAME] if each[1] not in apart]
+    ledger = Ledger.join(record.get("ledger") if isinstance(record, dict) else None, limits, above)
     start = _start(settings.memo)
     if ledger is None:
         start = here()
         begun = personas.now() - int(age * 1e9)
         found = personas.identities(start, begun if share else 0)
         ledger = Ledger.create(limits, share, max(0, begun), found)
-    above = sum("lineage" in memo for memo in _memos(held[inherit.NAME]))
-    return Tree(ledger, ledger.bound(settings.limits), start, above)
+    agents = sum("lineage" in memo for memo in _memos(held[inherit.NAME]))
+    return Tree(ledger, ledger.bound(settings.limits), start, agents)
 
 
 def _memos(held: list[tuple[int, int, str]]) -> list[dict[str, object]]:

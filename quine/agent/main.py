@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quine import providers
@@ -34,6 +34,7 @@ from quine.providers import metering
 from quine.providers.relay import RelayGuest
 from quine.tape.writer import FileSink, RelaySink, Tape
 from transport import inherit
+from transport.launcher import workdir
 
 if TYPE_CHECKING:
     from quine.agent.running import Proxy
@@ -76,7 +77,7 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
         tree = env.join_tree(settings, spec.limits, share=True, age=spec.age)
     origin.borrow_slots(tree.ledger, ask, signals)
     guest, spec, price = _guest(settings, tree, spec, ask)
-    _make_data_dir(settings.data_dir)
+    held = _make_data_dir(settings.data_dir, shared=ask is not None)
     keeps = ask is None and "lineage" not in settings.memo and policy.wanted(os.environ)
     try:
         if not assigned:
@@ -90,7 +91,7 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
     process = Process(settings, tree, guest, price, ask, signals, proxy or _no_proxy)
-    return ending.leave(_lives(process, spec, slots))
+    return ending.leave(_lives(process, spec, slots, held))
 
 
 def _no_proxy(where: str, spec: SessionSpec, ledger: Ledger, **more: Any) -> Status:
@@ -113,11 +114,11 @@ def _admitted(ledger: Ledger, spec: SessionSpec) -> list[int]:
 
 
 def spec_from(
-    mission: str, options: RunOptions, environ: Any, admit: bool = True
+    mission: str, options: RunOptions, environ: Any, admit: bool = True, apart: Collection[int] = ()
 ) -> tuple[SessionSpec, Settings, Ledger]:
     """Return spec, settings and ledger of an agent that `quine --on` runs elsewhere, and with `admit` take its slot.
 
-    If this process is the origin, the configuration of the guest is checked here.
+    If this process is the origin, the configuration of the guest is checked here. `apart` as in `join_tree`.
     """
     settings = env.adopt(options, environ)
     _require_directory()
@@ -127,7 +128,7 @@ def spec_from(
         providers.build(config)
     if options.binary:
         raise NotBuilt("-b together with --on")
-    tree = env.join_tree(settings, settings.limits)
+    tree = env.join_tree(settings, settings.limits, apart=apart)
     spec = _own(settings, tree, mission, options)
     if config:
         metering.price(config, bool(tree.ledger.mark.cost))
@@ -154,19 +155,22 @@ def _again(settings: Settings, former: dict[str, Any], proxy: Proxy) -> int:
     origin.borrow_slots(tree.ledger, ask, signals)
     guest, spec, price = _guest(settings, tree, spec, ask)
     process = Process(settings, tree, guest, price, ask, signals, proxy)
-    return ending.leave(_lives(process, spec, slots, former["record"], former["jobs"]))
+    held = _make_data_dir(settings.data_dir, shared=ask is not None)
+    return ending.leave(_lives(process, spec, slots, held, former["record"], former["jobs"]))
 
 
 def _lives(
     process: Process,
     spec: SessionSpec,
     slots: list[int],
+    held: int,
     record: str = "",
     jobs: Sequence[dict[str, Any]] = (),
 ) -> End:
     """Run the session of this process. A child forked in it returns to this loop and runs its own session.
 
-    `jobs` are the children of an earlier session of this process; `slots` and `record` are as in `Loop`.
+    `jobs` are the children of an earlier session of this process; `slots` and `record` are as in `Loop`; `held` is of
+    `_make_data_dir`.
     """
     ours = os.getpid()
     with contextlib.suppress(OSError):
@@ -192,7 +196,7 @@ def _lives(
             continue
         except Exception as error:
             end = ending.defect(error, loop)
-        _settle(loop, end)
+        _settle(loop, end, held)
         if os.getpid() != ours:
             ending.vanish(end)
         if loop.settings.report:
@@ -202,7 +206,7 @@ def _lives(
         return end
 
 
-def _settle(loop: Loop, end: End) -> None:
+def _settle(loop: Loop, end: End, held: int) -> None:
     """Give back the slots of an ended session, and tell its parent how it ended."""
     top = loop.settings.top
     beyond = None if top or end.signal else loop.ledger.beyond
@@ -215,7 +219,7 @@ def _settle(loop: Loop, end: End) -> None:
         ):  # the verdict stands; slots kept here return with the end of the job
             beyond.give_back()
     if top and loop.relayed:
-        _tidy(loop.settings.data_dir)
+        _tidy(loop.settings.data_dir, held)
     ending.note(end, loop.record, loop.signals.tied)
 
 
@@ -266,15 +270,21 @@ def _guest(
     return providers.build(config), spec._replace(model=config.model), price
 
 
-def _make_data_dir(path: str) -> None:
-    """Create the data directory, with mode 0700 from the start."""
+def _make_data_dir(path: str, shared: bool) -> int:
+    """Create the data directory, with mode 0700 from the start.
+
+    `shared`: the agents of a tree on this host share it, and the last of them removes it. Return a descriptor that
+    keeps it from the others until `_tidy`, else -1. One of 300 agents once found it removed by another.
+    """
     try:
         dirs.make(path)
+        held = workdir.enter(path) if shared else -1
         if not os.access(path, os.W_OK | os.X_OK):
             code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code))
     except OSError as error:
         raise _unwritable(path, error) from None
+    return held
 
 
 def _unwritable(path: str, error: OSError) -> Misconfigured:
@@ -284,11 +294,12 @@ def _unwritable(path: str, error: OSError) -> Misconfigured:
     )
 
 
-def _tidy(path: str) -> None:
+def _tidy(path: str, held: int) -> None:
     """Remove the directories of quine that are empty: with the tape at the origin, none is needed here."""
-    for folder in ("outputs", "jobs", "."):
+    for folder in ("outputs", "jobs", ".") if workdir.is_last(held) else ():
         with contextlib.suppress(OSError):
             os.rmdir(os.path.normpath(os.path.join(path, folder)))
+    os.close(held)
 
 
 def _own(settings: Settings, tree: Tree, mission: str, options: RunOptions) -> SessionSpec:

@@ -61,18 +61,12 @@ def _check_file(path: str) -> None:
 
 
 def write(target: str, status: Status, where: str = "local", **facts: object) -> None:
-    """Write the report of an agent or a command (transport/atomic.py). A failure is printed.
-
-    `where` is the requested host, recorded if none was chosen. `cost` and `agents` are null if no ledger counts them.
-    For a plain command all fields about agents are null.
-    """
-    record = {name: value for name, value in status.to_json().items() if name != "hint"}
-    record["host"] = status.host or where
-    put(target, record | dict.fromkeys(("session", "tokens_in", "tokens_out", "cost", "agents")) | facts)
+    """Write the report of an agent or a command. A failure is printed."""
+    put(target, record(status, where, **facts))
 
 
 def put(target: str, record: dict[str, object]) -> None:
-    """Write a report, whole, to a descriptor number or to a file. A failure is printed."""
+    """Write a report, whole, to a descriptor number or to a file (transport/atomic.py). A failure is printed."""
     data = (quickjson.dumps(record) + "\n").encode()
     try:
         if target.isdecimal():
@@ -83,6 +77,16 @@ def put(target: str, record: dict[str, object]) -> None:
             atomic.write(target, data)
     except OSError as error:
         complain(f"cannot write the report to {target}: {_why(error)}")
+
+
+def record(status: Status, where: str = "local", **facts: object) -> dict[str, object]:
+    """Return the report. `where` is the requested host, recorded if none was chosen.
+
+    `cost` and `agents` are null if no ledger counts them. For a plain command all fields about agents are null.
+    """
+    found = {name: value for name, value in status.to_json().items() if name != "hint"}
+    found["host"] = status.host or where
+    return found | dict.fromkeys(("session", "tokens_in", "tokens_out", "cost", "agents")) | facts
 
 
 def failed(target: str, failure: Failure, where: str, began: float) -> None:

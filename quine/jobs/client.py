@@ -9,6 +9,7 @@ Laws
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 
@@ -168,6 +169,7 @@ def show(
     from transport.client import client
     from transport.client.output import Used
 
+    gc.enable()
     inherit.hold_standard_streams()
     started, begun = time.time(), time.monotonic()
     tries, run = tries_of(options), stage.run if stage else client.run

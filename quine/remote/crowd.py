@@ -9,6 +9,7 @@ Laws
 from __future__ import annotations
 
 import os
+import weakref
 
 from quine.agent.main import spec_from
 from quine.agent.prompt import material
@@ -16,14 +17,22 @@ from quine.archive import policy
 from quine.base.cli_options import RunOptions, environment, limits
 from quine.base.errors import Misconfigured
 from quine.base.sessions import new_session
-from quine.budget.shared_counters import release
+from quine.budget.shared_counters import NAME, release
 from quine.jobs.client import caller, callers_environment, starting_directory
 from quine.remote.compose import agent_spawn, log_of, services_of
+from transport.inherit import held_above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.files.select import Services
     from transport.spawn import Spawn
+
+_made: set[int] = set()  # inodes of the ledgers of crowds that are the roots of their trees
+
+
+def _close(fd: int, inode: int) -> None:
+    _made.discard(inode)
+    os.close(fd)
 
 
 class Crowd:
@@ -33,7 +42,8 @@ class Crowd:
         self._options = options = options if options.on else options.replace(on="local")
         given = dict(os.environ)
         settled = dict(given)
-        self._spec, self._settings, self._ledger = spec_from("a batch", options, settled, admit=False)
+        self._spec, self._settings, self._ledger = spec_from("a batch", options, settled, False, _made)
+        self._keep_apart()
         self._environ = {**given, **settled, **policy.of_the_store(self._settings.secrets)}
         self._env = {**callers_environment(options), **environment(options, given)}
         self._limits = limits(options)
@@ -44,6 +54,17 @@ class Crowd:
         self._kept = policy.wanted(settled) and "lineage" not in self._settings.memo
         if self._kept:
             policy.begin(self._spec.root, settled, policy.of_the_store(self._settings.secrets))
+
+    def _keep_apart(self) -> None:
+        """Let the next crowd of this process have a tree of its own, if there is no tree above both.
+
+        The ledger is closed with the last handler that counts in it.
+        """
+        fd = self._ledger.fd
+        inode = os.fstat(fd).st_ino
+        if all(pid == os.getpid() or each != inode for pid, each, _ in held_above(NAME)[NAME]):
+            _made.add(inode)
+            weakref.finalize(self._ledger, _close, fd, inode)
 
     @property
     def root(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from quine.agent import main
 from tests.lab.machine import UNSHARE
 from tests.support.agents import OK, call, says, sh
 from tests.support.places import Shell, needs_mounts
@@ -57,3 +58,20 @@ def test_umasks(place: Shell, umask: str) -> None:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_data_directory_of_agents_elsewhere_goes_with_the_last_of_them(tmp_path: Path) -> None:
+    """They share it, with their tree's folder. One found it removed by another just after it had made it."""
+    path = tmp_path / "folder" / ".quine"
+    first, second = (main._make_data_dir(str(path), shared=True) for _ in range(2))
+    assert path.stat().st_mode & 0o777 == 0o700
+    (path / "outputs").mkdir()
+    main._tidy(str(path), first)
+    assert (path / "outputs").is_dir()
+    main._tidy(str(path), second)
+    assert not path.exists()
+    third = main._make_data_dir(str(path), shared=True)
+    (path / "log").touch()
+    main._tidy(str(path), third)
+    assert path.is_dir()
+    assert main._make_data_dir(str(path), shared=False) == -1

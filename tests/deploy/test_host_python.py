@@ -22,6 +22,7 @@ OF_ORIGINS = {
     "quine/cli/visits.py": {"asyncio TaskGroup"},
     "quine/providers/http.py": {"httpx"},
     "quine/providers/reading.py": {"pydantic"},
+    "transport/carrier/ssh/cipher.py": {"asyncssh"},
     "transport/carrier/ssh/connect.py": {"asyncssh"},
     "transport/carrier/ssh/contact.py": {"asyncssh"},
     "transport/carrier/ssh/keys.py": {"asyncssh"},

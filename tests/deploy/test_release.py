@@ -189,6 +189,8 @@ def test_an_installation_of_the_wheel_is_whole(first: Path, tools: Path, tmp_pat
     done = run(*pip, wheel, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (venv / "share" / "man" / "man1" / "quine.1").is_file()
+    (stamp,) = venv.glob(f"lib/*/site-packages/transport/{address.STAMP}")
+    assert stamp.read_text() == address.build_hash()
 
     quine = str(venv / "bin" / "quine")
     with Lab(["h1"]) as lab:

@@ -70,6 +70,21 @@ def test_a_note_that_is_damaged_is_none(root: Path, monkeypatch: pytest.MonkeyPa
         assert asked(monkeypatch) == first and note.read_bytes() == whole
 
 
+def test_an_installation_has_it_in_a_stamp_and_looks_at_no_source(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = root / "transport" / address.STAMP
+    stamp.write_text("5" * 64)
+    with monkeypatch.context() as patch:
+        patch.setattr(address, "sources", lambda: 1 // 0)
+        assert asked(patch) == "5" * 64
+    for damaged in ("", "5" * 63, "5" * 65):
+        stamp.write_text(damaged)
+        assert asked(monkeypatch) == address.hash_of(
+            (name, Path(path).read_bytes()) for name, path, _ in address.sources()
+        )
+
+
 def test_a_directory_of_another_user_is_not_asked_to_be_removed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,15 @@ def is_empty(fd: int) -> bool:
         return next(entries, None) is None
 
 
+def is_last(fd: int) -> bool:
+    """True if no other process holds the folder; then none can enter it until `fd` is closed."""
+    try:
+        _lock(fd, fcntl.LOCK_EX)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def leave(path: str, fd: int = -1) -> int:
     """Release the folder; remove it if it is empty and has no other holder.
 

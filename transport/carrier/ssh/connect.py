@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from transport import libraries
 from transport.carrier.dialer import TRIES, Note, SshTarget, connected, handshakes, of_sshd, pause
+from transport.carrier.ssh import cipher
 from transport.carrier.ssh.channel import SshDuplex
 from transport.carrier.ssh.contact import Contact, ServerKeys, version_step
 from transport.carrier.ssh.keys import message
@@ -34,6 +35,8 @@ from transport.timeouts import timeout
 with libraries.quickly():
     import asyncssh
     from asyncssh.constants import MSG_IGNORE
+
+cipher.install()
 
 News = Callable[[str], None]
 

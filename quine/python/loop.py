@@ -1,0 +1,142 @@
+"""The threads of an executor: one that drives its jobs, and one for the functions of callers.
+
+Law: each of them lives while it has work and no longer. None is a daemon, so the interpreter's exit waits for both.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+    from typing import Any
+
+    from quine.python.crew import Crew
+
+    Callback = Callable[[Future[Any]], object]
+
+log = logging.getLogger("concurrent.futures")
+
+
+class Loop:
+    """Drives a crew. All other threads reach the crew by `call`."""
+
+    def __init__(self, make: Callable[[], Crew]) -> None:
+        self._make = make
+        self._crew = make()
+        self._owner = os.getpid()
+        self._lock = threading.RLock()  # the garbage collector may call `close` anywhere
+        self._calls: deque[Callable[[Crew], None]] = deque()
+        self._thread: threading.Thread | None = None  # the last one
+        self._active = False  # it takes calls
+        self._closed = False
+        self.callbacks = Callbacks()
+
+    def call(self, function: Callable[[Crew], None], last: bool = False) -> None:
+        """Have `function` called with the crew, in its thread; with `last` even after `close`. Raises RuntimeError."""
+        if self._owner != os.getpid():
+            raise RuntimeError("this executor belongs to the process that this one was forked from")
+        with self._lock:
+            if self._closed and not last:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if self._active:
+                self._crew.wake()
+            elif last:
+                return  # nothing is under way
+            else:
+                self._thread = threading.Thread(target=self._run, name="quine.Executor")
+                self._thread.start()  # it waits for the lock
+                self._active = True
+            self._calls.append(function)
+
+    def close(self) -> None:
+        """Take no more calls. The connection is closed once nothing is under way."""
+        if self._owner != os.getpid():
+            return
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                if not self._active:
+                    self._crew.close()
+
+    def join(self) -> None:
+        """Wait until nothing is under way, and all functions of callers have returned."""
+        for thread in (self._thread, self.callbacks.thread):
+            if thread and thread.ident and thread is not threading.current_thread():
+                thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._crew.look()
+        except Exception as error:
+            self._fail(error)
+        while self._more():
+            try:
+                while self._calls:
+                    self._calls.popleft()(self._crew)
+                self._crew.turn()
+            except Exception as error:
+                self._fail(error)
+
+    def _more(self) -> bool:
+        with self._lock:
+            if self._calls or not self._crew.idle:
+                return True
+            self._active = False
+            if self._closed:
+                self._crew.close()
+            return False
+
+    def _fail(self, error: Exception) -> None:
+        """A turn has failed: its jobs have ended with it, and the next ones have another crew."""
+        with self._lock:
+            failed, self._crew = self._crew, self._make()
+        failed.fail(error)
+
+
+class Callbacks:
+    """Calls functions one after the other, each with its future.
+
+    Its thread is started with the first function that is expected: at the exit of an interpreter none can be.
+    """
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._expected = 0  # functions that were not called yet
+        self._queue: deque[tuple[Callback, Future[Any]]] = deque()
+        self.thread: threading.Thread | None = None  # the last one
+
+    def expect(self) -> None:
+        """A function will be given to `call`."""
+        with self._change:
+            if not self._expected:
+                self.thread = threading.Thread(target=self._run, name="quine.Executor callbacks")
+                self.thread.start()  # it waits for the lock
+            self._expected += 1
+
+    def call(self, function: Callback, future: Future[Any]) -> None:
+        with self._change:
+            self._queue.append((function, future))
+            self._change.notify()
+
+    def _run(self) -> None:
+        called = 0
+        while True:
+            with self._change:
+                self._expected -= called
+                if not self._expected:
+                    return
+                while not self._queue:
+                    self._change.wait()
+                function, future = self._queue.popleft()
+            try:
+                function(future)
+            except BaseException:  # as concurrent.futures has it: logged, and no concern of others
+                log.exception("exception calling callback for %r", future)
+            del function, future
+            called = 1
