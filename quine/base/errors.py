@@ -60,11 +60,13 @@ class Denied(Failure):
 
 def complain(detail: str, hint: str = "", host: str = "", fd: int = 2) -> None:
     """Print an error as whole lines in one write, so that the lines of several processes do not mix."""
+    say(error_text(detail, hint, host), fd)
+
+
+def error_text(detail: str, hint: str = "", host: str = "") -> str:
+    """Return the lines of an error."""
     voice = f"quine: {host}: " if host else "quine: "
-    text = f"{voice}error: {detail}\n"
-    if hint:
-        text += f"{voice}hint: {hint}\n"
-    say(text, fd)
+    return f"{voice}error: {detail}\n" + (f"{voice}hint: {hint}\n" if hint else "")
 
 
 def say(text: str, fd: int = 2) -> None:

@@ -61,8 +61,13 @@ def _check_file(path: str) -> None:
 
 
 def write(target: str, status: Status, where: str = "local", **facts: object) -> None:
-    """Write the report, whole, to a descriptor number or to a file (transport/atomic.py). A failure is printed."""
-    data = (quickjson.dumps(record(status, where, **facts)) + "\n").encode()
+    """Write the report of an agent or a command. A failure is printed."""
+    put(target, record(status, where, **facts))
+
+
+def put(target: str, record: dict[str, object]) -> None:
+    """Write a report, whole, to a descriptor number or to a file (transport/atomic.py). A failure is printed."""
+    data = (quickjson.dumps(record) + "\n").encode()
     try:
         if target.isdecimal():
             write_all(int(target), data)

@@ -16,7 +16,7 @@ import os
 import signal
 import time
 
-from quine.base import procs
+from quine.base import procs, sizes
 from quine.base.cli_options import RunOptions, as_words, parse_around, rows
 from quine.base.errors import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
 from quine.tape import registry
@@ -195,7 +195,7 @@ def _common(one: str, other: str) -> int:
 
 def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOptions) -> int:
     """Wait for all; return the exit status of the last, as the shell's wait does."""
-    deadline = time.monotonic() + _seconds(options)
+    deadline = time.monotonic() + sizes.seconds(options.timeout or "inf", "--timeout")
     above = procs.ancestors()
     agents = [job for job in jobs if isinstance(job, Agent)]
     for agent in agents:
@@ -288,17 +288,6 @@ def _end(agent: Agent) -> Status:
     while (end := agent.end()).code == LOST and agent.known_here and time.monotonic() < deadline:
         time.sleep(0.01)
     return end
-
-
-def _seconds(options: RunOptions) -> float:
-    text = options.timeout or "inf"
-    try:
-        seconds = float(text)
-        if seconds >= 0:
-            return seconds
-    except ValueError:
-        pass
-    raise Misconfigured(f"--timeout must be a number of seconds, not {text}")
 
 
 # -- kill ------------------------------------------------------------------------------------------

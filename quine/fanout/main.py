@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import select
+import time
 
-from quine.base.errors import DENIED, Misconfigured, complain
+from quine.base.errors import DENIED, LOST, Failure, Misconfigured, complain, say
 from quine.fanout import outcome
 from quine.fanout.input.items import Items
 from quine.fanout.input.template import Template, Word
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
     from quine.fanout.input.items import Item
     from quine.fanout.joblog import Joblog
+    from quine.fanout.output.sinks import Sink
     from quine.fanout.run import Run
+    from quine.fanout.view import View
+    from transport.client.batch import Batch
 
 EXAMPLE = "quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…]"
 OF_AGENTS = ("model", "max_turns", "max_depth", "max_agents", "max_tokens", "max_cost", "deadline")
@@ -47,14 +51,31 @@ def main(words: list[str]) -> int:
     elif of_agents := next((name for name in OF_AGENTS if getattr(options.spawn, name)), ""):
         raise Misconfigured(f"--{of_agents.replace('_', '-')} is about agents, and this is a command")
     command = template(options, items.command, mission)
-    outcome.Halt(options.halt)
     if options.dry_run:
         return _print(command, items)
+    _check(options)
     if store := options.spawn.fs or os.environ.get("QUINE_FS", ""):
         from quine.files.urls import absolute
 
         os.environ["QUINE_FS"] = absolute(store)
     return _run(options, command, items, mission)
+
+
+def _check(options: Options) -> None:
+    """Refuse wrong values before anything is begun."""
+    from quine.fanout.load import Limit
+
+    outcome.Halt(options.halt)
+    Limit(options)
+    if not options.share("timeout"):
+        options.seconds("timeout")
+    options.seconds("delay")
+    if options.cleanup and not (options.spawn.files or options.spawn.returns):
+        raise Misconfigured("--cleanup is about --files and --returns")
+    if options.spawn.report:
+        from quine.base import run_report
+
+        options.spawn = options.spawn.replace(report=run_report.begin(options.spawn.report))
 
 
 def _check_mission(words: list[str]) -> None:
@@ -73,22 +94,24 @@ def _check_mission(words: list[str]) -> None:
 def template(options: Options, command: list[str], mission: bool = False) -> Template:
     """Return the template of the command; an item that is stdin, or names it, need not be an argument."""
     replace = options.replace or "{}"
-    in_stdin = options.pipe or options.stdin == "item" or Word(options.stdin, replace, options.jsonl).replaced
-    return Template(command, replace, options.jsonl, append=not in_stdin and not mission)
+    in_stdin = options.pipe or options.stdin == "item" or Word(options.stdin, replace, options.named).replaced
+    return Template(command, replace, options.named, append=not in_stdin and not mission)
 
 
 def _run(options: Options, command: Template, items: Items, mission: bool) -> int:
     from quine.fanout.output.results import Report
     from quine.fanout.output.sinks import Sink
     from quine.fanout.output.streams import Streams
+    from quine.fanout.progress import Progress
     from quine.fanout.run import Run
     from quine.fanout.starter import Starter
     from quine.fanout.tasks import Work
+    from quine.fanout.view import View
     from transport import inherit
     from transport.client.batch import Batch
-    from transport.client.signals import Caught
 
     inherit.hold_standard_streams()
+    now = time.monotonic()
     material = mission and not command.replaced and not options.pipe and not options.stdin
     work = Work(options, command, items.command, material)
     report = Report(options, work)
@@ -109,7 +132,28 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
     log = _log(options)
     if log:
         starter.record(log)
-    run = Run(options, batch, starter, work, items, sink, report, log)
+    view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now)
+    view.totals = crowd.totals if crowd else None
+    run = Run(options, batch, starter, work, items, sink, report, log, view)
+    try:
+        _play(options, run, batch, sink)
+    finally:
+        streams.close()
+        batch.close()
+        starter.close()
+        report.close()
+        items.close()
+        if log:
+            log.close()
+        if options.spawn.report:
+            _report(options, run, view)
+    return _end(options, run)
+
+
+def _play(options: Options, run: Run, batch: Batch, sink: Sink) -> None:
+    """Run the batch, which is told of the signals of this process."""
+    from transport.client.signals import Caught
+
     caught = Caught()
     caught.install(SIGNALS)
 
@@ -121,15 +165,17 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
     batch.watch(caught.fd, select.POLLIN, take)
     try:
         run.run()
+    except OSError as error:
+        name, why = error.filename, (error.strerror or str(error)).lower()
+        if isinstance(error, BrokenPipeError):
+            run.ended_by = signal.SIGPIPE
+            why = f"the reader of {name} has gone"
+        else:
+            run.fault = Failure(LOST, f"cannot write {name}: {why}")
+        if options.joblog or not run.ended_by:  # as of any filter, the end of a reader is no news
+            say(f"quine: stopped: {why}; {run.text()}, {sink.kept} outputs not passed on\n")
     finally:
         caught.uninstall()
-        streams.close()
-        batch.close()
-        starter.close()
-        items.close()
-        if log:
-            log.close()
-    return _end(options, run)
 
 
 def _log(options: Options) -> Joblog | None:
@@ -147,21 +193,48 @@ def _log(options: Options) -> Joblog | None:
     return Joblog(options.joblog, keep if options.resume or options.resume_failed else None)
 
 
+def _status(options: Options, run: Run) -> int:
+    """Return the exit status, as a shell sees it."""
+    if run.ended_by:
+        return 128 + run.ended_by
+    if isinstance(run.fault, Failure):
+        return run.fault.status
+    status = run.tally.exit_status(options.exit_count)
+    return DENIED if run.spent and status in (0, outcome.SOME_FAILED) else status
+
+
+def _report(options: Options, run: Run, view: View) -> None:
+    """Write --report."""
+    from quine.base import run_report
+    from transport.status import signal_name
+
+    run_report.put(
+        options.spawn.report,
+        {
+            **{"code": _status(options, run), "signal": signal_name(run.ended_by) if run.ended_by else None},
+            **{"detail": str(run.fault or ""), "spent": run.spent, "stopped": run.stopped},
+            **{
+                "items": run.tally.ended,
+                **{name.replace(" ", "_"): n for name, n in run.tally.counts.items()},
+            },
+            **view.facts(time.monotonic()),
+        },
+    )
+
+
 def _end(options: Options, run: Run) -> int:
     """Report items that are not done; return the exit status, or die of the signal that has ended the batch."""
-    if run.tally.failed:
+    if run.tally.failed and run.ended_by != signal.SIGPIPE:
         complain(
             f"{run.tally.failed} of {run.tally.ended} items are not done: {run.tally.text(outcome.DONE)}"
         )
-    if run.fault:
+    if run.fault and not run.ended_by:
         raise run.fault
     if run.ended_by:
         from transport.status import die_of, signal_name
 
         die_of(signal_name(run.ended_by))
-        return 128 + run.ended_by
-    status = run.tally.exit_status(options.exit_count)
-    return DENIED if run.spent and status in (0, outcome.SOME_FAILED) else status
+    return _status(options, run)
 
 
 def _print(command: Template, items: Items) -> int:

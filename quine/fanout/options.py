@@ -5,6 +5,7 @@ Law: OPTIONS is the only source for parsing, --help, completion, reference and m
 
 from __future__ import annotations
 
+from quine.base import sizes
 from quine.base.cli_options import Parser, RunOptions, field, listing
 from quine.base.errors import Misconfigured
 
@@ -24,6 +25,13 @@ OPTIONS: tuple[Row, ...] = (
     ("max-lines", "L", "N", V, "N lines to a job; a line with a blank at its end goes on in the next"),
     ("replace", "I", "TEXT", V, "TEXT instead of {} stands for the item"),
     ("colsep", "C", "REGEX", V, "an item has columns {1} {2} with this between them"),
+    (
+        "header",
+        "",
+        ":",
+        V,
+        "the first record of each source names its columns: {name}; with --pipe each block begins with it",
+    ),
     ("csv", "", "", V, "items are records of comma-separated values"),
     ("jsonl", "", "", V, "items are JSON objects, one a line; {name} is a field, {} the whole"),
     ("shuf", "", "", V, "in a random order; reads all items first"),
@@ -54,14 +62,29 @@ OPTIONS: tuple[Row, ...] = (
         V,
         "bring it back here after the job has ended, all or nothing; with replacement strings",
     ),
+    (
+        "cleanup",
+        "",
+        "",
+        V,
+        "after an item has ended remove over there what --files brought and --returns fetched",
+    ),
     ("env", "", "K[=V]", V, "set or pass an environment variable; may be repeated"),
     ("limit", "", "NAME=VALUE", V, "limit: as core cpu data fsize nofile nproc stack; may be repeated"),
-    ("timeout", "", "SECONDS", V, "end a job that takes longer"),
+    ("timeout", "", "SECONDS|N%", V, "end a job that takes longer; N%: of the median of those that are done"),
     ("delay", "", "SECONDS", V, "time between two starts"),
+    ("load", "", "N|N%", V, "start no job on a host whose load is N or more; N%: of its processors"),
     ("keep-order", "k", "", V, "outputs in the order of the items"),
     ("line-buffer", "", "", V, "pass on each line at once, instead of an output as a whole"),
     ("tag", "", "", V, "begin each line of output with the item and a TAB"),
-    ("results", "", "DIR", V, "keep the outputs of each job in files below DIR, too"),
+    (
+        "results",
+        "",
+        "DIR|FILE",
+        V,
+        "keep the outputs of each job in files below DIR, too; or instead in one table, FILE.csv .tsv or .jsonl",
+    ),
+    ("fold", "", "", V, "print identical outputs once, at the end, each under its items"),
     ("json", "", "", V, "one JSON object an item instead of its output"),
     (
         "retries",
@@ -73,6 +96,7 @@ OPTIONS: tuple[Row, ...] = (
     ("idempotent", "", "", V, "running an item twice is harmless: also try again when its outcome was lost"),
     ("halt", "", "WHEN", V, "now or soon, then ,fail=N ,fail=N% or ,success=N: when to stop (never)"),
     ("exit-count", "", "", V, "exit status: the number of items that are not done, 101 for more than 100"),
+    ("report", "", "FILE|FD", V, "write one JSON object with the counts at the end"),
     ("joblog", "", "FILE", V, "record how each item ended"),
     ("resume", "", "", V, "with --joblog: run the items that it does not have"),
     ("resume-failed", "", "", V, "with --joblog: run the items that it does not have as done"),
@@ -114,13 +138,16 @@ class Options:
 
     arg_file: tuple[str, ...] = ()
     block: str = ""
+    cleanup: bool = False
     colsep: str = ""
     csv: bool = False
     delay: str = ""
     delimiter: str = ""
     dry_run: bool = False
     exit_count: bool = False
+    fold: bool = False
     halt: str = ""
+    header: str = ""
     help: bool = False
     joblog: str = ""
     jobs: str = ""
@@ -129,6 +156,7 @@ class Options:
     keep_order: bool = False
     line_buffer: bool = False
     link: bool = False
+    load: str = ""
     max_args: str = ""
     max_lines: str = ""
     no_run_if_empty: bool = False
@@ -151,15 +179,26 @@ class Options:
         vars(self).update({name: value for name, value in given.items() if name in mine})
         self.spawn = RunOptions(**{name: value for name, value in given.items() if name not in mine})
 
+    @property
+    def named(self) -> bool:
+        """Whether {name} is a replacement string."""
+        return self.jsonl or bool(self.header and not self.pipe)
+
     def seconds(self, name: str) -> float:
         """Return the value of an option that is a time; 0.0 if it was not given. Raises Misconfigured."""
+        return sizes.seconds(getattr(self, field(name)) or "0", f"--{name}")
+
+    def share(self, name: str) -> float:
+        """Return the value of an option that may be N%, as a share; 0.0 if it is none. Raises Misconfigured."""
         text = getattr(self, field(name))
+        if not text.endswith("%"):
+            return 0.0
         try:
-            value = float(text or "0")
+            value = float(text[:-1]) / 100
         except ValueError:
-            value = -1.0
-        if not 0 <= value < 1e9:
-            raise Misconfigured(f"--{name} {text[:40]}: should be a number of seconds")
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise Misconfigured(f"--{name} {text[:40]}: should be a share, as 150%")
         return value
 
     def number(self, name: str, least: int = 1, default: int = 0) -> int:

@@ -6,6 +6,8 @@ Laws
 3. An item that was not started is tried again on another host. With --retries one that failed, too; one that was lost
    only with --idempotent, and one that was denied never.
 4. ^C once: no more items are started. Twice: all jobs get TERM, then KILL, then are not waited for.
+5. An output that cannot be kept, or a line that cannot be logged, ends the batch as ^C twice does; finished outputs are
+   passed on. Where stdout itself cannot be written nothing can be, and the batch ends at once.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ import heapq
 import select
 import time
 
-from quine.base import backoff, errors
+from quine.base import errors
+from quine.base.errors import Failure
 from quine.fanout import outcome
 from quine.fanout.joblog import RUNNING
-from quine.fanout.outcome import DENIED, DONE, LOST, NEVER
-from quine.fanout.output.results import Told
+from quine.fanout.messages import Messages
+from quine.fanout.outcome import LOST, NEVER
+from quine.fanout.retries import Retries
+from quine.fanout.timers import Timeout, Timers
 from quine.jobs.adoption import Orphans
-from transport.lean import deque, signal
+from transport.lean import signal
 from transport.status import Status
 
 TYPE_CHECKING = False
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from quine.fanout.output.sinks import Sink
     from quine.fanout.starter import Starter
     from quine.fanout.tasks import Task, Work
+    from quine.fanout.view import View
     from quine.jobs.adoption import Adopted
     from transport.client.batch import Batch
 
@@ -41,11 +47,8 @@ WAITING = 32  # jobs that wait for a host to take them, where -P does not bound 
 UNRECORDED = 4096  # items whose output waits: with a log their hosts keep their ends
 # Seconds until a place among the agents of the tree is looked for again, if none of ours ends before.
 LOOK = 0.5
+LONGEST = 3600.0  # seconds of one wait for events: poll takes no more than 24 days
 GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
-# Failed starts of an item, after which it has its end: nothing ran, so --retries does not count them.
-STARTS = 4
-# Seconds before a host that failed to start an item is tried again with it.
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 
 class Run:
@@ -61,6 +64,7 @@ class Run:
         sink: Sink,
         report: Report,
         log: Joblog | None,
+        view: View,
     ) -> None:
         self._options = options
         self._batch, self._starter = batch, starter
@@ -68,28 +72,27 @@ class Run:
         self._items: Iterator[Item | None] = iter(items)
         self._sink, self._report = sink, report
         self._log = log
-        self.tally = outcome.Tally()
+        self._view = view
+        self._progress = progress = view.progress
+        self.tally = progress.tally
         self._halt, self._hosts = outcome.Halt(options.halt), outcome.Hosts()
         self._bounded = starter.most > 0  # by -P
         self._most = starter.bound()
-        self._tries = options.number("retries", 1, 1)
-        # when the time of the tries that run is over, the earliest first: all have the same
-        self._deadlines: dict[Task, float] = {}
-        self._timeout, self._delay = options.seconds("timeout"), options.seconds("delay")
+        share = options.share("timeout")
+        self._timeout = Timeout(0.0 if share else options.seconds("timeout"), share, progress.median)
+        self._delay = options.seconds("delay")
         self._running: dict[Task, None] = {}
-        self._again: deque[Task] = deque()  # to be tried once more,
-        self._resting: dict[Task, None] = {}  # and after a pause
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timed = 0
+        self._timers = Timers()
+        self._again = Retries(options, self._timers)
         self._orphans = Orphans(self, batch, starter, log) if log else None
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
         self._slots: list[int] = []  # free numbers below _slot
         self._slot = 0
         self._waits, self._next_start = False, 0.0  # for input
-        self._told = Told()
+        self._messages = Messages(sink, options.spawn.quiet)
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
-        self.fault: Exception | None = None  # of the input
+        self.fault: Exception | None = None  # of the input, or of what is kept
         self._exhausted = self._ending = False
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -101,40 +104,57 @@ class Run:
         while True:
             self._start()
             looks = self._orphans and self._orphans.awaited and not self._ending
-            waits = self._running or self._again or self._resting or looks
+            waits = self._running or self._again or looks
             if not waits and (self._exhausted or self.stopped):
                 break
-            self._batch.turn(self._pause())
-            self._tick()
+            self._turn()
         self._wait_for_input(False)
+        self._clean_up()
         self._sink.give_up_order()
-        while not self._sink.idle and not self._ending:
-            self._batch.turn(None)
-            self._sink.pump()
+        self._report.finish(self._sink)
+        while not self._sink.idle and not (self._ending and self.ended_by):
+            self._turn()
+        self._check()
         if self._orphans and not self._ending:
             self._orphans.leave()
 
-    def _pause(self) -> float | None:
-        due = [when for when, _, _ in self._timers[:1]]
-        if self._deadlines:
-            due.append(next(iter(self._deadlines.values())))
-        return max(0.0, min(due) - time.monotonic()) if due else None
+    def _clean_up(self) -> None:
+        left = [None] * self._starter.finish(lambda: left.pop())
+        while left and not self._ending:
+            self._turn()
 
-    def _tick(self) -> None:
+    def _turn(self) -> None:
         now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            heapq.heappop(self._timers)[2]()
-        self._end_late(now)
+        due = min(self._timers.due, self._timeout.due, self._view.due, now + LONGEST)
+        self._batch.turn(max(0.0, due - now))
+        now = time.monotonic()
+        self._timers.tick(now)
+        for task in self._timeout.late(now):
+            if not task.ending:
+                task.timed_out = True
+                self._end(task)
         self._sink.pump()
+        self._check()
+        self._progress.under_way = len(self._running) + len(self._again)
+        self._view.tick(now)
+
+    def _check(self) -> None:
+        """Raises OSError if stdout cannot be written; any other error of outputs and of the log ends what runs."""
+        try:
+            self._sink.check()
+        except Failure as failure:
+            if not self.fault:
+                self.fault = failure
+                self._messages.say(f"stopped: {failure.detail}; {self.text()}")
+            self._stop_all()
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        self._timed += 1
-        heapq.heappush(self._timers, (when, self._timed, call))
+        self._timers.at(when, call)
 
     # -- starts ------------------------------------------------------------------------------------
 
     def _room(self) -> bool:
-        if self.stopped or self._sink.clogged or (self._sink.holding and not self._again):
+        if self.stopped or self._sink.clogged or (self._sink.holding and not self._again.ready):
             return False
         if len(self._running) >= self._most or self._unrecorded >= UNRECORDED:
             return False
@@ -148,15 +168,15 @@ class Run:
             now = time.monotonic()
             if now < self._next_start:
                 return
-            task = self._again.popleft() if self._again else self._task()
+            task = self._again.ready.popleft() if self._again.ready else self._task()
             if task is None:
                 return
             if self._starter.spent:
-                self._again.appendleft(task)
+                self._again.ready.appendleft(task)
                 self._stop_spent()
                 return
-            if not self._starter.ready():
-                self._again.appendleft(task)
+            if self._view.loads.blocked or not self._starter.ready():
+                self._again.ready.appendleft(task)
                 self._next_start = now + LOOK
                 self.at(self._next_start, lambda: None)
                 return
@@ -174,6 +194,7 @@ class Run:
                     self._wait_for_input(True)
                     return None
                 task = self._work.task(item)
+                self._progress.read = item.number
             except StopIteration:
                 self._exhausted = True
                 break
@@ -193,6 +214,7 @@ class Run:
         if kind == RUNNING and self._orphans:
             self._orphans.bind(task, id)
         else:
+            self._progress.skipped += 1
             self._sink.skip(task.item.number)
         return True
 
@@ -211,7 +233,7 @@ class Run:
     def _try(self, task: Task) -> None:
         """Start one try of an item."""
         self._take_slot(task)
-        avoid = [*task.failed_on, *self._hosts.aside(time.monotonic())]
+        avoid = [*task.failed_on, *self._hosts.aside(time.monotonic()), *self._view.loads.avoid]
         self._starter.start(task, avoid, self._started, self._ended)
 
     def _take_slot(self, task: Task) -> None:
@@ -232,10 +254,10 @@ class Run:
         task.entry.kind = NEVER if never else LOST
         before = task.job is None  # it is of the run before
         if not self.stopped and (never or (before and self._options.spawn.idempotent)):
-            self._again.append(task)
+            self._again.ready.append(task)
         elif before:
             if not never:
-                self._told.fault("", "it was running when the batch was killed", task)
+                self._messages.fault(task.item.number, "", "it was running when the batch was killed")
             self._final(task)
         else:
             detail = "the node of this machine ended, and no host has the job"
@@ -243,25 +265,17 @@ class Run:
 
     def _started(self, task: Task) -> None:
         task.started()
-        if self._timeout:
-            self._deadlines[task] = task.began + self._timeout
-            if task.adopted:  # it began long ago
-                self._deadlines = dict(sorted(self._deadlines.items(), key=lambda item: item[1]))
-
-    def _end_late(self, now: float) -> None:
-        """End the jobs whose time is over."""
-        while self._deadlines and self._deadlines[task := next(iter(self._deadlines))] <= now:
-            del self._deadlines[task]
-            if not task.ending:
-                task.timed_out = True
-                self._end(task)
+        self._timeout.started(task)
+        self._progress.started(task.entry.host, task.began)
 
     # -- ends --------------------------------------------------------------------------------------
 
     def _ended(self, task: Task, status: Status) -> None:
         del self._running[task]
-        self._deadlines.pop(task, None)
+        self._timeout.ended(task)
         heapq.heappush(self._slots, task.item.slot)
+        if task.running:
+            self._progress.stopped(task.entry.host)
         if self._is_loose(task, status):
             task.release()
             return
@@ -279,55 +293,34 @@ class Run:
 
     def _judge(self, task: Task, status: Status) -> None:
         kind = outcome.kind_of(status, task.timed_out, self._starter.agents)
+        now, ran = time.monotonic(), task.running
+        self._progress.ended(task.entry.host if ran else status.host, kind, task.began if ran else None, now)
         task.ended(status, kind)
         task.unstarted += kind == NEVER
         spawn = self._options.spawn
-        if self._hosts.ended(status.host, kind, time.monotonic()):
+        if self._hosts.ended(status.host, kind, now):
             self._batch.recall(status.host)
-            if not spawn.quiet:
-                failed = f"{outcome.STRIKES} starts in a row have failed"
-                errors.say(f"quine: {status.host}: {failed}; set aside for a while\n")
-        if status.left and not (spawn.quiet or spawn.files or spawn.returns):
-            self._told.left(status)
-        if self._may_try_again(task, status, kind):
-            self._try_again(task, status.host, kind)
+            self._messages.note(
+                f"{status.host}: {outcome.STRIKES} starts in a row have failed; set aside for a while"
+            )
+        if status.left and not (spawn.files or spawn.returns):
+            self._messages.left(status)
+        if not self.stopped and self._again.may(task, status, kind):
+            self._again.add(task, status.host, kind)
             return
-        if status.detail:
-            self._told.fault(status.host, status.detail, task, status.hint)
+        if status.detail and not (task.output and task.output.broken):
+            self._messages.fault(task.item.number, status.host, status.detail, status.hint)
         self._final(task)
-
-    def _may_try_again(self, task: Task, status: Status, kind: str) -> bool:
-        if self.stopped or kind in (DONE, DENIED):
-            return False
-        if kind == NEVER:
-            # a fault of no host is the same at the next try
-            return bool(status.host) and task.unstarted < STARTS
-        more = task.tries - task.unstarted < self._tries
-        return more and (kind != LOST or self._options.spawn.idempotent)
-
-    def _try_again(self, task: Task, host: str, kind: str) -> None:
-        failed = task.failed_on.count(host)
-        task.failed_on.append(host)
-        if kind != NEVER or not failed:
-            self._again.append(task)
-            return
-        self._resting[task] = None
-        pause = backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE, jitter=(0.5, 1))
-        self.at(time.monotonic() + pause, lambda: self._rested(task))
-
-    def _rested(self, task: Task) -> None:
-        if self._resting.pop(task, False) is None:
-            self._again.append(task)
 
     def _final(self, task: Task) -> None:
         """An item has its end."""
         self.tally.add(task.entry.kind)
         self._unrecorded += 1
+        self._progress.final(time.monotonic())
         self._report.pass_on(task, self._sink, lambda: self._written(task))
         if not self.stopped and self._halt.reached(self.tally):
             self.stopped = True
-            if not self._options.spawn.quiet:
-                errors.say(f"quine: halted: {self.text()}\n")
+            self._messages.note(f"halted: {self.text()}")
             self._drop_tries()
             if self._halt.now:
                 self._end_all()
@@ -335,26 +328,29 @@ class Run:
     def _written(self, task: Task) -> None:
         """Its output was passed on."""
         self._unrecorded -= 1
-        if not self._log:
-            return
-        self._log.end(task.entry, time.monotonic())
-        if task.kept:
-            task.kept.forget()
-        if task.output:
-            task.output.forget()
+        if log := self._log:
+            self._log = None  # if this fails: nothing is written behind a line that is torn
+            log.end(task.entry, time.monotonic())
+            self._log = log
+            if task.kept:
+                task.kept.forget()
+            if task.output:
+                task.output.forget()
 
     def _stop_spent(self) -> None:
         """A budget is used up: no more items are started, and those that were not are no failures."""
         self.spent = self.stopped = True
-        errors.say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
+        self._messages.say(f"stopped: the budget of the batch is spent; {self.text()}")
         self._drop_tries()
 
     def _end(self, task: Task) -> None:
         """End a job: TERM, then KILL, then without waiting for it."""
         job, number = task.job, task.tries
-        if job is None or task.ending:
+        if task.ending:
             return
         task.ending = True
+        if job is None:
+            return  # it waits to be sent, and is not
         job.signal(signal.SIGTERM)
 
         def later(call: Callable[[], None]) -> Callable[[], None]:
@@ -364,6 +360,11 @@ class Run:
         self.at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
         self.at(now + 2 * GRACE, later(job.abandon))
 
+    def _stop_all(self) -> None:
+        self.stopped = self._ending = True
+        self._drop_tries()
+        self._end_all()
+
     def _end_all(self) -> None:
         for task in list(self._running):
             self._end(task)
@@ -371,20 +372,22 @@ class Run:
     def signalled(self, number: int) -> None:
         """Take a signal that this process got."""
         if number == signal.SIGUSR1:
-            errors.say(f"quine: {self.text()}\n")
+            for line in self._view.state(time.monotonic()):
+                self._messages.say(line)
             return
         gently = number == signal.SIGINT and not self.ended_by
         if self._ending:
             for task in list(self._running):
                 if task.job:
                     task.job.abandon()
-        self.stopped, self.ended_by = True, number
-        self._drop_tries()
+        self.ended_by = number
         if not gently:
-            self._ending = True
-            self._end_all()
-        elif self._running:
-            errors.say(f"quine: waiting for {len(self._running)} jobs; ^C again ends them\n")
+            self._stop_all()
+            return
+        self.stopped = True
+        self._drop_tries()
+        if self._running:
+            self._messages.say(f"waiting for {len(self._running)} jobs; ^C again ends them")
 
     def text(self) -> str:
         """The state of the batch in a line."""
@@ -392,9 +395,6 @@ class Run:
 
     def _drop_tries(self) -> None:
         """The items that were to be tried again have their ends as they are."""
-        tasks = [*self._again, *self._resting]
-        self._again.clear()
-        self._resting.clear()
-        for task in tasks:
+        for task in self._again.drop():
             if task.tries:
                 self._final(task)

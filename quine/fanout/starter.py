@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 
 from quine.base.cli_options import environment, limits
-from quine.base.errors import LOST, NOT_STARTED, Misconfigured
+from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
+from quine.fanout.cleanup import Cleanup
 from quine.fanout.tasks import Task
 from quine.files.select import Services
 from quine.jobs.client import Notes, caller, callers_environment, reach, starting_directory
+from transport.lean import signal
 from transport.spawn import Spawn
 from transport.status import Status
 
@@ -44,6 +46,7 @@ class Starter:
         self._sink = sink
         self._report = report
         self._options = spawn  # for notes
+        self._cleanup = Cleanup(batch, work, sink.say) if options.cleanup else None
         self._notes: dict[str, Notes] = {}
         self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
         self._environ = dict(os.environ)  # of the services of all jobs
@@ -77,6 +80,10 @@ class Starter:
         """Whether no more can be started, since a budget is used up."""
         return False
 
+    def finish(self, over: Callable[[], None]) -> int:
+        """All items have their ends. Return how many calls of `over` are still to come, for jobs that clean up."""
+        return self._cleanup.finish(over) if self._cleanup else 0
+
     def close(self) -> None:
         """The batch is over."""
 
@@ -107,9 +114,10 @@ class Starter:
         """Start a try of a task. `ended` is called at once if it cannot be."""
         if task.output:
             task.output.drop()  # of the try before
+            task.output = None
         task.begin()
-        task.output = output = self._report.open(task, self._sink)
         try:
+            task.output = self._report.open(task, self._sink)
             task.stdin = self._work.open_stdin(task.item)
             stage = self._work.stage(task.item)
         except OSError as error:
@@ -119,12 +127,40 @@ class Starter:
         except Misconfigured as error:
             ended(task, Status("unreachable", NOT_STARTED, detail=error.detail, hint=error.hint))
             return
+        except Failure as failure:  # --results: it ends the batch, and is told of once
+            self._sink.fail(failure)
+            ended(task, Status("unreachable", NOT_STARTED))
+            return
+        cleanup, names = self._cleanup, []
+        if cleanup and stage:
+            names = cleanup.names(task)
+            cleanup.begin(names)
+            if cleanup.wait(names, lambda: self._send(task, avoid, stage, names, started, ended)):
+                return
+        self._send(task, avoid, stage, names, started, ended)
+
+    def _send(
+        self,
+        task: Task,
+        avoid: list[str],
+        stage: Staging | None,
+        names: list[str],
+        started: Callable[[Task], None],
+        ended: Callable[[Task, Status], None],
+    ) -> None:
+        output, cleanup = task.output, self._cleanup
+        assert output
+        if task.ending:  # while it waited
+            if cleanup:
+                cleanup.end(names, Spawn([]), "", lambda: None)
+            ended(task, Status("signaled", 128 + signal.SIGTERM, "TERM"))
+            return
         spawn, answers, held = self.make(task, avoid)
         if stage:
             spawn = stage.dressed(spawn, answers)
             stage.begin()
         self._note_sent(task, spawn, output)
-        on_started, on_exit = self._functions(task, spawn, answers, held, stage, started, ended)
+        on_started, on_exit = self._functions(task, spawn, answers, held, stage, names, started, ended)
         task.job = output.job = self._batch.start(
             spawn, task.stdin, output.write, on_started, on_exit, self._note, answers
         )
@@ -151,13 +187,16 @@ class Starter:
         answers: Services,
         held: list[int],
         stage: Staging | None,
+        names: list[str],
         started: Callable[[Task], None],
         ended: Callable[[Task, Status], None],
     ) -> tuple[Callable[[int, str], None], Callable[[Status], None]]:
         """The functions that are called at the start of a job and at its end."""
+        cleanup = self._cleanup
 
         def on_started(_: int, host: str) -> None:
             answers.placed(host)
+            task.entry.host = host
             if self._log:
                 self._log.on_host(host or "local")
             started(task)
@@ -166,12 +205,24 @@ class Starter:
             answers.close()
             for fd in held:
                 os.close(fd)
+            status = stage.judged(status) if stage else status
             if task.adopted:
                 status = judged(status, task.adopted.torn, stage is not None)
-            if stage and stage.brings(status := stage.judged(status)):
-                self._bring(task, stage, spawn, status, ended)
-            else:
+
+            def over() -> None:
                 ended(task, status)
+
+            def clean() -> None:
+                if cleanup and stage:
+                    task.ending = True
+                    cleanup.end(names, spawn, (task.running and status.host) or "", over)
+                else:
+                    over()
+
+            if stage and stage.brings(status):
+                self._bring(task, stage, spawn, status, clean)
+            else:
+                clean()
 
         return on_started, on_exit
 
@@ -240,7 +291,11 @@ class Starter:
             output.persist(self._log.output(spawn.id))
             have = output.restore()
         output.job = adopted.job
-        on_started, on_exit = self._functions(task, spawn, answers, held, stage, started, ended)
+        names = []
+        if self._cleanup and stage:
+            names = self._cleanup.names(task)
+            self._cleanup.begin(names)
+        on_started, on_exit = self._functions(task, spawn, answers, held, stage, names, started, ended)
         adopted.bind(task.stdin, have, output.write, on_started, on_exit)
 
     def _bring(
@@ -249,7 +304,7 @@ class Starter:
         stage: Staging,
         spawn: Spawn,
         status: Status,
-        ended: Callable[[Task, Status], None],
+        then: Callable[[], None],
     ) -> None:
         """Bring back the returns of a job that has ended, by another job."""
         taking = stage.taking()
@@ -262,7 +317,7 @@ class Starter:
         def over() -> None:
             taking.close()
             stage.brought(taking, status)
-            ended(task, status)
+            then()
 
         def on_output(stream: int, data: memoryview) -> int | None:
             return task.output.write(stream, data) if task.output and stream == 2 else None
@@ -283,7 +338,7 @@ class Starter:
             return
         host = str(note.get("host"))
         if host not in self._notes:
-            self._notes[host] = Notes(self._options, raw=False)
+            self._notes[host] = Notes(self._options, raw=False, say=self._sink.say)
         self._notes[host].hear(note)
 
 

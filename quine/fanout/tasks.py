@@ -6,7 +6,7 @@ import os
 import time
 
 from quine.base.errors import Misconfigured
-from quine.fanout.input.template import Word
+from quine.fanout.input.template import Values, Word
 from quine.fanout.joblog import Entry, hash_of
 
 TYPE_CHECKING = False
@@ -93,11 +93,11 @@ class Work:
         self._words = [os.fsencode(word) for word in (*words, options.replace, options.stdin)]
         self._item_on_stdin = item_on_stdin or options.stdin == "item"
         spawn, replace = options.spawn, options.replace or "{}"
-        self._files = [Word(word, replace, options.jsonl) for word in spawn.files]
-        self._returns = [Word(word, replace, options.jsonl) for word in spawn.returns]
+        self._files = [Word(word, replace, options.named) for word in spawn.files]
+        self._returns = [Word(word, replace, options.named) for word in spawn.returns]
         self._words += map(os.fsencode, (*spawn.files, "", *spawn.returns))
         named = options.stdin not in ("", "none", "item")
-        self._stdin = Word(options.stdin, replace, options.jsonl) if named else None
+        self._stdin = Word(options.stdin, replace, options.named) if named else None
 
     def task(self, item: Item) -> Task:
         task = Task(item, Entry(item.number, self._hash(item)))
@@ -148,6 +148,18 @@ class Work:
         files = tuple(word.text(item) for word in self._files)
         returns = tuple(word.text(item) for word in self._returns)
         return staging(spawn.replace(files=files, returns=returns))
+
+    def placed(self, item: Item | None, shared: bool) -> list[str]:
+        """Return the names over there of the files of an item, its own or those that are `shared` by all.
+
+        Raises Misconfigured.
+        """
+        from quine.staging.spec import placed
+
+        def texts(words: list[Word]) -> list[str]:
+            return [word.text(item or Values(())) for word in words if word.replaced != shared]
+
+        return placed(texts(self._files), texts(self._returns), os.getcwd())
 
     def open_stdin(self, item: Item) -> int | bytes | None:
         """Return stdin of a try. Raises OSError."""

@@ -246,8 +246,11 @@ class Notes:
     A wait or a lost link is reported at once with -v, never with -q, else after LONG seconds.
     """
 
-    def __init__(self, options: RunOptions, raw: bool, links: bool = True) -> None:
+    def __init__(
+        self, options: RunOptions, raw: bool, links: bool = True, say: Callable[[str], None] = say
+    ) -> None:
         self._links = links
+        self._print = say
         self._after = 0.0 if options.verbose else float("inf") if options.quiet else LONG
         self._raw = raw
         self._down = self._waits = False  # and reported
@@ -281,7 +284,7 @@ class Notes:
         from transport.text import harmless
 
         text = harmless(text[:500], instead="?")  # it may come from another node
-        say(f"quine: {text}\r\n" if self._raw else f"quine: {text}\n")
+        self._print(f"quine: {text}\r\n" if self._raw else f"quine: {text}\n")
 
 
 def _starter(services: Services | None, verbose: bool) -> Callable[[int, str], None]:

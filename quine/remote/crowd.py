@@ -86,6 +86,10 @@ class Crowd:
         left = self._ledger.time_left()
         return self._ledger.spent or (left is not None and left <= 0)
 
+    def totals(self) -> tuple[int, int, float]:
+        """(agents, tokens, dollars) of the tree so far."""
+        return self._ledger.totals()
+
     def agent(
         self, mission: str, stdin: int | bytes | None, avoid: list[str], facts: dict[str, object]
     ) -> tuple[Spawn, Services, list[int]]:

@@ -3,6 +3,8 @@
     node --stage in KEY -- CMD…      lay out the files, then become CMD
     node --stage agent KEY -- WORDS… lay out the files, then become quine with WORDS
     node --stage out KEY [JOB]       send the returns from this directory, or from that of a detached job
+    node --stage clean N -- NAME…    remove the first N names below this directory, which may be patterns, and of the
+                                     others, which are directories, those that are empty
 
 Laws
 1. Before the command, this process becomes it, so nothing stands between the command and its streams, signals and
@@ -58,6 +60,8 @@ class _Ended(BaseException):
 def main(words: list[str], detached: Callable[[], Detached]) -> int:
     """Run one phase: return the exit status, or become the command. `detached` loads the module of detached jobs."""
     phase, key, command = words[0], words[1], words[3:]
+    if phase == "clean":
+        return _clean(command[: int(key)], command[int(key) :])
     for number in FATAL:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
@@ -261,6 +265,47 @@ def _fill(
         finally:
             if pack:
                 pack.close()
+
+
+# -- at the end ------------------------------------------------------------------------------------
+
+
+def _clean(names: list[str], directories: list[str]) -> int:
+    """Remove what was staged and sent. Return 1, and print why, if something could not be removed."""
+    import shutil
+
+    from quine.staging import spec
+
+    here = os.path.realpath(os.getcwd())
+    status = 0
+    for path, _ in spec.matching(names, here)[0]:
+        if not _inside(path, here):
+            continue  # through a symbolic link that leads out of this directory
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            complain(f"--cleanup: {error_text(error)}", "", os.environ.get("QUINE_NODE_NAME", ""))
+            status = 1
+    for name in sorted(directories, key=len, reverse=True):
+        try:
+            while name and _inside(os.fsencode(os.path.join(here, name)), here):
+                os.rmdir(os.path.join(here, name))
+                name = os.path.dirname(name)
+        except OSError:
+            pass  # it is not empty, or has gone
+    return status
+
+
+def _inside(path: bytes, here: str) -> bool:
+    """Whether an entry is below a directory by its real path, and not that directory."""
+    folder = os.path.realpath(os.path.dirname(path))
+    top = os.fsencode(here)
+    return path != top and (folder == top or folder.startswith(top + b"/"))
 
 
 # -- after the command -----------------------------------------------------------------------------

@@ -95,6 +95,21 @@ def returns(words: list[str]) -> list[str]:
     return [_inside("--returns", word) for word in words]
 
 
+def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:
+    """Return the names over there of --files, as far as they are here, and the patterns of --returns.
+
+    Of a directory that becomes the job's directory they are those of its entries. Raises Misconfigured.
+    """
+    found = []
+    try:
+        meant = sources(words, folder)
+    except Misconfigured:
+        meant = []  # nothing was brought
+    for path, name in meant:
+        found += [os.fsdecode(name)] if name else sorted(os.listdir(os.fsdecode(path)))
+    return [*found, *returns(patterns)]
+
+
 def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]], list[str]]:
     """Expand patterns in `folder`: return (path, name) pairs, none inside another, and the patterns without a match."""
     names: set[bytes] = set()

@@ -47,7 +47,9 @@ class HostOutput(Output):
         self._host = host
         self._title = b"" if tagged else title([host])
 
-    def close(self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None) -> None:
+    def close(
+        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+    ) -> None:
         chunks = (
             iter([(1, instead(self._spool))])
             if instead
@@ -59,7 +61,9 @@ class HostOutput(Output):
 class HostLines(Lines):
     """The output of one host, passed on line by line while its command runs."""
 
-    def close(self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None) -> None:
+    def close(
+        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+    ) -> None:
         for begun in self._begun.values():
             if begun:
                 begun.append(b"\n")
@@ -81,7 +85,9 @@ class FoldedOutput(Output):
         self._digests[stream].update(data)
         return super().take(stream, data)
 
-    def close(self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None) -> None:
+    def close(
+        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+    ) -> None:
         key = b"".join(digest.digest() for digest in self._digests.values())
         self._folds.add(self._host, key, self._spool)
         done()

@@ -96,6 +96,8 @@ class Run:
         while not self._sink.idle:
             self._batch.turn(None)
             self._sink.pump()
+            self._sink.check()
+        self._sink.check()
 
     def _pause(self) -> float | None:
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
@@ -105,6 +107,7 @@ class Run:
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
         self._sink.pump()
+        self._sink.check()
 
     def _after(self, seconds: float, visit: Visit, call: Callable[[], None]) -> None:
         """Call it after so many seconds, if the command of the host still runs."""

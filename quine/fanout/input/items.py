@@ -10,7 +10,7 @@ from quine.fanout.input.template import Values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from quine.fanout.input.rows import Row, Rows
     from quine.fanout.options import Options
@@ -38,7 +38,11 @@ class Items:
         self.command = words[:at]
         self.fd = -1  # of the first source, which is read lazily; -1 if that needs no waiting
         self._opened = 0  # sources
+        self._groups: list[int] = []  # sizes of the groups of sources that are linked
         self._fds: list[int] = []
+        self._counts: list[
+            Callable[[], int | None]
+        ] = []  # of the records of each source, in the order of _rows
         self._options = options
         self._check(words[at:])
         self._sources = _sources(words[at:])
@@ -64,6 +68,12 @@ class Items:
             raise Misconfigured("--pipe takes stdin itself: no items behind the command, and no --stdin")
         if not options.pipe and (options.block or options.recend):
             raise Misconfigured("--block and --recend go with --pipe")
+        if options.header not in ("", ":"):
+            raise Misconfigured(f"--header {options.header[:40]}: should be :")
+        if options.header and options.jsonl:
+            raise Misconfigured("--header names columns, and the fields of --jsonl have names")
+        if options.pipe and options.block and (options.max_args or options.max_lines):
+            raise Misconfigured("--block and -n exclude each other")
         options.number("max-args")
         options.number("max-lines")
 
@@ -93,7 +103,18 @@ class Items:
         if len(options.arg_file) > 1:
             raise Misconfigured("--pipe reads one input")
         self.fd = self._open(*options.arg_file or ("-",))
-        return records.blocks(records.chunks(self.fd), size, options.bytes("recend", b"\n"))
+        end, count = options.bytes("recend", b"\n"), self._count
+
+        def cut(data: records.Chunks) -> records.Chunks:
+            return records.counted(data, count, end) if count else records.blocks(data, size, end)
+
+        data = records.chunks(self.fd)
+        return records.headed(data, end, cut) if options.header else cut(data)
+
+    @property
+    def _count(self) -> int:
+        """Records of one job: -n or -L; 0 if none is given."""
+        return self._options.number("max-args") or self._options.number("max-lines")
 
     def _rows(self) -> Rows:
         options = self._options
@@ -110,18 +131,36 @@ class Items:
             groups = [[self._file("-")]]
         if options.link:
             groups = [[source for group in groups for source in group]]
+        self._groups = list(map(len, groups))
         found = rows.product(
             [rows.link(group, options.link) if len(group) > 1 else group[0] for group in groups]
         )
         if options.shuf:
             found = rows.shuffled(found)
-        count = options.number("max-args") or options.number("max-lines") or 1
-        return found if count == 1 else rows.grouped(found, count)
+        return rows.grouped(found, self._count) if self._count > 1 else found
+
+    @property
+    def total(self) -> int | None:
+        """The number of all items; None if that cannot be told without reading input that may not have come."""
+        options = self._options
+        # A record may be less than an item with these.
+        if options.pipe or options.csv or options.jsonl or options.max_lines or options.no_run_if_empty:
+            return None
+        counts = [count() for count in self._counts]
+        whole, at = 1, 0
+        for size in self._groups:
+            group = [count for count in counts[at : at + size] if count is not None]
+            if len(group) < size:
+                return None
+            whole *= max(group) if options.link and all(group) else min(group)
+            at += size
+        return -(-whole // (self._count or 1))
 
     def _file(self, path: str) -> Rows:
         options = self._options
         separator = b"\0" if options.null else options.bytes("delimiter", b"\n")
         fd = self._open(path)
+        self._counts.append(records.counter(fd, separator, bool(options.header)))
         if not self._opened:
             self.fd = fd
         self._opened += 1
@@ -143,6 +182,7 @@ class Items:
 
     def _words(self, words: list[str]) -> Rows:
         self._opened += 1
+        self._counts.append(lambda: max(0, len(words) - bool(self._options.header)))
         return self._parsed([os.fsencode(word) for word in words])
 
     def _parsed(self, found: rows.Records) -> Rows:
@@ -151,11 +191,15 @@ class Items:
             found = rows.continued(found)
         if options.no_run_if_empty:
             found = rows.not_blank(found)
-        if options.csv:
-            return rows.csv(found)
         if options.jsonl:
             return rows.objects(found)
-        return rows.split(found, options.colsep) if options.colsep else rows.plain(found)
+        if options.csv:
+            columns = rows.csv(found)
+        elif separator := options.colsep or ("\t" if options.header else ""):  # as GNU parallel
+            columns = rows.split(found, separator)
+        else:
+            return rows.plain(found)
+        return rows.named(columns) if options.header else columns
 
 
 def _sources(words: list[str]) -> list[tuple[str, list[str]]]:

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 
 from quine.base.errors import Misconfigured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     Chunks = Iterator[bytes | None]
 
 CHUNK = 1 << 16
+COUNTED = 1 << 30  # bytes of a file whose records are counted at most
 
 
 def chunks(fd: int, wait: bool = False) -> Chunks:
@@ -66,6 +68,29 @@ def records(data: Iterable[bytes | None], separator: bytes) -> Iterator[bytes | 
         yield b"".join(rest)
 
 
+def counter(fd: int, separator: bytes, headed: bool) -> Callable[[], int | None]:
+    """Return a function that counts the records from the offset where `fd` is now, without moving it.
+
+    It returns None for what is no regular file, and for one that is too large to be read for a number alone.
+    """
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > COUNTED:
+        return lambda: None
+    start = os.lseek(fd, 0, os.SEEK_CUR)
+
+    def count() -> int | None:
+        at, found, tail = start, 0, b""
+        while data := os.pread(fd, 1 << 20, at):
+            at += len(data)
+            data = tail + data
+            found += data.count(separator)
+            tail = data[-(len(separator) - 1) :] if len(separator) > 1 else b""
+            last = data.endswith(separator)
+        return max(0, found + (at > start and not last) - headed)
+
+    return count
+
+
 def blocks(data: Iterable[bytes | None], size: int, end: bytes) -> Iterator[bytes | None]:
     """Yield blocks of whole records, each of at most `size` bytes unless its only record is longer.
 
@@ -94,3 +119,45 @@ def blocks(data: Iterable[bytes | None], size: int, end: bytes) -> Iterator[byte
         cut = at + len(end) if at >= 0 else len(held)
         yield bytes(held[:cut])
         del held[:cut]
+
+
+def counted(data: Iterable[bytes | None], count: int, end: bytes) -> Iterator[bytes | None]:
+    """Yield blocks of `count` records each."""
+    held = bytearray()
+    seen = number = 0  # no record ends between this offset and the end of `held`; records before it
+    for chunk in data:
+        if chunk is None:
+            yield None
+            continue
+        held += chunk
+        while (at := held.find(end, seen)) >= 0:
+            seen = at + len(end)
+            number += 1
+            if number == count:
+                yield bytes(held[:seen])
+                del held[:seen]
+                seen = number = 0
+    if held:
+        yield bytes(held)
+
+
+def headed(
+    data: Iterator[bytes | None], end: bytes, cut: Callable[[Iterator[bytes | None]], Iterator[bytes | None]]
+) -> Iterator[bytes | None]:
+    """Yield the blocks that `cut` makes of the input behind its first record, each with that record before it."""
+    held = b""
+    for chunk in data:
+        if chunk is None:
+            yield None
+            continue
+        held += chunk
+        if end in held:
+            break
+    head, mark, rest = held.partition(end)
+
+    def others() -> Iterator[bytes | None]:
+        yield rest
+        yield from data
+
+    for block in cut(others()):
+        yield None if block is None else head + mark + block

@@ -106,6 +106,18 @@ def _text(record: bytes) -> str:
     return os.fsdecode(record)
 
 
+def named(found: Rows) -> Iterator[Row | None]:
+    """The rows behind the first one, which has the names of their columns."""
+    names: tuple[str, ...] | None = None
+    for row in found:
+        if row is None:
+            yield None
+        elif names is None:
+            names = row.args
+        else:
+            yield Row(row.args, dict(zip(names, row.args)))
+
+
 def not_blank(found: Records) -> Iterator[bytes | None]:
     """The records that hold more than blanks."""
     return (record for record in found if record is None or record.strip())

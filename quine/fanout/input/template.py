@@ -2,7 +2,7 @@
 
     {} the arguments   {.} without extension   {/} base name   {//} directory   {/.} base name without extension
     {#} number of the job   {%} its slot   {1} {2.} {-1/} one argument, counted from the front or the end
-    {name} a field of a JSON line
+    {name} {name.} … a field of a JSON line, or a column with that name, changed in the same ways
 
 Laws
 1. No value is ever parsed again: not by a shell, and not for replacement strings.
@@ -48,7 +48,7 @@ CHANGES: dict[str, Callable[[str], str]] = {
     "/.": lambda text: _bare(_base(text)),
 }
 _PLAIN = r"\{(-?[1-9][0-9]*)?(\.|//|/\.|/)?\}|\{([#%])\}"
-_NAME = r"|\{([A-Za-z_][\w-]*)\}"
+_NAME = r"|\{([A-Za-z_](?:[\w -]*[\w-])?)(\.|//|/\.|/)?\}"
 
 
 class Part:
@@ -60,7 +60,7 @@ class Part:
         self.position = int(position or 0)
         self.change = CHANGES[change]
         self.mark = mark  # # or %
-        self.name = name  # a field
+        self.name = name  # of a field or a column
 
     def values(self, item: Values) -> Sequence[str]:
         """Return the values that it has in this job."""
@@ -68,7 +68,7 @@ class Part:
             return [str(item.number if self.mark == "#" else item.slot)]
         if self.name:
             try:
-                return [(item.fields or {})[self.name]]
+                return [self.change((item.fields or {})[self.name])]
             except KeyError:
                 raise Misconfigured(f"item {item.number} has no field {self.name}") from None
         if not self.position:
@@ -105,7 +105,8 @@ class Word:
         for found in re.finditer(pattern, text):
             if at < found.start():
                 self.parts.append(text[at : found.start()])
-            self.parts.append(Part(*(group or "" for group in (*found.groups(), None)[:4])))
+            position, change, mark, name, named = (group or "" for group in (*found.groups(), None, None)[:5])
+            self.parts.append(Part(position, change or named, mark, name))
             at = found.end()
         if at < len(text):
             self.parts.append(text[at:])

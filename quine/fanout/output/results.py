@@ -1,10 +1,12 @@
-"""Outputs opened and passed on as the options say: tags, copies below --results, JSON instead."""
+"""Outputs opened and passed on as the options say: tags, copies below --results, a table, identical ones once, JSON."""
 
 from __future__ import annotations
 
 import os
 
-from quine.base.errors import LOST, Failure, Misconfigured, complain, say
+from quine.base.errors import LOST, Failure, Misconfigured
+from quine.fanout.outcome import DENIED, UNAVAILABLE
+from quine.fanout.output import tables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,10 +16,10 @@ if TYPE_CHECKING:
     from quine.fanout.output.sinks import Output, Sink
     from quine.fanout.output.spool import Spool
     from quine.fanout.tasks import Task, Work
-    from transport.status import Status
 
+# ends of items that --resume runs again without being asked: the stdout of an agent so far is not theirs
+UNFINISHED = (DENIED, UNAVAILABLE)
 LONGEST = 250  # bytes of a name
-SHOWN = 10  # faults of starts and losses that are printed
 
 
 class Report:
@@ -25,111 +27,116 @@ class Report:
 
     def __init__(self, options: Options, work: Work) -> None:
         """Raises Misconfigured."""
-        if options.keep_order and options.line_buffer:
-            raise Misconfigured(
-                "-k passes outputs on as a whole, --line-buffer line by line", "leave one out"
-            )
-        if options.json and (options.line_buffer or options.tag):
-            raise Misconfigured(
-                "--json has an output as a whole, and the item with it: no --line-buffer, no --tag"
-            )
-        self._json = options.json
-        self._directory = options.results
+        kind = tables.kind_of(options.results)
+        _check(options, kind)
         self._work = work
+        self._json = options.json
+        self._named = options.header != ""
+        self._directory = "" if kind else options.results
+        self._table = self._fold = None
+        if kind:
+            self._table = tables.Table(options.results, kind, options.resume or options.resume_failed)
+        elif self._directory:
+            try:
+                os.makedirs(self._directory, exist_ok=True)
+            except OSError as error:
+                raise Misconfigured(f"--results {self._directory}: {_why(error)}") from None
+        if options.fold:
+            from quine.fanout.output.fold import Fold
+
+            self._fold = Fold()
 
     def open(self, task: Task, sink: Sink) -> Output:
-        """Return the output of a try."""
+        """Return the output of a try. Raises Failure if it cannot be kept below --results."""
         output = sink.open(task.item.number, self._work.tag(task.item))
         if self._directory:
+            place = os.path.join(self._directory, *names(task, self._named))
+            output.place = f"--results {place}"
             try:
-                output.copies = self._copies(task)
+                self._copy_into(output.copies, place, task.item.number)
             except OSError as error:
-                raise Failure(LOST, f"--results {error.filename}: {(error.strerror or '').lower()}") from None
+                output.drop()
+                raise Failure(LOST, f"{output.place}: {_why(error)}") from None
         return output
 
-    def _copies(self, task: Task) -> dict[int, int]:
-        place = os.path.join(self._directory, *names(task))
+    def _copy_into(self, copies: dict[int, int], place: str, number: int) -> None:
         os.makedirs(place, exist_ok=True)
         with open(os.path.join(place, "seq"), "w") as file:
-            file.write(str(task.item.number))
+            file.write(str(number))
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        return {
-            stream: os.open(os.path.join(place, name), flags, 0o666)
-            for stream, name in ((1, "stdout"), (2, "stderr"))
-        }
+        for stream, name in ((1, "stdout"), (2, "stderr")):
+            copies[stream] = os.open(os.path.join(place, name), flags, 0o666)
 
     def pass_on(self, task: Task, sink: Sink, done: Callable[[], None]) -> None:
         """The task has its end."""
-        if task.output is None:  # of a run before
+        if task.output is None:  # of a run before, or without a start
             task.output = sink.open(task.item.number, None)
-        task.output.close(done, (lambda spool: as_json(task, spool)) if self._json else None)
+        task.output.close(done, self._instead(task), whole=task.entry.kind not in UNFINISHED)
+
+    def _instead(self, task: Task) -> Callable[[Spool], bytes] | None:
+        """Return the function that makes the text for stdout instead of the output."""
+        keep = self._table or self._fold
+        if keep is None:
+            return (lambda spool: tables.as_json(task, spool)) if self._json else None
+
+        def kept(spool: Spool) -> bytes:
+            keep.add(task, spool)
+            return b""
+
+        return kept
+
+    def finish(self, sink: Sink) -> None:
+        """All items have their ends, and were passed on."""
+        if self._fold:
+            sink.put_last(self._fold.text())
+
+    def close(self) -> None:
+        if self._table:
+            self._table.close()
 
 
-class Told:
-    """Faults that were printed: each reason once, and not too many."""
+def _check(options: Options, kind: str) -> None:
+    """Raises Misconfigured for options that exclude each other."""
+    if options.keep_order and options.line_buffer:
+        raise Misconfigured("-k passes outputs on as a whole, --line-buffer line by line", "leave one out")
+    if options.json and (options.line_buffer or options.tag):
+        raise Misconfigured(
+            "--json has an output as a whole, and the item with it: no --line-buffer, no --tag"
+        )
+    others = [name for name in ("json", "tag", "line_buffer", "fold") if getattr(options, name)]
+    if kind and others:
+        name = others[0].replace("_", "-")
+        raise Misconfigured(f"--results FILE{kind} is instead of the output, and --{name} is about that")
+    if options.fold and (others := [name for name in others if name != "fold"]):
+        raise Misconfigured(f"--fold and --{others[0].replace('_', '-')} exclude each other")
+    if options.fold and options.joblog:
+        raise Misconfigured(
+            "--fold prints at the end, and --joblog says what was printed", "--results FILE.jsonl has both"
+        )
 
-    def __init__(self) -> None:
-        self._faults: set[str] = set()
-        self._left: set[str] = set()
 
-    def fault(self, host: str, detail: str, task: Task, hint: str = "") -> None:
-        """Print why an item was not started, or is lost."""
-        if detail not in self._faults and len(self._faults) < SHOWN:
-            self._faults.add(detail)
-            complain(f"item {task.item.number}: {detail}", hint, host)
-
-    def left(self, status: Status) -> None:
-        """Name a directory in which files are left; many jobs may name the same."""
-        text = f"quine: {status.host or 'local'}: files are left in {status.left}\n"
-        if text not in self._left:
-            self._left.add(text)
-            say(text)
+def _why(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
-def names(task: Task) -> list[str]:
+def names(task: Task, named: bool = False) -> list[str]:
     """Return the directories of an item below --results: 1/ITEM, for several arguments 1/ITEM/2/ITEM, as GNU parallel.
 
-    A name that no file can have is written differently; one that is too long is the number of the item.
+    With `named` columns it is NAME/ITEM. A name that no file can have is written differently; one that is too long is
+    the number of the item.
     """
+    args, fields = task.item.args, task.item.fields or {}
+    heads = (
+        list(fields) if named and len(fields) == len(args) else [str(at) for at in range(1, len(args) + 1)]
+    )
     found = []
-    for at, arg in enumerate(task.item.args, 1):
-        name = arg.replace("\\", "\\\\").replace("/", "\\_")
-        name = "\\" + name if name in ("", ".", "..") else name
-        found += [str(at), name]
+    for head, arg in zip(heads, args):
+        found += [_name(head), _name(arg)]
     if not found or any(len(os.fsencode(name)) > LONGEST for name in found):
         return ["seq", str(task.item.number)]
     return found
 
 
-def as_json(task: Task, spool: Spool) -> bytes:
-    """One line for an item; outputs that are not UTF-8 are in base64."""
-    import json
-
-    streams: dict[int, list[bytes]] = {1: [], 2: []}
-    for stream, data in spool.chunks():
-        streams[stream].append(data)
-    entry = task.entry
-    found: dict[str, object] = {
-        **{
-            "seq": entry.seq,
-            "args": [_text(arg) for arg in task.item.args],
-            "command": list(map(_text, task.argv)),
-        },
-        **{"state": entry.kind, "code": entry.code, "signal": entry.signal, "host": entry.host or "local"},
-        **{"id": entry.id, "attempt": entry.attempt, "start": round(entry.started, 3)},
-        "seconds": round(entry.seconds, 3),
-        **task.facts,
-    }
-    for stream, name in ((1, "stdout"), (2, "stderr")):
-        data = b"".join(streams[stream])
-        try:
-            found[name] = data.decode()
-        except UnicodeDecodeError:
-            import base64
-
-            found[f"{name}_base64"] = base64.b64encode(data).decode()
-    return json.dumps(found, ensure_ascii=False).encode() + b"\n"
-
-
-def _text(word: str) -> str:
-    return os.fsencode(word).decode(errors="replace")
+def _name(text: str) -> str:
+    name = text.replace("\\", "\\\\").replace("/", "\\_")
+    return "\\" + name if name in ("", ".", "..") else name

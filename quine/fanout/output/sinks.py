@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from quine.base.errors import LOST, Failure
 from quine.fanout.output.spool import Spool
 from quine.fanout.output.streams import MOST
 
@@ -24,8 +25,14 @@ QUEUED = 64  # outputs that wait to be written before no more jobs are started
 HELD = 50_000  # outputs that wait for their turn (-k), at most;
 HELD_BYTES = 64 << 20  # of them in memory,
 HELD_FILES = 256  # and in files
+STREAMS = ("stdout", "stderr")  # file names of errors that end the batch at once
 LONGEST = 1 << 20  # a line that is longer is passed on in pieces;
 LONGEST_DURABLE = 32 << 10  # with a log: bytes before the end of a line are not acknowledged
+
+
+def unkept(error: OSError) -> Failure:
+    why = (error.strerror or str(error)).lower()
+    return Failure(LOST, f"an output cannot be kept in a temporary file: {why}")
 
 
 class Sink:
@@ -39,8 +46,9 @@ class Sink:
         self._held: dict[int, Callable[[], None]] = {}
         self._held_bytes = self._held_files = 0
         self.stopped: dict[Lines, None] = {}  # whose jobs wait until there is room
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         streams.on_room = self.pump
+        streams.on_error = self.fail
 
     @property
     def clogged(self) -> bool:
@@ -53,6 +61,11 @@ class Sink:
         return len(self._held) >= HELD or self._held_bytes >= HELD_BYTES or self._held_files >= HELD_FILES
 
     @property
+    def kept(self) -> int:
+        """Outputs that have their ends and were not passed on as a whole."""
+        return self._streams.failed + self._streams.queued + len(self._held)
+
+    @property
     def idle(self) -> bool:
         return not self._streams.queued and not self._streams.pending and not self._held
 
@@ -61,7 +74,22 @@ class Sink:
         return (Lines if self._by_lines else Output)(self, number, tag)
 
     def put(self, stream: int, data: bytes) -> None:
-        self._streams.put(stream, data)
+        try:
+            self._streams.put(stream, data)
+        except OSError as error:
+            self.fail(error)
+
+    def say(self, text: str) -> None:
+        """Pass on a message of this process; that it cannot be read is no fault of the batch."""
+        try:
+            self._streams.put(2, text.encode("utf-8", "replace"))
+        except OSError:
+            pass
+
+    def put_last(self, chunks: Chunks) -> None:
+        """Pass on what is no output of an item, behind all of them."""
+        self._streams.queue(chunks, lambda: None)
+        self.pump()
 
     def when_written(self, call: Callable[[], None]) -> None:
         """Call a function once all that was put is written."""
@@ -106,15 +134,27 @@ class Sink:
             self._held.pop(number)()
         self.pump()
 
-    def fail(self, error: OSError) -> None:
-        """Output cannot be kept or passed on. `pump` raises it: to a batch that reads an OSError would be its own."""
+    def fail(self, error: Exception) -> None:
+        """Output cannot be kept or passed on.
+
+        Nothing is raised to a batch in its turn: it would drop what else has come with the same bytes.
+        """
         self._error = self._error or error
 
-    def pump(self) -> None:
-        """Raises OSError if output cannot be kept or passed on."""
+    def check(self) -> None:
+        """Raise the error of an output that could not be kept or passed on, once."""
         if self._error:
-            raise self._error
-        self._streams.pump()
+            error, self._error = self._error, None
+            raise error
+
+    def pump(self) -> None:
+        """Pass on what can be passed on now."""
+        try:
+            self._streams.pump()
+        except Failure as failure:
+            self.fail(failure)
+        except OSError as error:
+            self.fail(error if error.filename in STREAMS else unkept(error))
         for lines in list(self.stopped):
             if self.full:
                 break
@@ -134,14 +174,26 @@ class Output:
         self.got = [0, 0, 0]  # of each stream
         self.job: BatchJob | None = None
         self.copies: dict[int, int] = {}  # descriptors of --results
+        self.place = ""  # and where they are
+        self.broken = False  # it is not whole, which the end of the batch tells of
 
     def write(self, stream: int, data: memoryview) -> int | None:
         """Take bytes of the job; return how many, None for all."""
         try:
             return self.take(stream, data)
+        except Failure as failure:
+            self._refuse(failure)
         except OSError as error:
-            self._sink.fail(error)
-            return 0
+            self._refuse(unkept(error))
+        return 0
+
+    def _refuse(self, failure: Failure) -> None:
+        """The output is not whole: the job does not count as done, and the batch ends."""
+        self.broken = True
+        self._sink.fail(failure)
+        if self.job:
+            for stream in (1, 2):
+                self.job.refuse(stream, "its output could not be kept")
 
     def take(self, stream: int, data: memoryview) -> int | None:
         self.copy(stream, data)
@@ -175,7 +227,11 @@ class Output:
         if self.copies:
             from transport.writes import write_all
 
-            write_all(self.copies[stream], data)
+            try:
+                write_all(self.copies[stream], data)
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
+                raise Failure(LOST, f"{self.place}: {why}") from None
 
     def drop(self) -> None:
         """The item is tried again, so this is not shown."""
@@ -187,13 +243,21 @@ class Output:
             os.close(fd)
         self.copies = {}
 
-    def close(self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None) -> None:
-        """The item has its end. `instead` makes the text that stands for the output."""
+    def close(
+        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+    ) -> None:
+        """The item has its end. `instead` makes the text that stands for the output. Not `whole`: stderr alone."""
         self.end_copies()
-        chunks = iter([(1, instead(self._spool))]) if instead else self._spool.chunks()
+        chunks = self._other(instead) if instead else self._spool.chunks()
+        if not whole and not instead:
+            chunks = ((stream, data) for stream, data in chunks if stream == 2)
         if self._tag is not None and not instead:
             chunks = tagged(chunks, self._tag)
         self._sink.close(self._number, chunks, self._spool, done)
+
+    def _other(self, make: Callable[[Spool], bytes]) -> Iterator[tuple[int, bytes]]:
+        """The text that stands for the output, made when it is its turn."""
+        yield 1, make(self._spool)
 
 
 class Lines(Output):
@@ -257,7 +321,12 @@ class Lines(Output):
         """There is room again."""
         while self._left and not self._sink.full:
             stream, data = self._left.pop(0)
-            self._pass_on(stream, data)
+            try:
+                self._pass_on(stream, data)
+            except Failure as failure:
+                self._left.clear()
+                self._refuse(failure)
+                return
             if self.job:
                 self.job.consumed(stream, len(data))
         if self._left:
@@ -276,7 +345,9 @@ class Lines(Output):
         self._sink.put(stream, self._tags[stream].put_before(b"".join([*begun, data[:at]])))
         self._begun[stream] = [data[at:]] if data[at:] else []
 
-    def close(self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None) -> None:
+    def close(
+        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+    ) -> None:
         self.drop()
         self._sink.close(self._number, iter(()), self._spool, done)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import struct
 
+from transport.writes import write_at
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,12 +25,13 @@ HEAD = struct.Struct("<BI")  # stream, length
 class Spool:
     """Chunks of two streams. `size` is the number of their bytes, `sizes` that of each."""
 
-    __slots__ = ("_file", "_held", "path", "size", "sizes")
+    __slots__ = ("_end", "_file", "_held", "path", "size", "sizes")
 
     def __init__(self) -> None:
         self.size = 0
         self.sizes = [0, 0, 0]
         self.path = ""  # of the file, if it is to be found again
+        self._end = 0  # of the file
         self._held: list[tuple[int, bytes]] = []
         self._file: IO[bytes] | None = None
 
@@ -52,17 +55,15 @@ class Spool:
             self._held.append((stream, bytes(data)))
         else:
             self._store(stream, data)
-            if self.path:
-                self._file.flush()
 
     def _opened(self, mode: str) -> IO[bytes]:
-        """Open the file; chunks() or drop() closes it."""
+        """Open the file; chunks() or drop() closes it. Not buffered: a full disk has to be seen in `write`."""
         if self.path:
             os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
-            return open(self.path, mode)
+            return open(self.path, mode, buffering=0)
         import tempfile
 
-        return tempfile.TemporaryFile(prefix="quine-xargs-")
+        return tempfile.TemporaryFile(prefix="quine-xargs-", buffering=0)
 
     def restore(self) -> Iterator[tuple[int, bytes]]:
         """Go on with the file of a process that has died, and yield what is in it. A chunk that was torn is cut off."""
@@ -70,18 +71,17 @@ class Spool:
             file = self._opened("r+b")
         except FileNotFoundError:
             return
-        whole = 0
-        while len(head := file.read(HEAD.size)) == HEAD.size:
+        fd = file.fileno()
+        while len(head := os.pread(fd, HEAD.size, self._end)) == HEAD.size:
             stream, length = HEAD.unpack(head)
-            data = file.read(length)
+            data = os.pread(fd, length, self._end + HEAD.size)
             if len(data) < length:
                 break
             self.sizes[stream] += length
             self.size += length
-            whole = file.tell()
+            self._end += HEAD.size + length
             yield stream, data
-        file.seek(whole)
-        file.truncate()
+        os.ftruncate(fd, self._end)
         self._file = file
 
     def forget(self) -> None:
@@ -94,8 +94,9 @@ class Spool:
 
     def _store(self, stream: int, data: bytes | memoryview) -> None:
         assert self._file
-        self._file.write(HEAD.pack(stream, len(data)))
-        self._file.write(data)
+        # At a position: a chunk that does not fit on the disk is not there at all.
+        write_at(self._file.fileno(), HEAD.pack(stream, len(data)) + data, self._end)
+        self._end += HEAD.size + len(data)
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
         """Yield what was written, once; the file is closed at the end."""
@@ -104,15 +105,16 @@ class Spool:
             yield from held
             return
         with self._file as file:
-            file.flush()
-            file.seek(0, os.SEEK_SET)
-            while head := file.read(HEAD.size):
-                stream, left = HEAD.unpack(head)
+            at = 0
+            while at < self._end:
+                stream, left = HEAD.unpack(os.pread(file.fileno(), HEAD.size, at))
+                at += HEAD.size
                 while left:
-                    data = file.read(min(left, CHUNK))
+                    data = os.pread(file.fileno(), min(left, CHUNK), at)
                     if not data:
                         raise OSError("the spool of an output is shorter than it was")
                     left -= len(data)
+                    at += len(data)
                     yield stream, data
 
     def drop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 
 from transport.client.output import Output
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     Chunks = Iterator[tuple[int, bytes]]
 
+NEXT = "\n"
 MOST = 256 << 10  # bytes that wait in front of a descriptor before more is read from a spool
 
 
@@ -23,7 +25,17 @@ class Streams:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._outputs = {1: Output(1), 2: Output(2)}
+        self.terminal = (
+            os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb"
+        )  # a view can be painted on it
+        stderr = Output(2)
+        # On one terminal both are one queue, since a view must be erased before either of them goes on.
+        self._alike = self.terminal and os.isatty(1) and os.fstat(1).st_rdev == os.fstat(2).st_rdev
+        self._outputs = {1: stderr if self._alike else Output(1), 2: stderr}
+        self.failed = 0  # outputs of jobs that were not passed on
+        self.painted = False
+        self._view = b""
+        self._at_line = True  # the terminal's last line is empty
         self._queue: deque[tuple[Chunks, Callable[[], None]]] = deque()
         self._put = {1: 0, 2: 0}  # bytes in all
         self._unwritten: deque[tuple[dict[int, int], Callable[[], None]]] = (
@@ -35,12 +47,13 @@ class Streams:
             2: lambda _: self._has_room(2),
         }
         self.on_room: Callable[[], None] = lambda: None
+        self.on_error: Callable[[Exception], None] = lambda error: None  # found in a turn of the batch
         self._watch()
 
     @property
     def pending(self) -> int:
         """Bytes that wait in front of the descriptors."""
-        return sum(output.pending for output in self._outputs.values())
+        return sum(output.pending for output in set(self._outputs.values()))
 
     @property
     def queued(self) -> int:
@@ -48,10 +61,50 @@ class Streams:
         return len(self._queue) + len(self._unwritten)
 
     def put(self, stream: int, data: bytes) -> None:
-        if data:
-            self._put[stream] += len(data)
-            self._outputs[stream].put(data)
-            self._write(stream)
+        if not data:
+            return
+        if self.terminal and (stream == 2 or self._alike):
+            if self.painted:
+                self._erase()
+            self._at_line = data.endswith(b"\n")
+        self._pass_on(stream, data)
+
+    def _pass_on(self, stream: int, data: bytes) -> None:
+        for each in (1, 2) if self._alike else (stream,):
+            self._put[each] += len(data)
+        self._outputs[stream].put(data)
+        self._write(stream)
+
+    # -- a view on the terminal --------------------------------------------------------------------
+
+    def paint(self, lines: list[str]) -> None:
+        """Show lines below all output; `repaint` shows them again after more of it has erased them.
+
+        The cursor stays at the first of them, so that any text of another process overwrites them, and not the reverse.
+        """
+        back = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
+        self._view = f"\x1b[J{NEXT.join(lines)}\r{back}".encode()
+        self.repaint()
+
+    def repaint(self) -> None:
+        """Nothing is shown in front of output that waits, nor by a process in the background."""
+        if not self._view or self.pending or self._queue or not self._in_foreground():
+            return
+        begin = b"\r" if self._at_line or self.painted else b"\n"
+        self._at_line = self.painted = True
+        self._pass_on(2, begin + self._view)
+
+    def _erase(self) -> None:
+        self.painted = False
+        self._pass_on(2, b"\r\x1b[J")
+
+    def _in_foreground(self) -> bool:
+        try:
+            return os.tcgetpgrp(2) == os.getpgrp()
+        except OSError:
+            return False
+
+    # ----------------------------------------------------------------------------------------------
 
     def queue(self, chunks: Chunks, done: Callable[[], None]) -> None:
         """Have an output written behind those that were queued before; `done` is called when the kernel has it."""
@@ -61,13 +114,18 @@ class Streams:
         """Write what can be written now."""
         while self._queue and self.pending < MOST:
             chunks, done = self._queue[0]
-            for stream, data in chunks:
-                self.put(stream, data)
-                if self.pending >= MOST:
-                    break
-            else:
-                self._queue.popleft()
-                self._unwritten.append((dict(self._put), done))
+            try:
+                for stream, data in chunks:
+                    self.put(stream, data)
+                    if self.pending >= MOST:
+                        break
+                else:
+                    self._queue.popleft()
+                    self._unwritten.append((dict(self._put), done))
+            except BaseException:
+                self._queue.popleft()  # it was not passed on: its item gets no line in the log
+                self.failed += 1
+                raise
         while self._unwritten and self._written(self._unwritten[0][0]):
             self._unwritten.popleft()[1]()
         self._watch()
@@ -83,7 +141,7 @@ class Streams:
         output = self._outputs[stream]
         if output.write():
             return
-        self._unwatch(stream)
+        self._unwatch(2 if self._alike else stream)
         name = "stdout" if stream == 1 else "stderr"
         if output.error:
             raise OSError(0, output.error, name)
@@ -91,7 +149,7 @@ class Streams:
             raise BrokenPipeError(32, "Broken pipe", name)
 
     def _watch(self) -> None:
-        for stream, output in self._outputs.items():
+        for stream, output in self._each():
             events = select.POLLOUT if output.pending else 0
             wanted = (output.poll_fd, events)
             if self._events.get(stream) == wanted:
@@ -106,10 +164,25 @@ class Streams:
             self._batch.unwatch(found[0])
 
     def _has_room(self, stream: int) -> None:
-        self._write(stream)
+        try:
+            self._write(stream)
+        except OSError as error:
+            self.on_error(error)
+            return
         self.on_room()
 
+    def _each(self) -> list[tuple[int, Output]]:
+        """The queues, each once."""
+        return [
+            (stream, output) for stream, output in self._outputs.items() if stream == 2 or not self._alike
+        ]
+
     def close(self) -> None:
-        for stream, output in self._outputs.items():
+        if self.painted:
+            try:
+                self._erase()
+            except OSError:
+                pass  # the terminal has gone
+        for stream, output in self._each():
             self._unwatch(stream)
             output.close()

@@ -1,0 +1,112 @@
+"""--cleanup: files that were brought to a host or fetched from it are removed there, by control jobs.
+
+Laws
+1. An item has its end when its files have been removed, so a place that is full of files starts no more items.
+2. A file that another item under way needs stays, and one that all items have stays to the end of the batch. An item
+   whose file is being removed waits until that is done.
+3. A host that cannot be reached keeps the files, which is said: the items have their ends as they were.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+from transport.spawn import Spawn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quine.fanout.tasks import Task, Work
+    from transport.client.batch import Batch
+    from transport.status import Status
+
+DIRECTORIES = 4096  # names of directories that are kept for the end, at most
+
+
+class Cleanup:
+    """The files of a batch over there. `say` prints a message."""
+
+    def __init__(self, batch: Batch, work: Work, say: Callable[[str], None]) -> None:
+        self._batch = batch
+        self._work = work
+        self._say = say
+        self._used: Counter[str] = Counter()  # by how many items under way
+        self._going: Counter[str] = Counter()  # being removed
+        self._waiting: list[Callable[[], None]] = []
+        self._directories: set[str] = set()
+        self._places: dict[tuple[str, str | None], Spawn] = {}  # a job of each host, for the end
+        self._told: set[str] = set()
+
+    def names(self, task: Task) -> list[str]:
+        """Return the names over there of the item's own files. Raises Misconfigured."""
+        return self._work.placed(task.item, shared=False)
+
+    def begin(self, names: list[str]) -> None:
+        """An item is about to be started."""
+        self._used.update(names)
+
+    def wait(self, names: list[str], call: Callable[[], None]) -> bool:
+        """If one of these is being removed, return True and have `call` called later."""
+        if not any(self._going[name] for name in names):
+            return False
+        self._waiting.append(call)
+        return True
+
+    def end(self, names: list[str], job: Spawn, host: str, over: Callable[[], None]) -> None:
+        """A job has ended: remove what it alone has used, then call `over`. `host` is "" if it never ran."""
+        self._used.subtract(names)
+        alone = [name for name in names if not self._used[name]]
+        self._used += Counter()  # forgets those that are not used
+        if not host:
+            over()
+            return
+        self._places.setdefault((host, job.cwd), job)
+        if len(self._directories) < DIRECTORIES:
+            self._directories.update(filter(None, map(os.path.dirname, names)))
+        if not alone:
+            over()
+            return
+        self._going.update(alone)
+
+        def gone() -> None:
+            self._going.subtract(alone)
+            self._going += Counter()
+            over()
+            waiting, self._waiting = self._waiting, []
+            for call in waiting:
+                call()
+
+        self._remove(alone, [], job, host, gone)
+
+    def finish(self, over: Callable[[], None]) -> int:
+        """Remove what all items had, and directories that are empty. Return the number of calls of `over` to come."""
+        shared = self._work.placed(None, shared=True)
+        directories = self._directories | set(filter(None, map(os.path.dirname, shared)))
+        places, self._places = self._places, {}
+        for (host, _), job in places.items():
+            self._remove(shared, sorted(directories), job, host, over)
+        return len(places)
+
+    def _remove(
+        self, names: list[str], directories: list[str], job: Spawn, host: str, over: Callable[[], None]
+    ) -> None:
+        def on_exit(status: Status) -> None:
+            if (status.state, status.code) != ("exited", 0) and host not in self._told:
+                self._told.add(host)
+                self._say(
+                    f"quine: {host}: --cleanup: files are left there: {status.detail or status.state}\n"
+                )
+            over()
+
+        spawn = Spawn(
+            ["node", "--stage", "clean", str(len(names)), "--", *names, *directories],
+            own=True,
+            where=host,
+            env=job.env,
+            cwd=job.cwd,
+            tree=job.tree,
+            context={**job.context, "control": True},
+        )
+        self._batch.start(spawn, on_exit=on_exit)

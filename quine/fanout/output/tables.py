@@ -1,0 +1,130 @@
+"""--results FILE: a table with a row for each item, of comma-separated values, tabs between them, or JSON lines.
+
+The columns of .csv and .tsv are those of GNU parallel:
+    Seq Host Starttime JobRuntime Send Receive Exitval Signal Command | arguments | Stdout Stderr
+"""
+
+from __future__ import annotations
+
+import os
+
+from quine.base.errors import LOST, Failure, Misconfigured
+from quine.fanout.joblog import PARALLEL
+from transport.writes import write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quine.fanout.output.spool import Spool
+    from quine.fanout.tasks import Task
+
+SEPARATORS = {".csv": b",", ".tsv": b"\t", ".jsonl": b""}
+
+
+def kind_of(path: str) -> str:
+    """Return the extension of a table; "" if the path is that of a directory. Raises Misconfigured."""
+    kind = os.path.splitext(path)[1]
+    if kind == ".json":
+        raise Misconfigured(f"--results {path}: one object a line is .jsonl", f"--results {path}l")
+    return kind if kind in SEPARATORS else ""
+
+
+class Table:
+    """One table. The rows of runs before stay if the batch is resumed."""
+
+    def __init__(self, path: str, kind: str, resumed: bool) -> None:
+        """Raises Misconfigured if it cannot be written."""
+        self._path = path
+        self._separator = SEPARATORS[kind]
+        self._columns = 0  # of arguments; 0 before the first row
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._fd = os.open(path, flags if resumed else flags | os.O_TRUNC, 0o666)
+            self._headed = bool(os.fstat(self._fd).st_size)
+        except OSError as error:
+            raise Misconfigured(f"--results {path}: {(error.strerror or str(error)).lower()}") from None
+
+    def add(self, task: Task, spool: Spool) -> None:
+        """Add the row of a task that has its end. Raises Failure."""
+        data = self._row(task, spool) if self._separator else as_json(task, spool)
+        try:
+            write_all(self._fd, data)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise Failure(LOST, f"--results {self._path}: {why}") from None
+
+    def _row(self, task: Task, spool: Spool) -> bytes:
+        entry, args, fields = task.entry, task.item.args, task.item.fields or {}
+        named = len(fields) == len(args)
+        self._columns = self._columns or len(args)
+        # A row has as many arguments as the first one: more stand in the last of them, and less leave some empty.
+        shown = [*args[: self._columns - 1], " ".join(args[self._columns - 1 :])] if self._columns else []
+        shown += [""] * (self._columns - len(shown))
+        cells = [
+            *(str(entry.seq), entry.host or ":", f"{entry.started:.3f}", f"{entry.seconds:.3f}"),
+            *(str(entry.sent), str(entry.received), str(entry.code), str(entry.signal)),
+            *(joined(task.argv), *shown),
+        ]
+        streams = outputs(spool)
+        row = self._line([*map(os.fsencode, cells), streams[1], streams[2]])
+        if self._headed:
+            return row
+        self._headed = True
+        names = list(fields) if named else [f"V{at}" for at in range(1, self._columns + 1)]
+        return self._line(map(os.fsencode, [*PARALLEL.split("\t"), *names, "Stdout", "Stderr"])) + row
+
+    def _line(self, cells: Iterator[bytes] | list[bytes]) -> bytes:
+        return self._separator.join(map(self._quoted, cells)) + b"\n"
+
+    def _quoted(self, cell: bytes) -> bytes:
+        if not any(byte in cell for byte in (self._separator, b'"', b"\n", b"\r", b" ")):
+            return cell
+        return b'"' + cell.replace(b'"', b'""') + b'"'
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def joined(argv: list[str]) -> str:
+    from shlex import join
+
+    return join(argv)
+
+
+def outputs(spool: Spool) -> dict[int, bytes]:
+    """Return all that stdout and stderr of a job have."""
+    streams: dict[int, list[bytes]] = {1: [], 2: []}
+    for stream, data in spool.chunks():
+        streams[stream].append(data)
+    return {stream: b"".join(pieces) for stream, pieces in streams.items()}
+
+
+def as_json(task: Task, spool: Spool) -> bytes:
+    """One line for an item; outputs that are not UTF-8 are in base64."""
+    import json
+
+    entry, streams = task.entry, outputs(spool)
+    found: dict[str, object] = {
+        **{
+            "seq": entry.seq,
+            "args": [_text(arg) for arg in task.item.args],
+            "command": list(map(_text, task.argv)),
+        },
+        **{"state": entry.kind, "code": entry.code, "signal": entry.signal, "host": entry.host or "local"},
+        **{"id": entry.id, "attempt": entry.attempt, "start": round(entry.started, 3)},
+        "seconds": round(entry.seconds, 3),
+        **task.facts,
+    }
+    for stream, name in ((1, "stdout"), (2, "stderr")):
+        try:
+            found[name] = streams[stream].decode()
+        except UnicodeDecodeError:
+            import base64
+
+            found[f"{name}_base64"] = base64.b64encode(streams[stream]).decode()
+    return json.dumps(found, ensure_ascii=False).encode() + b"\n"
+
+
+def _text(word: str) -> str:
+    return os.fsencode(word).decode(errors="replace")

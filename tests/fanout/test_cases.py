@@ -1,0 +1,82 @@
+"""Cases of GNU parallel's tutorial, manual and examples, and of xargs: run by `quine xargs`, and by these themselves.
+
+cases/*.toml    quine      a script for sh
+                peer       the same for the other program
+                out        stdout of both; stderr is empty
+                status     of the first one, if it is not 0
+                peer_out, differs   where the other program prints something else: that, and the words of
+                           docs/reference/xargs.md that say so
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = [
+    (path.stem, case)
+    for path in sorted((Path(__file__).parent / "cases").glob("*.toml"))
+    for case in tomllib.loads(path.read_text())["case"]
+]
+NAMES = [f"{program}: {case['name']}" for program, case in CASES]
+
+# the files that the tutorial makes first, and one for names with blanks
+FILES = {
+    "abc-file": "A\nB\nC\n",
+    "def-file": "D\nE\nF\n",
+    "abc0-file": "A\0B\0C\0",
+    "abc_-file": "A_B_C_",
+    "tsv-file.tsv": "f1\tf2\nA\tB\nC\tD\n",
+    "people": "Name\tE-mail address\nAda\tada@example.org\nGrace\tgrace@example.org\n",
+    **{f"num{count}": "".join(f"{at}\n" for at in range(1, count + 1)) for count in (8, 128, 1000)},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("program", "case"), CASES, ids=NAMES)
+def test_cases(lab: Lab, place: Path, program: str, case: dict[str, str]) -> None:
+    done = lab.sh(case["quine"], cwd=place, env={"LC_ALL": "C.UTF-8"})
+    assert (done.stdout.decode(), done.stderr, done.returncode) == (case["out"], b"", case.get("status", 0))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("program", "case"), CASES, ids=NAMES)
+def test_the_other_program_prints_the_same(place: Path, program: str, case: dict[str, str]) -> None:
+    if not shutil.which(program):
+        pytest.skip(f"no {program} here")
+    (place / ".parallel").mkdir()
+    (place / ".parallel" / "will-cite").touch()
+    env = {"PATH": os.environ["PATH"], "HOME": str(place), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        ["sh", "-c", case["peer"]],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd=place,
+        env=env,
+        timeout=100,
+    )
+    assert (done.stdout.decode(), done.stderr) == (case.get("peer_out", case["out"]), b"")
+
+
+def test_there_are_many_of_them_and_each_difference_is_in_the_manual() -> None:
+    assert len(set(NAMES)) == len(NAMES) > 150
+    manual = " ".join((ROOT / "docs" / "reference" / "xargs.md").read_text().split())
+    for program, case in CASES:
+        assert ("peer_out" in case) == ("differs" in case), case["name"]
+        if "differs" in case:
+            assert case["differs"] in manual, (program, case["name"])
+            assert case["peer_out"] != case["out"]

@@ -1,0 +1,131 @@
+"""`quine xargs` where outputs or the log cannot be kept: it ends with a message, and what was finished is passed on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+from tests.support.agents import PATIENCE
+from tests.support.waiting import read_until
+
+SH = ["--", "sh", "-c"]
+# Under a limit of the size of files Python would leave a truncated file of bytecode behind, for all that come after.
+LIMITED = {"PYTHONDONTWRITEBYTECODE": "1"}
+FULL = "no space left on device"
+
+
+def kinds(path: Path) -> dict[str, str]:
+    """How items ended, by their numbers."""
+    rows = [line.split("\t") for line in path.read_text().splitlines(True)[1:] if line.endswith("\n")]
+    return {row[0]: row[12] for row in rows}
+
+
+@pytest.mark.parametrize("order", [[], ["-k"], ["--line-buffer"]])
+def test_a_copy_of_an_output_that_cannot_be_written(lab: Lab, tmp_path: Path, order: list[str]) -> None:
+    """The item whose output is not whole is lost, though it has ended well; the one that waits is ended."""
+    place = tmp_path / "r" / "1" / "full"
+    place.mkdir(parents=True)
+    (place / "stdout").symlink_to("/dev/full")
+    waits = "full) until test -e up; do sleep 0.01; done ;; late) touch up; exec sleep 1000"
+    script = f'case $0 in {waits} ;; esac; echo "$0"'
+    words = [
+        "-P2",
+        "--results",
+        "r",
+        "--joblog",
+        "log",
+        *order,
+        *SH,
+        script,
+        ":::",
+        "good",
+        "full",
+        "late",
+        "none",
+    ]
+    done = lab.run(["xargs", *words], cwd=tmp_path)
+    stopped, counts, error = done.stderr.decode().splitlines()
+    assert stopped.startswith(f"quine: stopped: --results r/1/full: {FULL}; 1 done, ")
+    assert counts == "quine: error: 2 of 3 items are not done: 1 killed, 1 lost"
+    assert error == f"quine: error: --results r/1/full: {FULL}"
+    assert (done.returncode, done.stdout) == (74, b"good\n")
+    assert kinds(tmp_path / "log") == {"1": "done", "2": "lost", "3": "killed"}
+
+
+def test_a_table_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "r.csv").symlink_to("/dev/full")
+    words = ["-P1", "--results", "r.csv", "--joblog", "log", "--", "echo", ":::", "a", "b", "c"]
+    done = lab.run(["xargs", *words], cwd=tmp_path)
+    assert done.returncode == 74
+    assert f"quine: stopped: --results r.csv: {FULL}; " in done.stderr.decode()
+    assert done.stderr.decode().endswith(f"quine: error: --results r.csv: {FULL}\n")
+    assert kinds(tmp_path / "log") == {}, "a row that was not written is no end of an item"
+
+
+@pytest.mark.parametrize("options", ["", "-k", "--fold", "--json"])
+def test_a_temporary_file_that_cannot_be_written(lab: Lab, tmp_path: Path, options: str) -> None:
+    """No file may have more than 100 KiB, as on a disk that is almost full."""
+    lab.run(["run", "--", "true"])  # the node of this machine has no such limit
+    script = 'head -c "$0" /dev/zero | tr "\\0" x; echo'
+    line = f"ulimit -f 200; exec quine xargs -P1 {options} -- sh -c '{script}' ::: 10 200000 20"
+    done = lab.sh(line, cwd=tmp_path, env=LIMITED)
+    assert done.returncode == 74
+    why = "an output cannot be kept in a temporary file: file too large"
+    assert done.stderr.decode().splitlines()[0].startswith(f"quine: stopped: {why}; 1 done, ")
+    assert done.stderr.decode().endswith(f"quine: error: {why}\n")
+    assert b"xxxxxxxxxx" in done.stdout
+
+
+def test_outputs_that_cannot_be_folded(lab: Lab, tmp_path: Path) -> None:
+    """Each is small enough to be kept in memory, but together they are not."""
+    lab.run(["run", "--", "true"])
+    script = 'head -c 8000 /dev/zero | tr "\\0" "$0"; echo'
+    line = f"ulimit -f 20; exec quine xargs -P1 --fold -- sh -c '{script}' ::: a b c"
+    done = lab.sh(line, cwd=tmp_path, env=LIMITED)
+    assert done.returncode == 74 and b"a" * 8000 in done.stdout
+    assert done.stderr.endswith(b"error: an output cannot be kept in a temporary file: file too large\n")
+
+
+def test_a_log_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
+    lab.run(["run", "--", "true"])
+    job = """-- sh -c 'echo "$0" >>ran; echo "$0"'"""
+    limited = f"ulimit -f 4; seq 1 30 | exec quine xargs -k -P1 --joblog log {job}"
+    done = lab.sh(limited, cwd=tmp_path, env=LIMITED)
+    assert done.returncode == 74
+    assert b"quine: stopped: " in done.stderr and done.stderr.endswith(b"/log: file too large\n")
+    shown = done.stdout.split()
+    assert 3 < len(shown) < 30
+    assert shown == [b"%d" % number for number in range(1, len(shown) + 1)], "finished outputs are passed on"
+    assert set(kinds(tmp_path / "log").values()) == {"done"} and (tmp_path / "log.started").exists()
+    more = lab.sh(f"seq 1 30 | quine xargs -k --joblog log --resume {job}", cwd=tmp_path)
+    assert (more.returncode, more.stderr) == (0, b"")
+    # Those that have no line were taken over: none has run twice.
+    assert sorted((tmp_path / "ran").read_text().split(), key=int) == [*map(str, range(1, 31))]
+    assert set(shown + more.stdout.split()) == {b"%d" % number for number in range(1, 31)}
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_a_reader_that_has_gone_is_told_of_where_there_is_a_log(lab: Lab, tmp_path: Path, log: bool) -> None:
+    words = ["xargs", "-P1", *(["--joblog", "log"] if log else []), *SH, 'echo "$0"; exec sleep 0', ":::"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with lab.popen([*words, *map(str, range(9999))], cwd=tmp_path, **pipes) as process:
+        assert process.stdout and process.stderr
+        read_until(process.stdout.fileno(), b"0\n")
+        process.stdout.close()
+        said = process.stderr.read().decode()
+        assert process.wait(PATIENCE) == -signal.SIGPIPE
+    if not log:
+        assert said == ""
+        return
+    assert said.startswith("quine: stopped: the reader of stdout has gone; ") and said.count("\n") == 1
+    assert "outputs not passed on" in said
+    assert set(kinds(tmp_path / "log").values()) <= {"done"} and (tmp_path / "log.started").exists()
+
+
+def test_stdout_that_is_closed(lab: Lab, tmp_path: Path) -> None:
+    done = lab.sh("exec quine xargs -P1 -- echo ::: a b >&-", cwd=tmp_path)
+    assert done.returncode != 0 and b"quine: " in done.stderr

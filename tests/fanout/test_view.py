@@ -1,0 +1,204 @@
+"""The view of a batch on a terminal, its lines elsewhere, and the numbers in them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from quine.fanout.outcome import Tally
+from quine.fanout.progress import Progress
+from quine.fanout.view import View, duration, number
+from tests.cli.screen import Screen
+from tests.lab import Lab
+from tests.support.agents import OK, PATIENCE, says
+from tests.support.waiting import read_until, until
+
+SH = ["--", "sh", "-c"]
+
+
+class Terminal:
+    """As much of a terminal as the view uses: lines, carriage return, erasing below, moving up."""
+
+    def __init__(self) -> None:
+        self.lines = [""]
+        self.row = self.column = 0
+        self.shown: list[list[str]] = []  # the lines after each movement up
+
+    def feed(self, data: bytes) -> None:
+        for part in re.findall(r"\x1b\[\d*[A-Z]|[\r\n]|[^\r\n\x1b]+", data.decode()):
+            if part == "\r":
+                self.column = 0
+            elif part == "\n":
+                self.row += 1
+                self.lines += [""] * (self.row + 1 - len(self.lines))
+            elif part == "\x1b[J":
+                self.lines[self.row] = self.lines[self.row][: self.column]
+                del self.lines[self.row + 1 :]
+            elif part.endswith("A"):
+                self.shown.append(list(self.lines))
+                self.row -= int(part[2:-1])
+            else:
+                assert not part.startswith("\x1b"), part
+                line = self.lines[self.row]
+                self.lines[self.row] = line[: self.column] + part + line[self.column + len(part) :]
+                self.column += len(part)
+
+
+def test_on_a_terminal_the_view_is_below_the_output_and_is_gone_at_the_end(lab: Lab, tmp_path: Path) -> None:
+    script = 'echo "out $0"; until test -e "$0"; do sleep 0.01; done; printf "more $0"; test "$0" != 2'
+    with Screen(columns=80) as screen:
+        words = ["xargs", "-P2", "-k", *SH, script, ":::", "1", "2", "3"]
+        process = screen.start(lab, words, cwd=tmp_path, env={"TERM": "xterm"})
+        screen.wait(b"0 of 3: 0 done, 2 running, 0.0/s\r\nlocal  2 running  0.0/s  load ")
+        (tmp_path / "1").touch()
+        screen.wait(b"1 of 3: 1 done, 2 running, ")
+        (tmp_path / "2").touch()
+        (tmp_path / "3").touch()
+        assert process.wait(PATIENCE) == 123
+        screen.wait(b"1 failed\r\n")
+        seen = screen.seen
+    terminal = Terminal()
+    terminal.feed(seen)
+    text = "".join(line + "\n" for line in terminal.lines)
+    ends = "more 1out 2\nmore 2out 3\nmore 3"
+    assert text.replace("more 1\n", "more 1").replace("more 2\n", "more 2").startswith(f"out 1\n{ends}")
+    assert terminal.lines[-2:] == ["quine: error: 1 of 3 items are not done: 1 failed", ""]
+    for lines in terminal.shown:
+        assert " running, " in lines[-2] and lines[-1].startswith("local ")
+        assert not any(" running, " in line for line in lines[:-2]), "no view is left above"
+
+
+def test_on_a_terminal_messages_are_above_the_view_too(lab: Lab, tmp_path: Path) -> None:
+    with Screen() as screen:
+        script = "until test -e go; do sleep 0.01; done"
+        process = screen.start(lab, ["xargs", *SH, script, ":::", "1"], cwd=tmp_path, env={"TERM": "xterm"})
+        screen.wait(b"1 running")
+        process.send_signal(signal.SIGINT)
+        screen.wait(b"\r\x1b[Jquine: waiting for 1 jobs; ^C again ends them\r\n")
+        (tmp_path / "go").touch()
+        assert process.wait(PATIENCE) == -signal.SIGINT
+
+
+@pytest.mark.parametrize("given", [{"TERM": "dumb"}, {"TERM": ""}])
+def test_a_terminal_that_cannot_move_has_no_view(lab: Lab, tmp_path: Path, given: dict[str, str]) -> None:
+    with Screen() as screen:
+        words = ["xargs", *SH, "echo out; until test -e go; do sleep 0.01; done", ":::", "1"]
+        process = screen.start(lab, words, cwd=tmp_path, env=given)
+        until(lambda: lab.jobs(), "the job runs")
+        (tmp_path / "go").touch()
+        assert process.wait(PATIENCE) == 0
+        screen.wait(b"out\r\n")
+        assert b"\x1b" not in screen.seen
+
+
+def test_a_signal_prints_the_state_with_its_hosts(lab: Lab, tmp_path: Path) -> None:
+    script = "echo up; until test -e go; do sleep 0.01; done"
+    words = ["xargs", "--on", "h1", "--line-buffer", *SH, script, ":::", "1", "2"]
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout and process.stderr
+        read_until(process.stdout.fileno(), b"up\nup\n")
+        process.send_signal(signal.SIGUSR1)
+        said = read_until(process.stderr.fileno(), b"0 failed\n").decode().splitlines()
+        (tmp_path / "go").touch()
+        process.terminate()
+        process.wait(PATIENCE)
+    assert said[0].startswith("quine: 0 of 2: 0 done, 2 running, ")
+    assert re.fullmatch(r"quine: h1  2(/\d+ slots| running)  0\.0/s  load -  0 failed", said[1])
+
+
+def test_tokens_and_cost_of_agents(lab: Lab, tmp_path: Path) -> None:
+    env = {**lab.script([{**says(OK), "usage": {"input": 1200, "output": 60}}], "view.jsonl")}
+    words = ["xargs", "--report", "r", "say {}", ":::", "a", "b"]
+    done = lab.run(words, env={**env, "QUINE_DATA_DIR": str(tmp_path / "data")}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert '"agents":2,"tokens":2520,"cost":0.0' in (tmp_path / "r").read_text()
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+class Quiet:
+    """Streams without a terminal."""
+
+    terminal = painted = False
+
+    def __init__(self) -> None:
+        self.text = b""
+
+    def put(self, _: int, data: bytes) -> None:
+        self.text += data
+
+
+def view_of(lab: Lab, streams: Quiet, total: int | None = 1000) -> View:
+    from quine.fanout.options import parse
+
+    class Counted:
+        pass
+
+    options, _, _ = parse(["--on", "any"])
+    Counted.total = total  # type: ignore[attr-defined]
+    return View(streams, Progress(Tally(), 0.0), Counted(), options, None, 0.0)  # type: ignore[arg-type]
+
+
+def run_some(view: View, hosts: int, each: int) -> None:
+    for host in range(hosts):
+        for at in range(each):
+            view.progress.started(f"host{host}", at)
+            view.progress.stopped(f"host{host}")
+            view.progress.ended(f"host{host}", "failed" if at == 0 else "done", at, at + 2.0)
+            view.progress.tally.add("failed" if at == 0 else "done")
+            view.progress.final(at + 2.0)
+    view.progress.read, view.progress.under_way = hosts * each + 4, 4
+    for _ in range(4):
+        view.progress.started("host0", 9.0)
+
+
+def test_a_line_every_half_a_minute(lab: Lab) -> None:
+    streams = Quiet()
+    view = view_of(lab, streams)
+    run_some(view, 2, 8)
+    for now in range(61):
+        view.tick(float(now))
+    first, second = streams.text.decode().splitlines()
+    assert first == "quine: 16 of 1000: 14 done, 2 failed, 4 running, 0.0/s, ETA 8:12"
+    assert second.startswith("quine: 16 of 1000: ")
+
+
+def test_an_input_whose_end_is_not_known_has_no_eta(lab: Lab) -> None:
+    view = view_of(lab, Quiet(), None)
+    run_some(view, 1, 8)
+    assert view.line(10.0) == "7 done, 1 failed, 4 running, 0.9/s"
+
+
+@pytest.mark.parametrize(("columns", "beside"), [(80, 1), (200, 4)])
+def test_hosts_stand_beside_each_other_where_there_is_room(lab: Lab, columns: int, beside: int) -> None:
+    view = view_of(lab, Quiet())
+    run_some(view, 12, 8)
+    for state in view.progress.hosts.values():
+        state.load, state.slots = 1.5, 8
+    lines = view.lines(10.0, columns - 1, 24)
+    assert len(lines) == 1 + -(-12 // beside) and all(len(line) < columns for line in lines)
+    assert "host0   4/8 slots  0.9/s  load 1.50  1 failed" in lines[1]
+    few = view.lines(10.0, columns - 1, 3)
+    assert len(few) == 3 and few[-1] == f"and {12 - beside} more hosts"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (61, "1:01"), (3723, "1:02:03"), (360000, "100:00:00")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_numbers() -> None:
+    assert [number(value) for value in (0, 1.26, 99.94, 99.96, 12345.6)] == [
+        "0.0",
+        "1.3",
+        "99.9",
+        "100",
+        "12346",
+    ]
