@@ -31,7 +31,7 @@ from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.files import credentials, urls
 from quine.providers import FILES, Config
-from quine.providers.vendors import KEYS, choose
+from quine.providers.choice import KEYS, choose
 from transport import atomic, inherit, quickjson
 from transport.address import own_command
 

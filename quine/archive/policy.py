@@ -18,7 +18,7 @@ import struct
 
 from quine.base.errors import Misconfigured
 from quine.files.urls import RESERVED
-from quine.providers.vendors import KEYS
+from quine.providers.choice import KEYS
 from transport import inherit
 from transport.address import own_command, start_time
 

@@ -1,4 +1,4 @@
-"""Items that are tried again: which, and after how long a pause. The first one is the next to be started."""
+"""Items that are tried again: which, and after how long a pause. Those that could not be started yet wait here, too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 
 class Retries:
-    """`ready` are those that may be started now."""
+    """`ready` are those that may be started now, the first one first."""
 
     def __init__(self, options: Options, timers: Timers) -> None:
         """Raises Misconfigured."""
@@ -45,6 +45,7 @@ class Retries:
         return task.tries - task.unstarted < self._most and (kind != LOST or self._idempotent)
 
     def add(self, task: Task, host: str, kind: str) -> None:
+        task.adopted = None  # the next try is ours, whatever becomes of its start
         failed = task.failed_on.count(host)
         task.failed_on.append(host)
         if kind != NEVER or not failed:

@@ -48,7 +48,6 @@ UNRECORDED = 4096  # items whose output waits: with a log their hosts keep their
 # Seconds until a place among the agents of the tree is looked for again, if none of ours ends before.
 LOOK = 0.5
 LONGEST = 3600.0  # seconds of one wait for events: poll takes no more than 24 days
-GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
 
 
 class Run:
@@ -99,6 +98,7 @@ class Run:
 
     def run(self) -> None:
         """Run until all is over; a second ^C does not wait for outputs to be passed on."""
+        self._view.loads.tick(time.monotonic())
         if self._orphans:
             self._orphans.begin()
         while True:
@@ -132,7 +132,7 @@ class Run:
         for task in self._timeout.late(now):
             if not task.ending:
                 task.timed_out = True
-                self._end(task)
+                task.end(self.at, self._running)
         self._sink.pump()
         self._check()
         self._progress.under_way = len(self._running) + len(self._again)
@@ -177,13 +177,15 @@ class Run:
                 return
             if self._view.loads.blocked or not self._starter.ready():
                 self._again.ready.appendleft(task)
-                self._next_start = now + LOOK
-                self.at(self._next_start, lambda: None)
+                self._pause(now + LOOK)
                 return
             if self._delay:
-                self._next_start = now + self._delay
-                self.at(self._next_start, lambda: None)
+                self._pause(now + self._delay)
             self._try(task)
+
+    def _pause(self, until: float) -> None:
+        self._next_start = until
+        self.at(until, lambda: None)
 
     def _task(self) -> Task | None:
         """Return the next item to be run; None if there is none now."""
@@ -207,7 +209,7 @@ class Run:
         return None
 
     def _had_before(self, task: Task) -> bool:
-        """Whether the item has its end from a run before."""
+        """Leave out an item that has its end from a run before, or is looked for; False if it is to be run."""
         kind, id = self._log.before(task.entry.hash) if self._log else ("", "")
         if not kind:
             return False
@@ -233,7 +235,8 @@ class Run:
     def _try(self, task: Task) -> None:
         """Start one try of an item."""
         self._take_slot(task)
-        avoid = [*task.failed_on, *self._hosts.aside(time.monotonic()), *self._view.loads.avoid]
+        avoid = [*task.failed_on, *self._hosts.aside(time.monotonic())]
+        avoid += self._view.loads.avoid * (len(avoid) + 1)  # as if each had failed more often than any other
         self._starter.start(task, avoid, self._started, self._ended)
 
     def _take_slot(self, task: Task) -> None:
@@ -250,18 +253,19 @@ class Run:
 
     def missed(self, task: Task, never: bool) -> None:
         """No host has the job of an item, which was sent; `never`: it was certainly never begun."""
-        task.unstarted += never
         task.entry.kind = NEVER if never else LOST
         before = task.job is None  # it is of the run before
         if not self.stopped and (never or (before and self._options.spawn.idempotent)):
+            task.unstarted += never
             self._again.ready.append(task)
         elif before:
             if not never:
                 self._messages.fault(task.item.number, "", "it was running when the batch was killed")
             self._final(task)
         else:
+            state, code = ("unreachable", errors.NOT_STARTED) if never else ("lost", errors.LOST)
             detail = "the node of this machine ended, and no host has the job"
-            self._judge(task, Status("lost", errors.LOST, detail=detail))
+            self._judge(task, Status(state, code, detail=detail))
 
     def _started(self, task: Task) -> None:
         task.started()
@@ -343,23 +347,6 @@ class Run:
         self._messages.say(f"stopped: the budget of the batch is spent; {self.text()}")
         self._drop_tries()
 
-    def _end(self, task: Task) -> None:
-        """End a job: TERM, then KILL, then without waiting for it."""
-        job, number = task.job, task.tries
-        if task.ending:
-            return
-        task.ending = True
-        if job is None:
-            return  # it waits to be sent, and is not
-        job.signal(signal.SIGTERM)
-
-        def later(call: Callable[[], None]) -> Callable[[], None]:
-            return lambda: call() if task in self._running and task.tries == number else None
-
-        now = time.monotonic()
-        self.at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
-        self.at(now + 2 * GRACE, later(job.abandon))
-
     def _stop_all(self) -> None:
         self.stopped = self._ending = True
         self._drop_tries()
@@ -367,7 +354,7 @@ class Run:
 
     def _end_all(self) -> None:
         for task in list(self._running):
-            self._end(task)
+            task.end(self.at, self._running)
 
     def signalled(self, number: int) -> None:
         """Take a signal that this process got."""
@@ -376,10 +363,9 @@ class Run:
                 self._messages.say(line)
             return
         gently = number == signal.SIGINT and not self.ended_by
-        if self._ending:
-            for task in list(self._running):
-                if task.job:
-                    task.job.abandon()
+        for task in list(self._running) if self._ending else ():
+            if task.job:
+                task.job.abandon()
         self.ended_by = number
         if not gently:
             self._stop_all()

@@ -8,10 +8,11 @@ import time
 from quine.base.errors import Misconfigured
 from quine.fanout.input.template import Values, Word
 from quine.fanout.joblog import Entry, hash_of
+from transport.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from quine.fanout.input.items import Item
     from quine.fanout.input.template import Template
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from quine.staging.proxy import Staging
     from transport.client.batch import BatchJob
     from transport.status import Status
+
+GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
 
 
 class Task:
@@ -74,6 +77,23 @@ class Task:
         if self.output:
             entry.received = self.output.size
         self.release()
+
+    def end(self, at: Callable[[float, Callable[[], None]], None], running: Mapping[Task, None]) -> None:
+        """End its job: TERM, then KILL, then without waiting. `at` calls at a time; `running` has it until its end."""
+        job, number = self.job, self.tries
+        if self.ending:
+            return
+        self.ending = True
+        if job is None:
+            return  # it waits to be sent, and is not
+        job.signal(signal.SIGTERM)
+
+        def later(call: Callable[[], None]) -> Callable[[], None]:
+            return lambda: call() if self in running and self.tries == number else None
+
+        now = time.monotonic()
+        at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
+        at(now + 2 * GRACE, later(job.abandon))
 
     def release(self) -> None:
         """Stdin of this try is not read any more."""

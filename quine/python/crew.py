@@ -3,7 +3,8 @@
 Laws
 1. One thread at a time, and one connection for all jobs. No job has a thread or a process here.
 2. A job is started when there is room for it: `most` at one time, or as many as the hosts take.
-3. A job that was not started is tried again on another host, since nothing ran. A job that ran is never repeated.
+3. A job that was not started is tried again, on another host if there is one, as long as `starts` allows: nothing ran.
+   A job that ran is never repeated.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Crew:
         self._running: dict[Task, None] = {}  # those that were given to the batch
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timed = 0
+        self._next_look = 0.0
         self._notes: dict[str, _Logged] = {}
         self._batch = Batch(on_note=self._note, on_refused=self._refused)
 
@@ -136,8 +138,14 @@ class Crew:
             elif crowd.ready():
                 self._try(agents.popleft())
             else:
-                self.at(time.monotonic() + LOOK, lambda: None)
+                self._look_later()
                 return
+
+    def _look_later(self) -> None:
+        now = time.monotonic()
+        if self._next_look <= now:  # at most one such timer, however many turns there are
+            self._next_look = now + LOOK
+            self.at(self._next_look, lambda: None)
 
     def _agents(self) -> Crowd:
         if self._crowd is None:

@@ -249,6 +249,10 @@ class Executor(concurrent.futures.Executor):
         to be there, else a TimeoutError is raised; `buffersize` bounds how many jobs are submitted ahead. `options`
         are those of `submit`. Jobs whose results are not awaited any more are cancelled.
         """
+        if buffersize is not None and buffersize < 1:
+            raise ValueError("buffersize must be 1 or more, or None")
+        if mission is not None and len(iterables) != 1:
+            raise TypeError("with a mission there is one iterable: of the materials")
         items = zip(*iterables)
         deadline = None if timeout is None else time.monotonic() + timeout
         ahead: deque[Future[Any]] = deque()

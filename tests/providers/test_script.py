@@ -13,7 +13,7 @@ from quine.agent.tools import TOOLS, validate
 from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.base.messages import Refused, Request
-from quine.providers import Config, vendors
+from quine.providers import Config, choice
 from quine.providers.script import ScriptGuest
 
 
@@ -174,7 +174,7 @@ def test_which_guest(environ: dict[str, str], config: Config) -> None:
     given = {"QUINE_MODEL_ID": "m", **environ}
     settings = env.adopt(RunOptions(), given)
     assert env.guest(settings, given) == config
-    assert not any(key in given for key in vendors.KEYS)
+    assert not any(key in given for key in choice.KEYS)
 
 
 def test_options_win_over_the_environment() -> None:

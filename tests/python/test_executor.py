@@ -586,3 +586,19 @@ def test_without_a_guest_a_mission_has_that_error_and_a_command_runs(there: Lab)
         with pytest.raises(Misconfigured):
             job.result(PATIENCE)
         assert executor.submit(["true"]).result(PATIENCE).status == 0
+
+
+def test_a_map_whose_arguments_mean_nothing_is_refused(there: Lab) -> None:
+    with quine.Executor() as executor:
+        with pytest.raises(ValueError, match="buffersize"):
+            executor.map(["echo"], "ab", buffersize=0)
+        with pytest.raises(TypeError, match="one iterable"):
+            executor.map(None, "ab", "cd", mission="read it")
+
+
+def test_turns_without_a_place_for_an_agent_leave_one_timer() -> None:
+    waits: Any = object.__new__(crew.Crew)
+    waits._timers, waits._timed, waits._next_look = [], 0, 0.0
+    for _ in range(100):
+        waits._look_later()
+    assert len(waits._timers) == 1

@@ -12,9 +12,9 @@ Messages from the node are JSON lists:
     ["start", number, order]             with descriptors: three streams, the report, the memo
     ["large"]                            the message is in a memfd, which is the last descriptor
     ["signal", number, signal]
-    ["end", number, pid, pause, adopted]  sent after its TERM; adopted: by the node, from a launcher that died
+    ["end", number, pid, pause, adopted]  after its TERM, or a hang-up; adopted: by the node, from a dead launcher
     ["reaped", number]                   the node has reaped an adopted job
-    ["leave", number, path]              remove a folder if it is empty; with its descriptor, if the node has that
+    ["leave", number, path]              with its descriptor: remove a folder if it is empty
 Messages to the node:
     ["signalled", number]                the signal was sent, or the job has ended
     ["ended", number, wait status]       sent before the job is reaped: no status is lost with this process

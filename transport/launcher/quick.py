@@ -4,7 +4,8 @@ A fork of the launcher costs 2 ms of a processor, most of it for pages that the 
 
 Laws
 1. Here the launcher itself touches file systems: only such as a spare has found local within LIFE, for the same
-   directory, command and PATH. Whatever is not plain, or fails, is done by a process of its own: see `child`.
+   directory, command and PATH (of what the kernel opens, the loader of a program is not looked at: a node replaces a
+   launcher that hangs). Whatever is not plain, or fails, is done by a process of its own: see `child`.
 2. The report says that it begins before the process is made, and the pid after it. If the launcher is killed between
    the two, the node looks for a process with the job's memo, and otherwise says that the job is lost.
 3. A program is searched at each start: one that was put before it in PATH since is not passed over.
@@ -25,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    Key = tuple[str, str, str]  # directory that is made or entered, command, PATH
+    Key = tuple[str, str, str]  # directory that is entered, or in which one is made; command; PATH
 
 LIFE = 2.0  # seconds that a finding is used
 MOST = 64  # findings that are kept

@@ -1,4 +1,4 @@
-"""Spares: processes that the launcher forks ahead of an order, so that no start and no exit record waits for a fork.
+"""Spares: processes that the launcher forks ahead of orders while starts follow each other, so that none waits.
 
 Laws
 1. A spare becomes one job; until then it runs errands on file systems: it removes folders, and looks for programs. A

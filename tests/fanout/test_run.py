@@ -1,0 +1,54 @@
+"""Decisions of a run, each by itself: what becomes of an item that no host has, and of hosts that are held back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quine.fanout.joblog import Entry
+from quine.fanout.outcome import Hosts
+from quine.fanout.retries import Retries
+from quine.fanout.run import Run
+from quine.fanout.tasks import Task
+from quine.fanout.timers import Timers
+from transport.status import Status
+
+
+def a_task() -> Task:
+    return Task(SimpleNamespace(number=1, slot=0), Entry(1, "hash"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("never", "state"), [(True, "unreachable"), (False, "lost")])
+def test_an_item_of_a_stopped_batch_that_never_began_is_not_lost(never: bool, state: str) -> None:
+    """A lost one is not run again by --resume, and this one would not be."""
+    run, judged = object.__new__(Run), []
+    run.stopped = True
+    run._judge = lambda task, status: judged.append(status)  # type: ignore[method-assign]
+    task = a_task()
+    task.job = object()  # type: ignore[assignment]
+    run.missed(task, never)
+    assert [status.state for status in judged] == [state] and task.unstarted == 0
+
+
+def test_a_host_that_is_held_back_comes_behind_any_that_has_failed() -> None:
+    given: list[list[str]] = []
+    run: Any = object.__new__(Run)
+    run._hosts, run._view = Hosts(), SimpleNamespace(loads=SimpleNamespace(avoid=["busy"]))
+    run._starter = SimpleNamespace(start=lambda task, avoid, *_: given.append(avoid))
+    run._slots, run._slot, run._running = [], 0, {}
+    task = a_task()
+    task.failed_on = ["free", "free"]
+    run._try(task)
+    assert given[0].count("busy") > given[0].count("free") == 2
+
+
+def test_the_next_try_of_an_adopted_item_is_a_start_of_its_own() -> None:
+    options = SimpleNamespace(number=lambda *_: 1, spawn=SimpleNamespace(idempotent=True))
+    retries = Retries(options, Timers())  # type: ignore[arg-type]
+    task = a_task()
+    task.adopted = object()  # type: ignore[assignment]
+    assert retries.may(task, Status("lost", 74), "lost")
+    retries.add(task, "h1", "lost")
+    assert task.adopted is None and list(retries.ready) == [task]
