@@ -131,7 +131,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
         starter = Starter(options, batch, work, sink, report)
     log = _log(options)
     if log:
-        starter.record(log)
+        starter.record(log.journal)
     view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now)
     view.totals = crowd.totals if crowd else None
     run = Run(options, batch, starter, work, items, sink, report, log, view)

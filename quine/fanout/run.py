@@ -83,7 +83,7 @@ class Run:
         self._running: dict[Task, None] = {}
         self._timers = Timers()
         self._again = Retries(options, self._timers)
-        self._orphans = Orphans(self, batch, starter, log) if log else None
+        self._orphans = Orphans(self, batch, starter, log.journal) if log else None
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
         self._slots: list[int] = []  # free numbers below _slot
         self._slot = 0

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quine.fanout.joblog import Joblog
+    from quine.fanout.journal import Journal
     from quine.fanout.options import Options
     from quine.fanout.output.results import Report
     from quine.fanout.output.sinks import Output, Sink
@@ -40,7 +40,7 @@ class Starter:
 
     def __init__(self, options: Options, batch: Batch, work: Work, sink: Sink, report: Report) -> None:
         spawn = options.spawn
-        self._log: Joblog | None = None
+        self._journal: Journal | None = None
         self._batch = batch
         self._work = work
         self._sink = sink
@@ -64,12 +64,12 @@ class Starter:
         """How many may be under way at one time, with as many descriptors as this process may have."""
         return min(self.most or MOST, _descriptors() // EACH)
 
-    def record(self, log: Joblog) -> None:
+    def record(self, journal: Journal) -> None:
         """Have jobs outlive this process; those of the next one are in the same directories."""
-        self._log = log
-        log.sends_to(self._where)
-        self._context["batch"] = log.batch
-        self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or log.batch
+        self._journal = journal
+        journal.sends_to(self._where)
+        self._context["batch"] = journal.batch
+        self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or journal.batch
 
     def ready(self) -> bool:
         """Whether one more may be started, apart from `most`."""
@@ -99,9 +99,9 @@ class Starter:
             tree=self._tree,
             context=context,
         )
-        if self._log:
-            spawn.id = self._log.id_of(task.entry.hash, task.item.number, task.tries)
-            spawn.capability, spawn.keep = self._log.capability(spawn.id), True
+        if self._journal:
+            spawn.id = self._journal.id_of(task.entry.hash, task.item.number, task.tries)
+            spawn.capability, spawn.keep = self._journal.capability(spawn.id), True
         return spawn, Services(self._environ, reach=reach(context)), []
 
     def start(
@@ -171,14 +171,14 @@ class Starter:
     def _note_sent(self, task: Task, spawn: Spawn, output: Output) -> None:
         """Note a job before it is sent; the end of the try before needs no longer be kept then."""
         task.entry.id = spawn.id
-        if not self._log:
+        if not self._journal:
             return
-        self._log.start(spawn.id, task.entry.hash, task.tries, task.sent)
+        self._journal.start(spawn.id, task.entry.hash, task.tries, task.sent)
         task.sent, task.adopted = spawn.id, None
         if task.kept:
             task.kept.forget()
         if spawn.keep:
-            output.persist(self._log.output(spawn.id))
+            output.persist(self._journal.output(spawn.id))
 
     def _functions(
         self,
@@ -197,8 +197,8 @@ class Starter:
         def on_started(_: int, host: str) -> None:
             answers.placed(host)
             task.entry.host = host
-            if self._log:
-                self._log.on_host(host or "local")
+            if self._journal:
+                self._journal.on_host(host or "local")
             started(task)
 
         def on_exit(status: Status) -> None:
@@ -230,9 +230,9 @@ class Starter:
 
     def hosts(self) -> list[str]:
         """The hosts that may have jobs of this batch."""
-        assert self._log
-        found = dict.fromkeys(self._log.hosts)
-        for where in self._log.wheres:
+        assert self._journal
+        found = dict.fromkeys(self._journal.hosts)
+        for where in self._journal.wheres:
             if where == "local":
                 found[where] = None
                 continue
@@ -254,9 +254,9 @@ class Starter:
         """Have a job served here."""
         from quine.jobs.adoption import Adopted
 
-        assert self._log
+        assert self._journal
         spawn = Spawn(["-"], id=id, where=host, tree=self._tree, context=self._context, keep=True, adopt=True)
-        spawn.capability = self._log.capability(id)
+        spawn.capability = self._journal.capability(id)
         return Adopted(self._batch, spawn, Services(self._environ, reach=reach(self._context)))
 
     def adopt(
@@ -267,7 +267,7 @@ class Starter:
         ended: Callable[[Task, Status], None],
     ) -> None:
         """Go on with a try of a task that runs already, or has ended."""
-        assert self._log
+        assert self._journal
         spawn, answers = adopted.job.spawn, adopted.job.services
         assert isinstance(answers, Services)
         fresh, _, held = self.make(task, [])
@@ -288,7 +288,7 @@ class Starter:
             have = output.go_over()
         else:
             output = task.output = self._report.open(task, self._sink)
-            output.persist(self._log.output(spawn.id))
+            output.persist(self._journal.output(spawn.id))
             have = output.restore()
         output.job = adopted.job
         names = []

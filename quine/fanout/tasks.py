@@ -7,7 +7,8 @@ import time
 
 from quine.base.errors import Misconfigured
 from quine.fanout.input.template import Values, Word
-from quine.fanout.joblog import Entry, hash_of
+from quine.fanout.joblog import Entry
+from quine.fanout.journal import hash_of
 from transport.lean import signal
 
 TYPE_CHECKING = False

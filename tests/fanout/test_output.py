@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
-from quine.fanout import joblog
+from quine.fanout import journal
 from quine.fanout.input.items import Item
 from quine.fanout.input.rows import Row
-from quine.fanout.joblog import RUNNING, Entry, Joblog, hash_of
+from quine.fanout.joblog import RUNNING, Entry, Joblog
+from quine.fanout.journal import hash_of
 from quine.fanout.output import spool
 from quine.fanout.output.results import names
 from quine.fanout.output.sinks import Tags
@@ -76,11 +77,11 @@ def written(path: Path, ends: list[tuple[str, str]], running: tuple[str, ...] = 
     log = Joblog(str(path))
     for number, (hash, kind) in enumerate(ends):
         made = entry(hash, kind)
-        made.id = log.id_of(hash, number, 1)
-        log.start(made.id, hash, 1)
+        made.id = log.journal.id_of(hash, number, 1)
+        log.journal.start(made.id, hash, 1)
         log.end(made, 0.0)
     for hash in running:
-        log.start(f"id-of-{hash}", hash, 1)
+        log.journal.start(f"id-of-{hash}", hash, 1)
     log.close()
 
 
@@ -116,7 +117,7 @@ def test_jobs_that_were_sent_when_the_batch_was_killed(tmp_path: Path) -> None:
     log = Joblog(str(path), KEEP)
     found = [log.before(hash) for hash in "aabc"]
     assert found == [("done", ""), (RUNNING, "id-of-a"), ("", ""), (RUNNING, "id-of-c")]
-    assert {id: (sent.hash, sent.attempt) for id, sent in log.sent.items()} == {
+    assert {id: (sent.hash, sent.attempt) for id, sent in log.journal.sent.items()} == {
         "id-of-a": ("a", 1),
         "id-of-c": ("c", 1),
     }
@@ -131,15 +132,24 @@ def test_jobs_that_were_sent_when_the_batch_was_killed(tmp_path: Path) -> None:
 def test_a_job_is_known_by_another_id_in_each_try_and_in_each_run(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = Joblog(str(path))
-    ids = [log.id_of("h", 1, 1), log.id_of("h", 2, 1), log.id_of("h", 1, 2), log.id_of("g", 1, 1)]
-    log.start(ids[0], "h", 1)
-    log.start(ids[2], "h", 2, ids[0])
+    ids = [
+        log.journal.id_of("h", 1, 1),
+        log.journal.id_of("h", 2, 1),
+        log.journal.id_of("h", 1, 2),
+        log.journal.id_of("g", 1, 1),
+    ]
+    log.journal.start(ids[0], "h", 1)
+    log.journal.start(ids[2], "h", 2, ids[0])
     log.close()
     again = Joblog(str(path), KEEP)
-    assert again.batch == log.batch and list(again.sent) == [ids[2]], "the try before has its end"
-    ids.append(again.id_of("h", 1, 1))
+    assert again.journal.batch == log.journal.batch and list(again.journal.sent) == [ids[2]], (
+        "the try before has its end"
+    )
+    ids.append(again.journal.id_of("h", 1, 1))
     assert len(set(ids)) == 5
-    assert again.capability(ids[0]) == log.capability(ids[0]) != log.capability(ids[1])
+    assert (
+        again.journal.capability(ids[0]) == log.journal.capability(ids[0]) != log.journal.capability(ids[1])
+    )
     assert (tmp_path / "log.started").stat().st_mode & 0o77 == 0, "it has the secret of the capabilities"
     again.close()
 
@@ -149,32 +159,32 @@ def test_it_is_known_how_long_ago_a_job_was_sent_unless_by_another_boot(
 ) -> None:
     path = tmp_path / "log"
     log = Joblog(str(path))
-    log.start("one", "h", 1)
+    log.journal.start("one", "h", 1)
     log.close()
     again = Joblog(str(path), KEEP)
-    assert 0 <= again.age("one") < 150
+    assert 0 <= again.journal.age("one") < 150
     again.close()
-    monkeypatch.setattr(joblog, "boot_id", lambda: "another")
+    monkeypatch.setattr(journal, "boot_id", lambda: "another")
     again = Joblog(str(path), KEEP)
-    assert again.age("one") == float("inf")
+    assert again.journal.age("one") == float("inf")
     again.close()
 
 
 def test_the_journal_of_a_long_batch_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joblog, "COMPACT", 10)
+    monkeypatch.setattr(journal, "COMPACT", 10)
     path = tmp_path / "log"
     log = Joblog(str(path))
-    log.on_host("h1")
+    log.journal.on_host("h1")
     for number in range(100):
         made = entry("h", "done")
-        made.id = log.id_of("h", number, 1)
-        log.start(made.id, "h", 1)
+        made.id = log.journal.id_of("h", number, 1)
+        log.journal.start(made.id, "h", 1)
         if number != 3:
             log.end(made, 0.0)
         assert len((tmp_path / "log.started").read_text().splitlines()) < 30
     log.close()
     again = Joblog(str(path), KEEP)
-    assert list(again.sent) == [log.id_of("h", 3, 1)] and list(again.hosts) == ["h1"]
+    assert list(again.journal.sent) == [log.journal.id_of("h", 3, 1)] and list(again.journal.hosts) == ["h1"]
     again.close()
 
 

@@ -1,4 +1,4 @@
-"""Decisions of a run, each by itself: what becomes of an item that no host has, and of hosts that are held back."""
+"""Decisions of a run, each by itself: about items that no host has, tries that follow, and hosts that are held back."""
 
 from __future__ import annotations
 

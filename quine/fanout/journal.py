@@ -1,0 +1,217 @@
+"""The journal of a batch, FILE.started beside its log: the jobs that were sent, and the hosts that may have them.
+
+Laws
+1. Before a job is sent its id is added. A job that is in there without a line in the log was sent when the batch was
+   killed: it is looked for on the hosts, and is lost if none of them knows of it.
+2. An addition is one write and no fsync: after a loss of power the jobs of the last seconds may run twice.
+3. The ids of a batch are made from its own number, the item, and the try: the next run of it finds the same ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from math import inf
+from typing import NamedTuple
+
+from quine.base import errors
+from quine.base.errors import Failure
+from transport.address import boot_id
+from transport.writes import write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+JOURNAL = "quine batch"  # first words of the file
+COMPACT = 20_000  # lines of it after which it is written anew, if most of them are of jobs that have ended
+
+
+def hash_of(parts: Iterable[bytes]) -> str:
+    """Return the name of an item by its content; where one part ends and the next begins counts."""
+    from transport.lean import blake2b
+
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+class Sent(NamedTuple):
+    """A job that was sent: the item, its try, and when, in seconds of `_clock`."""
+
+    hash: str
+    attempt: int
+    when: float
+
+
+class Journal:
+    """The journal of this run, and of those before if it was read."""
+
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self._path = log + ".started"
+        self._fd = -1
+        self.batch, self._secret = os.urandom(16).hex(), os.urandom(16).hex()
+        self.hosts: dict[str, None] = {}  # on which jobs have started,
+        self.wheres: dict[str, None] = {}  # and WHEREs that jobs were sent to
+        self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
+        self._run = 1  # of this batch
+        self._lines = 0
+        self._second = -inf  # the latest one noted there
+
+    def read(self) -> None:
+        """Go on with the batch of the file. Raises OSError."""
+        lines = whole_lines(self._path)
+        head = lines[0].split() if lines else []
+        if lines and (head[:2] != JOURNAL.split() or len(head) != 6 or not head[3].isdigit()):
+            raise OSError(errno.EINVAL, f"{self._path} is none of this version")
+        if head:
+            self.batch, self._run, self._secret = head[2], int(head[3]) + 1, head[4]
+        second = -inf
+        same = bool(head) and head[5] == boot_id()  # else the clock is another one
+        for line in lines[1:]:
+            word, *rest = line.split()
+            if word == "time" and len(rest) == 1:
+                second = float(rest[0]) if same else -inf
+            elif word == "host" and len(rest) == 1:
+                self.hosts[rest[0]] = None
+            elif word == "where":
+                self.wheres[line[len(word) + 1 : -1]] = None
+            elif len(rest) == 3 and rest[1].isdigit():
+                self.sent.pop(rest[2], None)
+                self.sent[word] = Sent(rest[0], int(rest[1]), second)
+
+    def begin(self) -> None:
+        """Write it anew, with what has no line in the log. Raises OSError."""
+        before, self._fd = self._fd, replaced(self._path, self._text(), 0o600)
+        if before >= 0:
+            os.close(before)
+
+    def _text(self) -> str:
+        text = [
+            f"{JOURNAL} {self.batch} {self._run} {self._secret} {boot_id()}\n",
+            *(f"host {host}\n" for host in self.hosts),
+        ]
+        text += (f"where {where}\n" for where in self.wheres)
+        for id, sent in self.sent.items():
+            text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} -\n")
+        self._lines, self._second = len(text), -inf
+        return "".join(text)
+
+    def age(self, id: str) -> float:
+        """Return for how many seconds at most a job has been sent; inf if that cannot be known."""
+        return _clock() - self.sent[id].when
+
+    def id_of(self, hash: str, number: int, attempt: int) -> str:
+        """Return the id of a try of an item, which has this number in this run."""
+        return hash_of(os.fsencode(f"{part}") for part in (self.batch, self._run, hash, number, attempt))
+
+    def capability(self, id: str) -> str:
+        """Return the secret that a job shows with its requests, also after it was adopted."""
+        return hash_of(map(os.fsencode, (self._secret, id)))
+
+    def output(self, id: str) -> str:
+        """Return the path of the file for an output that does not fit into memory."""
+        return os.path.join(f"{self._log}.outputs", id)
+
+    def start(self, id: str, hash: str, attempt: int, before: str = "") -> None:
+        """A job is about to be sent; `before` is the id of the try before, whose end is known."""
+        now = _clock()
+        noted = "" if now - self._second < 1 else f"time {now:.3f}\n"
+        if noted:
+            self._second = now
+        self._write(f"{noted}{id} {hash} {attempt} {before or '-'}\n")
+        self.sent.pop(before, None)
+        self.sent[id] = Sent(hash, attempt, self._second)
+        self._lines += 1
+        if self._lines > COMPACT + 4 * len(self.sent):
+            self._compact()
+
+    def _compact(self) -> None:
+        """Raises Failure."""
+        try:
+            self.begin()
+        except OSError as error:
+            raise Failure(errors.LOST, f"{self._path}: {(error.strerror or '').lower()}") from None
+
+    def sends_to(self, where: str) -> None:
+        """Jobs are about to be sent to hosts of this WHERE."""
+        if where not in self.wheres:
+            self.wheres[where] = None
+            self._write(f"where {where}\n")
+
+    def on_host(self, host: str) -> None:
+        """A job has started on a host."""
+        if host not in self.hosts:
+            self.hosts[host] = None
+            self._write(f"host {host}\n")
+
+    def ended(self, id: str) -> None:
+        """A job has its line in the log."""
+        self.sent.pop(id, None)
+
+    def _write(self, text: str) -> None:
+        written(self._fd, text, self._path)
+
+    def close(self) -> None:
+        """Remove it, if each job that was sent has its line."""
+        if not self.sent and self._fd >= 0:
+            os.unlink(self._path)
+            try:
+                os.rmdir(f"{self._log}.outputs")
+            except OSError:
+                pass  # there is none, or something else is in it
+        self.leave()
+
+    def leave(self) -> None:
+        """Close it as it is."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def replaced(path: str, text: str, mode: int = 0o666) -> int:
+    """Replace a file as a whole, or not at all, also where the machine loses its power. Return it, to append to.
+
+    Raises BlockingIOError if another process has it.
+    """
+    new = path + ".new"
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, mode)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has the name that others lock
+        write_all(fd, os.fsencode(text))
+        os.fsync(fd)
+        os.replace(new, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def written(fd: int, text: str, path: str) -> None:
+    """Append. Raises Failure: a batch that cannot be recorded does not go on."""
+    try:
+        write_all(fd, os.fsencode(text))
+    except OSError as error:
+        raise Failure(errors.LOST, f"{path}: {(error.strerror or '').lower()}") from None
+
+
+def whole_lines(path: str) -> list[str]:
+    """Return the whole lines of a file, none if it does not exist."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            return [line for line in file if line.endswith("\n")]
+    except FileNotFoundError:
+        return []
+
+
+def _clock() -> float:
+    """Seconds since this machine was booted: nobody sets it, and it goes on while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
