@@ -6,6 +6,7 @@ Law: `is_local` may hang itself, as each call on a path may. It is called in a p
 from __future__ import annotations
 
 import os
+import select
 
 # Where a file system has another one below it (overlay), that one is local on any host that starts from it.
 TYPES = {
@@ -23,6 +24,25 @@ def is_local(paths: list[str]) -> bool:
         return False
     remote = [place for place, kind in mounts().items() if kind not in TYPES]
     return not any(_is_below(os.path.normpath(path), place) for path in found for place in remote)
+
+
+class Mounts:
+    """The mount points as they are now; read again when the kernel says on `fd` that they have changed."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        try:
+            self.fd = os.open(MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
+            self._poll.register(self.fd, select.POLLPRI)
+        except OSError:
+            self.fd = -1  # nothing is local then
+        self._points = mounts()
+
+    def leads_elsewhere(self, path: str) -> bool:
+        """True if a path in a local directory is a mount point or a link. Waits for nothing that is mounted there."""
+        if self._poll.poll(0):
+            self._points = mounts()
+        return os.path.normpath(path) in self._points or os.path.islink(path)
 
 
 def mounts() -> dict[str, str]:

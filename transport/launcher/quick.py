@@ -13,9 +13,11 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
+import stat
 import time
 
 from transport import inherit
@@ -56,8 +58,7 @@ def find(key: Key) -> int:
     for place, candidate in enumerate(child.candidates(command, {"PATH": path})[:254], 1):
         touched.append(candidate)
         try:
-            with open(candidate, "rb", buffering=0) as file:
-                head = file.read(256)
+            head = _head(candidate)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
@@ -70,6 +71,17 @@ def find(key: Key) -> int:
     return 0
 
 
+def _head(path: str) -> bytes:
+    """Return the first bytes of a regular file. Raises OSError. Opening a FIFO would wait, and let its writer go on."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return os.read(fd, 256)
+    finally:
+        os.close(fd)
+
+
 class Quick:
     """`files`: soft limit of open files of a job."""
 
@@ -79,6 +91,7 @@ class Quick:
         self._directories: dict[str, float] = {}
         # An exec keeps what is ignored; the interpreter ignores two.
         self._ignored = [n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN]
+        self._mounts = local.Mounts()
         self._able = hasattr(os, "posix_spawn")
 
     def is_due(self, key: Key | None) -> bool:
@@ -99,7 +112,8 @@ class Quick:
 
     def is_local(self, folder: str) -> bool:
         """True if a folder for jobs can be left without a process for it."""
-        return self._directories.get(os.path.dirname(folder), 0.0) > time.monotonic()
+        known = self._directories.get(os.path.dirname(folder), 0.0) > time.monotonic()
+        return known and not self._mounts.leads_elsewhere(folder)
 
     def start(self, order: dict[str, Any], key: Key | None, fds: list[int]) -> int:
         """Start the job; return its pid, or 0 if that is left to a process of its own.
@@ -115,6 +129,8 @@ class Quick:
         folder = memo = -1
         try:
             if order["folder"]:
+                if self._mounts.leads_elsewhere(order["folder"]):
+                    return 0
                 folder = workdir.enter_once(order["folder"])
                 os.fchdir(folder)
             else:

@@ -27,7 +27,7 @@ def ends() -> Iterator[tuple[Launcher, socket.socket]]:
     try:
         yield launcher, node
     finally:
-        for fd in (signal.set_wakeup_fd(-1), launcher._wake):
+        for fd in (signal.set_wakeup_fd(-1), launcher._wake, launcher._quick._mounts.fd):
             os.close(fd)
         signal.signal(signal.SIGCHLD, before)
         node.close()

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from quine.mount import mounts
+from tests.lab.machine import UNSHARE
 from tests.mount.mounting import needs_fuse
 from tests.support.launchers import Started, Told, beside, close, comes, order, released
 from transport.job import launched_job
@@ -287,7 +289,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
     monkeypatch.setattr(child, "fork", fork)
     with node, channel, made.near, made.far:
         yield made
-        for fd in (signal.set_wakeup_fd(-1), made.launcher._wake):
+        for fd in (signal.set_wakeup_fd(-1), made.launcher._wake, made.quick._mounts.fd):
             os.close(fd)
         signal.signal(signal.SIGCHLD, handler)
         for pid in made.launcher._numbers:
@@ -340,7 +342,7 @@ def test_a_finding_is_used_for_its_time_and_renewed_before(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(quick.time, "monotonic", lambda: now[0])
-    found = quick.Quick(1024)
+    found = starting.quick
     assert found.is_due(TRUE) and not found.is_due(None)
     found.learn(TRUE, quick.find(TRUE))
     assert not found.is_due(TRUE) and found.is_local("/folder") and not found.is_local("/other/folder")
@@ -405,6 +407,38 @@ def test_what_cannot_be_made_quickly_is_taken_back_and_forked(
     assert starting.quick.is_due(("/", "other", "/bin")) == isinstance(error, OSError)
 
 
+@pytest.mark.parametrize("how", ["link", "mount"])
+def test_a_folder_that_leads_elsewhere_is_entered_by_a_process_of_its_own(
+    starting: Starting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its directory is local; of the folder itself, which differs from job to job, nothing was asked."""
+    folder, key = tmp_path / "folder", (str(tmp_path), *TRUE[1:])
+    starting.quick.learn(key, quick.find(key))
+    assert starting.quick.is_local(str(folder))
+    if how == "link":
+        folder.symlink_to("/sys")
+    else:
+        monkeypatch.setattr(starting.quick._mounts, "_points", {str(folder): "nfs"})
+    assert not starting.quick.is_local(str(folder))
+    starting.start(cwd=str(folder), folder=str(folder))
+    assert len(starting.forked) == 1 and not (how == "mount" and folder.exists())
+
+
+@pytest.mark.skipif(not UNSHARE, reason="needs mount namespaces")
+def test_a_mount_that_comes_later_is_seen(tmp_path: Path) -> None:
+    script = f"""
+import os, subprocess
+from transport.launcher.local import Mounts
+found, path = Mounts(), {str(tmp_path)!r}
+assert not found.leads_elsewhere(path)
+subprocess.run(["mount", "-t", "tmpfs", "none", path], check=True)
+assert found.leads_elsewhere(path) and found.leads_elsewhere(path)
+subprocess.run(["umount", path], check=True)
+assert not found.leads_elsewhere(path)
+"""
+    subprocess.run([*UNSHARE, "-m", sys.executable, "-c", script], check=True, timeout=60)
+
+
 # -- what is local ---------------------------------------------------------------------------------
 
 
@@ -461,6 +495,8 @@ def test_a_program_is_found_where_all_that_its_start_touches_is_local(remote: Pa
     path = f"{tmp_path}/none:{here}:/bin"
     assert quick.find((str(tmp_path), "one", path)) == 2
     assert quick.find((str(tmp_path), f"{here}/one", "")) == 1
+    os.mkfifo(here / "fifo")
+    (here / "fifo").chmod(0o755)
     for directory, command, words in (
         (str(tmp_path), "far", path),  # its interpreter is another machine's
         (str(tmp_path), "one", f"{there}/none:{here}"),  # and here what stands before it in PATH
@@ -469,6 +505,7 @@ def test_a_program_is_found_where_all_that_its_start_touches_is_local(remote: Pa
         (str(there), "one", path),
         (f"{tmp_path}/none", "one", path),
         (str(tmp_path), "data", path),
+        (str(tmp_path), "fifo", path),  # without waiting for a writer
         (str(tmp_path), "none", path),
         (str(tmp_path), "here/one", path),
         (str(tmp_path), str(here), path),
