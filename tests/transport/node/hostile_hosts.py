@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.lab import Host, Lab, Process
 from tests.support.agents import until
+from tests.support.machine import nodes
 
 DOUBLE = Path(__file__).with_name("hostile_program.py")
 Plan = list[list[Any]]
@@ -32,6 +33,7 @@ class Stage:
         )
         self.beats(1)  # it runs
         self._read = self._logs()
+        self._binary = self._installed()
         self.node = self._alone()
         self.usual = self.beat(25)
         self._clear_peak()
@@ -51,9 +53,7 @@ class Stage:
 
     def give(self, host: Host, plan: Plan) -> None:
         """`host` keeps the double where the binary is looked for, with that plan."""
-        binary = max(
-            (self.lab["h1"].home / ".cache/quine").glob("*/quine.pyz"), key=lambda path: path.stat().st_mtime
-        )
+        binary = self._binary
         folder = host.home / ".cache/quine" / binary.parent.name
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "plan"
@@ -100,6 +100,14 @@ class Stage:
         return Ended(process.returncode, out, err.decode(), beats)
 
     # -- the origin ----------------------------------------------------------------------------------
+
+    def _installed(self) -> Path:
+        """Return the file from which the node of the good host was started. Others there may be newer."""
+        running = nodes(self.lab["h1"].processes())
+        argv = " ".join(max(running, key=lambda node: node.start).argv)
+        place = re.search(r"/\.cache/quine/(\w+)/", argv)
+        assert place, argv
+        return self.lab["h1"].home / ".cache/quine" / place[1] / "quine.pyz"
 
     def _alone(self) -> Process:
         """Wait until one node is left; return it. Forks have its argv until their exec; a stopped one goes slowly."""
