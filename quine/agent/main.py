@@ -276,9 +276,12 @@ def _make_data_dir(path: str, shared: bool) -> int:
     `shared`: the agents of a tree on this host share it, and the last of them removes it. Return a descriptor that
     keeps it from the others until `_tidy`, else -1. One of 300 agents once found it removed by another.
     """
+    held = -1
     try:
-        dirs.make(path)
-        held = workdir.enter(path) if shared else -1
+        if shared:
+            held = workdir.enter(path, 0o700)
+        else:
+            dirs.make(path)
         if not os.access(path, os.W_OK | os.X_OK):
             code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 
 def make(path: str) -> None:
@@ -16,5 +17,10 @@ def make(path: str) -> None:
         os.mkdir(path, 0o700)
     except FileExistsError:
         pass  # two processes of a tree may create it at the same time
-    if not os.path.isdir(path):
-        raise NotADirectoryError(20, "not a directory", path)
+    # One that is gone again by now was removed by the last process that shared it: its next use says so.
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            raise NotADirectoryError(20, "not a directory", path)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise

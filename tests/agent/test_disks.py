@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,19 @@ def test_the_data_directory_of_agents_elsewhere_goes_with_the_last_of_them(tmp_p
     main._tidy(str(path), third)
     assert path.is_dir()
     assert main._make_data_dir(str(path), shared=False) == -1
+
+
+def test_agents_that_come_and_go_together_all_find_their_data_directory(tmp_path: Path) -> None:
+    """None starts without it, and it is nobody else's at any moment."""
+    script = """
+import os, sys, time
+from quine.agent import main
+path, until = sys.argv[1], time.monotonic() + 1
+while time.monotonic() < until:
+    held = main._make_data_dir(path, shared=True)
+    assert os.stat(path).st_mode & 0o777 == 0o700
+    main._tidy(path, held)
+"""
+    words = [sys.executable, "-c", script, str(tmp_path / "folder" / ".quine")]
+    together = [subprocess.Popen(words, stderr=subprocess.PIPE) for _ in range(4)]
+    assert [each.communicate(timeout=120)[1] for each in together] == [b""] * 4

@@ -18,12 +18,12 @@ GONE, KEPT, HELD = range(3)  # the fate of a folder that was left: see `leave`
 PATIENCE = 10.0  # seconds to enter while others leave; that takes microseconds, unless the machine is busy
 
 
-def enter(path: str) -> int:
+def enter(path: str, mode: int = 0o777) -> int:
     """Make the folder if it is missing, lock it, and return the descriptor that holds it. OSError if that fails."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            return enter_once(path)
+            return enter_once(path, mode)
         except (FileNotFoundError, FileExistsError, BlockingIOError):
             # The folder is removed just now, between two steps of ours. Another kind of file is a lasting error.
             if _is_something_else(path) or time.monotonic() > deadline:
@@ -31,9 +31,9 @@ def enter(path: str) -> int:
         time.sleep(0.0005)
 
 
-def enter_once(path: str) -> int:
+def enter_once(path: str, mode: int = 0o777) -> int:
     """As `enter`, without waiting: FileNotFoundError, FileExistsError or BlockingIOError while others remove it."""
-    os.makedirs(path, exist_ok=True)
+    os.makedirs(path, mode, exist_ok=True)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock(fd, fcntl.LOCK_SH)
