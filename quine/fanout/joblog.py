@@ -83,13 +83,17 @@ class Joblog:
             kept: list[str] = [HEAD]
             if keep is not None:
                 kept += self._read(set(keep))
+            mode = stat.S_IMODE(os.fstat(self._fds[0]).st_mode)
             # The journal first: a job whose line is dropped must not be in it, or it would count as lost.
             self.journal.begin()
-            self._fds.append(replaced(path, "".join(kept)))
+            self._fds.append(replaced(path, "".join(kept), mode))
             self._log = self._fds[-1]
         except BlockingIOError:
             self._close()
             raise Misconfigured(f"{path} is in use by another batch") from None
+        except Misconfigured:
+            self._close()
+            raise
         except OSError as error:
             self._close()
             raise Misconfigured(f"{path}: {(error.strerror or str(error)).lower()}") from None

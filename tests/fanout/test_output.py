@@ -170,6 +170,42 @@ def test_it_is_known_how_long_ago_a_job_was_sent_unless_by_another_boot(
     again.close()
 
 
+def test_a_log_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for mode in (0o600, 0o666):  # the second one is more than a usual umask leaves
+        path.touch()
+        path.chmod(mode)
+        written(path, [("a", "done")])
+        Joblog(str(path), KEEP).close()
+        assert path.stat().st_mode & 0o777 == mode
+
+
+def test_nothing_that_others_have_put_there_gets_the_journal(tmp_path: Path) -> None:
+    for name in ("log", "log.started"):
+        (tmp_path / f"{name}.new").symlink_to("elsewhere")
+        written(tmp_path / "log", [], running=("a",))
+        assert not (tmp_path / "elsewhere").exists()
+        (tmp_path / f"{name}.new").touch()
+        (tmp_path / f"{name}.new").chmod(0o666)
+        written(tmp_path / "log", [], running=("a",))
+    assert (tmp_path / "log.started").stat().st_mode & 0o777 == 0o600
+    assert sorted(os.listdir(tmp_path)) == ["log", "log.started"]
+
+
+@pytest.mark.parametrize("line", ["", "time x", "host", "host a b", "id hash x -", "id hash 1", "odd"])
+def test_a_journal_that_is_damaged_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "log"
+    written(path, [], running=("a",))
+    with (tmp_path / "log.started").open("a") as file:
+        file.write(f"where a b\n{line}\n")
+    damaged = (tmp_path / "log.started").read_text()
+    number = damaged.count("\n")
+    for _ in range(2):
+        with pytest.raises(Misconfigured, match=f"line {number} of {path}.started is damaged"):
+            Joblog(str(path), KEEP)
+    assert (tmp_path / "log.started").read_text() == damaged
+
+
 def test_the_journal_of_a_long_batch_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "COMPACT", 10)
     path = tmp_path / "log"
