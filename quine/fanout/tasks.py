@@ -189,7 +189,10 @@ class Work:
         if self._item_on_stdin:
             return os.fsencode(" ".join(item.args)) + b"\n"
         if self._stdin:
-            return os.open(self._stdin.text(item), os.O_RDONLY | os.O_CLOEXEC)
+            # A named pipe that nobody writes to yet does not hold up the other items: its job waits for the writer.
+            fd = os.open(self._stdin.text(item), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.set_blocking(fd, True)
+            return fd
         return None
 
     def tag(self, item: Item) -> bytes | None:

@@ -92,6 +92,22 @@ def test_stdin_of_the_jobs(lab: Lab, tmp_path: Path, options: list[str], stdin: 
     )
 
 
+def test_a_pipe_without_a_writer_holds_up_no_other_item(lab: Lab, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("of the file\n")
+    words = ["xargs", "-P2", "--stdin", "{}", "--", "cat", ":::", "pipe", "file"]
+    with lab.popen(words, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        try:
+            assert read_until(process.stdout.fileno(), b"\n") == b"of the file\n"
+        finally:  # also one that waits for it in an open
+            writer = os.open(tmp_path / "pipe", os.O_RDWR)
+        os.write(writer, b"of the pipe\n")
+        os.close(writer)
+        assert process.stdout.read() == b"of the pipe\n"
+        assert process.wait(PATIENCE) == 0
+
+
 def test_an_input_that_never_ends_is_read_as_jobs_have_room(lab: Lab) -> None:
     done = lab.sh("yes | quine xargs -P2 -- echo {#} | head -n 3 | wc -l")
     assert (done.stdout.strip(), done.stderr) == (b"3", b"")
