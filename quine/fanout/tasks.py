@@ -9,6 +9,7 @@ from quine.base.errors import Misconfigured
 from quine.fanout.input.template import Values, Word
 from quine.fanout.joblog import Entry
 from quine.fanout.journal import hash_of
+from quine.fanout.outcome import FAILED, KILLED, TIMEOUT
 from transport.lean import signal
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ class Task:
 
     __slots__ = (
         *("argv", "ending", "entry", "failed_on", "item", "job", "output", "began", "running", "stdin"),
-        *("adopted", "facts", "kept", "sent", "timed_out", "tries", "unstarted"),
+        *("adopted", "facts", "halted", "kept", "sent", "timed_out", "tries", "unstarted"),
     )
 
     def __init__(self, item: Item, entry: Entry) -> None:
@@ -51,11 +52,12 @@ class Task:
         self.began = 0.0  # monotonic, of this try's start over there
         self.running = False  # over there
         self.timed_out = self.ending = False  # in this try
+        self.halted = False  # it was ended because the batch was
 
     def begin(self) -> None:
         """Another try."""
         self.tries += 1
-        self.timed_out = self.ending = self.running = False
+        self.timed_out = self.ending = self.halted = self.running = False
         self.began = time.monotonic()
         self.entry.attempt = self.tries
         self.entry.started = time.time()
@@ -72,6 +74,7 @@ class Task:
 
         entry = self.entry
         entry.kind, entry.host = kind, status.host
+        entry.stopped = self.halted and kind in (FAILED, KILLED, TIMEOUT)
         entry.signal = signal_number(status.signal) if status.signal else 0
         entry.code = 0 if entry.signal else status.code
         entry.seconds = time.monotonic() - self.began if self.running else 0.0
@@ -84,7 +87,7 @@ class Task:
         job, number = self.job, self.tries
         if self.ending:
             return
-        self.ending = True
+        self.ending, self.halted = True, not self.timed_out
         if job is None:
             return  # it waits to be sent, and is not
         job.signal(signal.SIGTERM)

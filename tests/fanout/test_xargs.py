@@ -433,7 +433,7 @@ def test_the_second_interrupt_ends_all(lab: Lab, tmp_path: Path) -> None:
         read_until(process.stderr.fileno(), b"^C again ends them\n")
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == -signal.SIGINT
-    assert [row[12] for row in rows(tmp_path / "log")] == ["killed", "killed"]
+    assert [row[12] for row in rows(tmp_path / "log")] == ["stopped", "stopped"]
 
 
 @pytest.mark.parametrize("options", [[], ["--line-buffer"]])
@@ -533,6 +533,33 @@ def test_resuming_runs_what_is_not_done(lab: Lab, tmp_path: Path) -> None:
     assert len(rows(tmp_path / "log")) == 5
     done = lab.run([*words[:2], "--resume", *words[2:-1], "x{}", ":::", "0"], cwd=tmp_path)
     assert done.stdout == b"x0\n", "another command is other work"
+
+
+@pytest.mark.parametrize("halts", [False, True])
+def test_resuming_runs_what_the_batch_has_ended(lab: Lab, tmp_path: Path, halts: bool) -> None:
+    """Also where a job made an exit status of the signal; a job that has died or failed by itself is not run again."""
+    script = (
+        'case $0 in dies) kill -9 $$ ;; catches) trap "exit 5" TERM ;; esac; test -e go && exit 0; echo up; '
+        'until test "$0" = fails -a -e fail; do sleep 0.01; done; exit 1'
+    )
+    words = ["xargs", "-P4", "--line-buffer", "--joblog", "log", "--halt", "now,fail=2"]
+    items = [*SH, script, ":::", "dies", "fails", "catches", "waits"]
+    with lab.popen([*words, *items], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\nup\nup\n")
+        until(lambda: len(rows(tmp_path / "log")) == 1, "one has died")
+        if halts:
+            (tmp_path / "fail").touch()
+        else:
+            process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert b"4 of 4 items are not done: " in err
+    own = ["killed", "failed"] if halts else ["killed"]
+    assert [row[12] for row in rows(tmp_path / "log")] == own + ["stopped"] * (4 - len(own))
+    (tmp_path / "go").touch()
+    done = lab.run([*words, "--resume", *items], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [row[12] for row in rows(tmp_path / "log")] == own + ["done"] * (4 - len(own))
 
 
 @pytest.mark.parametrize(
