@@ -57,13 +57,18 @@ class Task:
     def begin(self) -> None:
         """Another try."""
         self.tries += 1
+        self.adopted = None
         self.timed_out = self.ending = self.halted = self.running = False
         self.began = time.monotonic()
         self.entry.attempt = self.tries
         self.entry.started = time.time()
 
     def started(self) -> None:
-        since = self.job.seconds if self.adopted and self.job else 0.0
+        since = 0.0
+        if self.adopted and self.job:
+            since = self.job.seconds
+            if self.output and not self.output.go_on_at(self.job.base):
+                self.adopted.torn = True
         self.running = True
         self.began = time.monotonic() - since
         self.entry.started = time.time() - since

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,13 +14,17 @@ from quine.base.errors import Misconfigured
 from quine.fanout import journal
 from quine.fanout.input.items import Item
 from quine.fanout.input.rows import Row
+from quine.fanout.input.template import Template
 from quine.fanout.joblog import RUNNING, Entry, Joblog
 from quine.fanout.journal import hash_of
+from quine.fanout.options import Options
 from quine.fanout.output import spool
-from quine.fanout.output.results import names
-from quine.fanout.output.sinks import Tags
+from quine.fanout.output.results import Report, names
+from quine.fanout.output.sinks import Sink, Tags
 from quine.fanout.output.spool import Spool
-from quine.fanout.tasks import Task
+from quine.fanout.output.streams import Streams
+from quine.fanout.tasks import Task, Work
+from transport.client.batch import Batch
 
 KEEP = {"done", "lost"}
 
@@ -62,6 +67,32 @@ def test_directories_of_results_are_those_of_gnu_parallel_and_tell_items_apart()
     assert len({of(arg)[1] for arg in odd}) == len(odd)
     assert not {of(arg)[1] for arg in odd} & {"", ".", ".."}
     assert of("x" * 251) == of() == ["seq", "7"]
+
+
+@pytest.mark.parametrize("had", [b"passed on, not on record", b"passed on", b"passe", b""])
+def test_by_lines_the_files_of_a_job_that_is_taken_over_go_on_behind_what_does_not_come_again(
+    tmp_path: Path, had: bytes
+) -> None:
+    """One that lacks bytes that do not come again is not whole."""
+
+    options = Options(line_buffer=True, results=str(tmp_path))
+    report = Report(options, Work(options, Template(["cat"]), ["cat"]))
+    task = Task(Item(Row(("a",)), 1), Entry(1, ""))
+    batch = Batch()
+    sink = Sink(Streams(batch), False, True)
+    place = tmp_path / "1" / "a"
+    place.mkdir(parents=True)
+    (place / "stdout").write_bytes(had)
+    adopted = SimpleNamespace(torn=False)
+    task.adopted, task.job = adopted, SimpleNamespace(base=[0, 9, 0], seconds=1.0)  # type: ignore[assignment]
+    task.output = report.open(task, sink)
+    assert task.output.restore() == []
+    task.started()
+    task.output.copy(1, memoryview(b", and more"))
+    assert adopted.torn == (len(had) < 9)
+    assert (place / "stdout").read_bytes() == had[:9].ljust(9, b"\0") + b", and more"
+    task.output.end_copies()
+    batch.close()
 
 
 # -- the log ---------------------------------------------------------------------------------------
