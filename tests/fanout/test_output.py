@@ -58,8 +58,8 @@ def test_tags_do_not_depend_on_how_the_output_comes(data: bytes, sizes: list[int
 
 
 def test_directories_of_results_are_those_of_gnu_parallel_and_tell_items_apart() -> None:
-    def of(*args: str) -> list[str]:
-        return names(Task(Item(Row(args), 7), Entry(7, "")))
+    def of(*args: str, hash: str = "") -> list[str]:
+        return names(Task(Item(Row(args), 7), Entry(7, hash)))
 
     assert of("a") == ["1", "a"] and of("a", "x y") == ["1", "a", "2", "x y"]
     assert of("b/c") == ["1", "b\\_c"] and of("a\\b") == ["1", "a\\\\b"]
@@ -67,6 +67,7 @@ def test_directories_of_results_are_those_of_gnu_parallel_and_tell_items_apart()
     assert len({of(arg)[1] for arg in odd}) == len(odd)
     assert not {of(arg)[1] for arg in odd} & {"", ".", ".."}
     assert of("x" * 251) == of() == ["seq", "7"]
+    assert of("x" * 251, hash="h") == ["hash", "h"] and of(hash="h") == ["seq", "7-h"]
 
 
 @pytest.mark.parametrize("had", [b"passed on, not on record", b"passed on", b"passe", b""])

@@ -535,6 +535,18 @@ def test_resuming_runs_what_is_not_done(lab: Lab, tmp_path: Path) -> None:
     assert done.stdout == b"x0\n", "another command is other work"
 
 
+def test_resuming_with_another_list_overwrites_no_result(lab: Lab, tmp_path: Path) -> None:
+    """Each is the first of its list, and has a name that no file can have, or none."""
+    words = ["xargs", "--joblog", "log", "--resume", "--results", "r"]
+    for letter in "ab":
+        done = lab.run([*words, "--", "echo", ":::", letter * 300], cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, b"")
+        done = lab.run([*words, "--pipe", "--", "cat"], input=f"{letter}\n", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, b"")
+    kept = sorted(path.read_text() for path in (tmp_path / "r").rglob("stdout"))
+    assert kept == ["a\n", "a" * 300 + "\n", "b\n", "b" * 300 + "\n"]
+
+
 @pytest.mark.parametrize("halts", [False, True])
 def test_resuming_runs_what_the_batch_has_ended(lab: Lab, tmp_path: Path, halts: bool) -> None:
     """Also where a job made an exit status of the signal; a job that has died or failed by itself is not run again."""

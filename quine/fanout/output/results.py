@@ -126,7 +126,8 @@ def names(task: Task, named: bool = False) -> list[str]:
     """Return the directories of an item below --results: 1/ITEM, for several arguments 1/ITEM/2/ITEM, as GNU parallel.
 
     With `named` columns it is NAME/ITEM. A name that no file can have is written differently; one that is too long is
-    the number of the item.
+    the number of the item. With a log, which may be resumed with another list, it is the item's hash there; to blocks
+    of --pipe, of which many may be equal, it is added.
     """
     args, fields = task.item.args, task.item.fields or {}
     heads = (
@@ -135,9 +136,10 @@ def names(task: Task, named: bool = False) -> list[str]:
     found = []
     for head, arg in zip(heads, args):
         found += [_name(head), _name(arg)]
-    if not found or any(len(os.fsencode(name)) > LONGEST for name in found):
-        return ["seq", str(task.item.number)]
-    return found
+    number, hash = str(task.item.number), task.entry.hash
+    if any(len(os.fsencode(name)) > LONGEST for name in found):
+        return ["hash", hash] if hash else ["seq", number]
+    return found or ["seq", f"{number}-{hash}" if hash else number]
 
 
 def _name(text: str) -> str:
