@@ -87,13 +87,13 @@ def test_by_lines_the_files_of_a_job_that_is_taken_over_go_on_behind_what_does_n
     adopted = SimpleNamespace(torn=False)
     task.adopted, task.job = adopted, SimpleNamespace(base=[0, 9, 0], seconds=1.0)  # type: ignore[assignment]
     task.output = report.open(task, sink)
-    assert task.output.restore() == []
+    have = task.output.restore()
     task.started()
     task.output.copy(1, memoryview(b", and more"))
-    assert adopted.torn == (len(had) < 9)
-    assert (place / "stdout").read_bytes() == had[:9].ljust(9, b"\0") + b", and more"
     task.output.end_copies()
     batch.close()
+    assert have == [] and adopted.torn == (len(had) < 9)
+    assert (place / "stdout").read_bytes() == had[:9].ljust(9, b"\0") + b", and more"
 
 
 # -- the log ---------------------------------------------------------------------------------------
