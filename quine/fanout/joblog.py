@@ -11,6 +11,7 @@ Laws
 3. A last line without its end was torn by a crash: it is cut off, and its item has no line.
 4. An item is known by its hash, and equal ones are counted: order and length of the list do not matter.
 5. There is one line an item: resuming drops the lines of the items that it runs again.
+6. An item that was ended because the batch was has no end of its own: its State is STOPPED, and resuming runs it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ HEAD = PARALLEL + "\tNode\tId\tAttempt\tState\tHash\n"
 COLUMNS = HEAD.count("\t") + 1
 EVERY = 1.0  # seconds between fsyncs
 RUNNING = "running"
+STOPPED = "stopped"
 ESCAPES = {ord("\\"): "\\\\", ord("\t"): "\\t", ord("\n"): "\\n", ord("\r"): "\\r"}
 
 
@@ -41,7 +43,7 @@ class Entry:
 
     __slots__ = (
         *("attempt", "code", "command", "hash", "host", "id", "kind", "received"),
-        *("seconds", "sent", "seq", "signal", "started"),
+        *("seconds", "sent", "seq", "signal", "started", "stopped"),
     )
 
     def __init__(self, seq: int, hash: str) -> None:
@@ -49,6 +51,7 @@ class Entry:
         self.hash = hash
         self.command = self.host = self.id = ""
         self.kind = NEVER
+        self.stopped = False
         self.attempt = self.code = self.signal = self.sent = self.received = 0
         self.started = self.seconds = 0.0
 
@@ -57,7 +60,7 @@ class Entry:
             *(str(self.seq), self.host or ":", f"{self.started:.3f}", f"{self.seconds:10.3f}"),
             *(str(self.sent), str(self.received), str(self.code), str(self.signal)),
             *(self.command.translate(ESCAPES), self.host or "local", self.id, str(self.attempt)),
-            *(self.kind.replace(" ", "-"), self.hash),
+            *(STOPPED if self.stopped else self.kind.replace(" ", "-"), self.hash),
         )
         return "\t".join(columns) + "\n"
 
@@ -83,13 +86,17 @@ class Joblog:
             kept: list[str] = [HEAD]
             if keep is not None:
                 kept += self._read(set(keep))
+            mode = stat.S_IMODE(os.fstat(self._fds[0]).st_mode)
             # The journal first: a job whose line is dropped must not be in it, or it would count as lost.
             self.journal.begin()
-            self._fds.append(replaced(path, "".join(kept)))
+            self._fds.append(replaced(path, "".join(kept), mode))
             self._log = self._fds[-1]
         except BlockingIOError:
             self._close()
             raise Misconfigured(f"{path} is in use by another batch") from None
+        except Misconfigured:
+            self._close()
+            raise
         except OSError as error:
             self._close()
             raise Misconfigured(f"{path}: {(error.strerror or str(error)).lower()}") from None

@@ -9,7 +9,6 @@ Laws
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import time
@@ -17,7 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from quine.base import errors
-from quine.base.errors import Failure
+from quine.base.errors import Failure, Misconfigured
 from transport.address import boot_id
 from transport.writes import write_all
 
@@ -64,26 +63,32 @@ class Journal:
         self._second = -inf  # the latest one noted there
 
     def read(self) -> None:
-        """Go on with the batch of the file. Raises OSError."""
+        """Go on with the batch of the file. Raises OSError, and Misconfigured if it is none."""
         lines = whole_lines(self._path)
         head = lines[0].split() if lines else []
         if lines and (head[:2] != JOURNAL.split() or len(head) != 6 or not head[3].isdigit()):
-            raise OSError(errno.EINVAL, f"{self._path} is none of this version")
+            raise Misconfigured(f"{self._path} is none of this version")
         if head:
             self.batch, self._run, self._secret = head[2], int(head[3]) + 1, head[4]
         second = -inf
         same = bool(head) and head[5] == boot_id()  # else the clock is another one
-        for line in lines[1:]:
-            word, *rest = line.split()
-            if word == "time" and len(rest) == 1:
-                second = float(rest[0]) if same else -inf
-            elif word == "host" and len(rest) == 1:
-                self.hosts[rest[0]] = None
-            elif word == "where":
-                self.wheres[line[len(word) + 1 : -1]] = None
-            elif len(rest) == 3 and rest[1].isdigit():
-                self.sent.pop(rest[2], None)
-                self.sent[word] = Sent(rest[0], int(rest[1]), second)
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                word, *rest = line.split()
+                if word == "where":
+                    self.wheres[line[len(word) + 1 : -1]] = None
+                elif word == "host":
+                    (host,) = rest
+                    self.hosts[host] = None
+                elif word == "time":
+                    (when,) = map(float, rest)
+                    second = when if same else -inf
+                else:
+                    hash, attempt, before = rest
+                    self.sent[word] = Sent(hash, int(attempt), second)
+                    self.sent.pop(before, None)
+            except ValueError:
+                raise Misconfigured(f"line {number} of {self._path} is damaged") from None
 
     def begin(self) -> None:
         """Write it anew, with what has no line in the log. Raises OSError."""
@@ -177,14 +182,19 @@ class Journal:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def replaced(path: str, text: str, mode: int = 0o666) -> int:
-    """Replace a file as a whole, or not at all, also where the machine loses its power. Return it, to append to.
-
-    Raises BlockingIOError if another process has it.
-    """
+def replaced(path: str, text: str, mode: int) -> int:
+    """Replace a file as a whole, or not at all, also where the machine loses its power. Return it, to append to."""
     new = path + ".new"
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, mode)
     try:
+        os.unlink(
+            new
+        )  # of a run that was killed; a link or a file of somebody else is not written to, either
+    except FileNotFoundError:
+        pass
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
+    fd = os.open(new, flags, 0o600)
+    try:
+        os.fchmod(fd, mode)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has the name that others lock
         write_all(fd, os.fsencode(text))
         os.fsync(fd)

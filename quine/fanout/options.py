@@ -94,7 +94,7 @@ OPTIONS: tuple[Row, ...] = (
         "run an item up to N times until it is done, on a host where it has not failed (1)",
     ),
     ("idempotent", "", "", V, "running an item twice is harmless: also try again when its outcome was lost"),
-    ("halt", "", "WHEN", V, "now or soon, then ,fail=N ,fail=N% or ,success=N: when to stop (never)"),
+    ("halt", "", "WHEN", V, "now or soon, then ,fail=N ,success=N or ,done=N, also N%: when to stop (never)"),
     ("exit-count", "", "", V, "exit status: the number of items that are not done, 101 for more than 100"),
     ("report", "", "FILE|FD", V, "write one JSON object with the counts at the end"),
     ("joblog", "", "FILE", V, "record how each item ended"),

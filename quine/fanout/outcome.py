@@ -96,9 +96,10 @@ class Halt:
         if text in ("", "never"):
             return
         found = re.fullmatch(r"(now|soon),(fail|success|done)=([1-9][0-9]{0,8})(%?)", text)
-        if not found:
+        if not found or (found[4] and int(found[3]) > 100):
             raise Misconfigured(
-                f"--halt {text[:40]}: should be now or soon, then ,fail=N ,fail=N% or ,success=N"
+                f"--halt {text[:40]}: should be now or soon, then ,fail=N ,success=N or ,done=N",
+                "N% is a share of what has ended, 100% at most",
             )
         self.now, self._of, self._count = found[1] == "now", found[2], int(found[3])
         self._percent = bool(found[4])

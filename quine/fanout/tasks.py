@@ -9,6 +9,7 @@ from quine.base.errors import Misconfigured
 from quine.fanout.input.template import Values, Word
 from quine.fanout.joblog import Entry
 from quine.fanout.journal import hash_of
+from quine.fanout.outcome import FAILED, KILLED, TIMEOUT
 from transport.lean import signal
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ class Task:
 
     __slots__ = (
         *("argv", "ending", "entry", "failed_on", "item", "job", "output", "began", "running", "stdin"),
-        *("adopted", "facts", "kept", "sent", "timed_out", "tries", "unstarted"),
+        *("adopted", "facts", "halted", "kept", "sent", "timed_out", "tries", "unstarted"),
     )
 
     def __init__(self, item: Item, entry: Entry) -> None:
@@ -51,17 +52,23 @@ class Task:
         self.began = 0.0  # monotonic, of this try's start over there
         self.running = False  # over there
         self.timed_out = self.ending = False  # in this try
+        self.halted = False  # it was ended because the batch was
 
     def begin(self) -> None:
         """Another try."""
         self.tries += 1
-        self.timed_out = self.ending = self.running = False
+        self.adopted = None
+        self.timed_out = self.ending = self.halted = self.running = False
         self.began = time.monotonic()
         self.entry.attempt = self.tries
         self.entry.started = time.time()
 
     def started(self) -> None:
-        since = self.job.seconds if self.adopted and self.job else 0.0
+        since = 0.0
+        if self.adopted and self.job:
+            since = self.job.seconds
+            if self.output and not self.output.go_on_at(self.job.base):
+                self.adopted.torn = True
         self.running = True
         self.began = time.monotonic() - since
         self.entry.started = time.time() - since
@@ -72,6 +79,7 @@ class Task:
 
         entry = self.entry
         entry.kind, entry.host = kind, status.host
+        entry.stopped = self.halted and kind in (FAILED, KILLED, TIMEOUT)
         entry.signal = signal_number(status.signal) if status.signal else 0
         entry.code = 0 if entry.signal else status.code
         entry.seconds = time.monotonic() - self.began if self.running else 0.0
@@ -84,7 +92,7 @@ class Task:
         job, number = self.job, self.tries
         if self.ending:
             return
-        self.ending = True
+        self.ending, self.halted = True, not self.timed_out
         if job is None:
             return  # it waits to be sent, and is not
         job.signal(signal.SIGTERM)
@@ -189,7 +197,10 @@ class Work:
         if self._item_on_stdin:
             return os.fsencode(" ".join(item.args)) + b"\n"
         if self._stdin:
-            return os.open(self._stdin.text(item), os.O_RDONLY | os.O_CLOEXEC)
+            # A named pipe that nobody writes to yet does not hold up the other items: its job waits for the writer.
+            fd = os.open(self._stdin.text(item), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.set_blocking(fd, True)
+            return fd
         return None
 
     def tag(self, item: Item) -> bytes | None:

@@ -85,6 +85,15 @@ def test_by_lines_no_line_is_missing(lab: Lab, tmp_path: Path) -> None:
     assert batch.ran() == [*"01234567"] and batch.states() == ["done"] * 8
 
 
+def test_by_lines_the_files_of_results_have_each_line_once(lab: Lab, tmp_path: Path) -> None:
+    batch = Killed(lab, tmp_path, "--on", "h1,h2", "--line-buffer", "--results", "out")
+    batch.go()
+    done = batch.resume()
+    assert (done.returncode, done.stderr) == (0, b"")
+    for item in range(8):
+        assert (tmp_path / "out/1" / str(item) / "stdout").read_text() == f"a{item}\nb{item}\n"
+
+
 def test_what_has_ended_meanwhile_is_taken_over_too(lab: Lab, tmp_path: Path) -> None:
     batch = Killed(lab, tmp_path, "--on", "h1")
     batch.go()

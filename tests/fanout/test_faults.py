@@ -53,7 +53,7 @@ def test_a_copy_of_an_output_that_cannot_be_written(lab: Lab, tmp_path: Path, or
     assert counts == "quine: error: 2 of 3 items are not done: 1 killed, 1 lost"
     assert error == f"quine: error: --results r/1/full: {FULL}"
     assert (done.returncode, done.stdout) == (74, b"good\n")
-    assert kinds(tmp_path / "log") == {"1": "done", "2": "lost", "3": "killed"}
+    assert kinds(tmp_path / "log") == {"1": "done", "2": "lost", "3": "stopped"}
 
 
 def test_a_table_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def halted_after(text: str, kinds: list[str]) -> int:
         ("soon,done=2", ["failed", "done"], 2),
         ("now,fail=50%", ["failed", "failed", "done", "done", "done", "failed"], 6),  # three count
         ("now,fail=50%", ["done"] * 4 + ["failed"] * 4, 8),
+        ("now,fail=100%", ["failed"] * 3, 3),
     ],
 )
 def test_halt(text: str, kinds: list[str], after: int) -> None:
@@ -82,9 +83,11 @@ def test_halt_counts_what_is_not_done(limit: int, kinds: list[str]) -> None:
     assert halted_after(f"now,fail={limit}", kinds) == (failures[limit - 1] if len(failures) >= limit else 0)
 
 
-@pytest.mark.parametrize("text", ["now", "fail=1", "now,fail=0", "later,fail=1", "now,fail=1,", "now,fail=x"])
+@pytest.mark.parametrize(
+    "text", ["now", "fail=1", "now,fail=0", "later,fail=1", "now,fail=1,", "now,fail=x", "now,fail=101%"]
+)
 def test_a_wrong_halt_is_refused(text: str) -> None:
-    with pytest.raises(Misconfigured, match="--halt"):
+    with pytest.raises(Misconfigured, match=r"--halt .* or ,done=N"):
         Halt(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,13 +14,17 @@ from quine.base.errors import Misconfigured
 from quine.fanout import journal
 from quine.fanout.input.items import Item
 from quine.fanout.input.rows import Row
+from quine.fanout.input.template import Template
 from quine.fanout.joblog import RUNNING, Entry, Joblog
 from quine.fanout.journal import hash_of
+from quine.fanout.options import Options
 from quine.fanout.output import spool
-from quine.fanout.output.results import names
-from quine.fanout.output.sinks import Tags
+from quine.fanout.output.results import Report, names
+from quine.fanout.output.sinks import Sink, Tags
 from quine.fanout.output.spool import Spool
-from quine.fanout.tasks import Task
+from quine.fanout.output.streams import Streams
+from quine.fanout.tasks import Task, Work
+from transport.client.batch import Batch
 
 KEEP = {"done", "lost"}
 
@@ -53,8 +58,8 @@ def test_tags_do_not_depend_on_how_the_output_comes(data: bytes, sizes: list[int
 
 
 def test_directories_of_results_are_those_of_gnu_parallel_and_tell_items_apart() -> None:
-    def of(*args: str) -> list[str]:
-        return names(Task(Item(Row(args), 7), Entry(7, "")))
+    def of(*args: str, hash: str = "") -> list[str]:
+        return names(Task(Item(Row(args), 7), Entry(7, hash)))
 
     assert of("a") == ["1", "a"] and of("a", "x y") == ["1", "a", "2", "x y"]
     assert of("b/c") == ["1", "b\\_c"] and of("a\\b") == ["1", "a\\\\b"]
@@ -62,6 +67,33 @@ def test_directories_of_results_are_those_of_gnu_parallel_and_tell_items_apart()
     assert len({of(arg)[1] for arg in odd}) == len(odd)
     assert not {of(arg)[1] for arg in odd} & {"", ".", ".."}
     assert of("x" * 251) == of() == ["seq", "7"]
+    assert of("x" * 251, hash="h") == ["hash", "h"] and of(hash="h") == ["seq", "7-h"]
+
+
+@pytest.mark.parametrize("had", [b"passed on, not on record", b"passed on", b"passe", b""])
+def test_by_lines_the_files_of_a_job_that_is_taken_over_go_on_behind_what_does_not_come_again(
+    tmp_path: Path, had: bytes
+) -> None:
+    """One that lacks bytes that do not come again is not whole."""
+
+    options = Options(line_buffer=True, results=str(tmp_path))
+    report = Report(options, Work(options, Template(["cat"]), ["cat"]))
+    task = Task(Item(Row(("a",)), 1), Entry(1, ""))
+    batch = Batch()
+    sink = Sink(Streams(batch), False, True)
+    place = tmp_path / "1" / "a"
+    place.mkdir(parents=True)
+    (place / "stdout").write_bytes(had)
+    adopted = SimpleNamespace(torn=False)
+    task.adopted, task.job = adopted, SimpleNamespace(base=[0, 9, 0], seconds=1.0)  # type: ignore[assignment]
+    task.output = report.open(task, sink)
+    have = task.output.restore()
+    task.started()
+    task.output.copy(1, memoryview(b", and more"))
+    task.output.end_copies()
+    batch.close()
+    assert have == [] and adopted.torn == (len(had) < 9)
+    assert (place / "stdout").read_bytes() == had[:9].ljust(9, b"\0") + b", and more"
 
 
 # -- the log ---------------------------------------------------------------------------------------
@@ -168,6 +200,42 @@ def test_it_is_known_how_long_ago_a_job_was_sent_unless_by_another_boot(
     again = Joblog(str(path), KEEP)
     assert again.journal.age("one") == float("inf")
     again.close()
+
+
+def test_a_log_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for mode in (0o600, 0o666):  # the second one is more than a usual umask leaves
+        path.touch()
+        path.chmod(mode)
+        written(path, [("a", "done")])
+        Joblog(str(path), KEEP).close()
+        assert path.stat().st_mode & 0o777 == mode
+
+
+def test_nothing_that_others_have_put_there_gets_the_journal(tmp_path: Path) -> None:
+    for name in ("log", "log.started"):
+        (tmp_path / f"{name}.new").symlink_to("elsewhere")
+        written(tmp_path / "log", [], running=("a",))
+        assert not (tmp_path / "elsewhere").exists()
+        (tmp_path / f"{name}.new").touch()
+        (tmp_path / f"{name}.new").chmod(0o666)
+        written(tmp_path / "log", [], running=("a",))
+    assert (tmp_path / "log.started").stat().st_mode & 0o777 == 0o600
+    assert sorted(os.listdir(tmp_path)) == ["log", "log.started"]
+
+
+@pytest.mark.parametrize("line", ["", "time x", "host", "host a b", "id hash x -", "id hash 1", "odd"])
+def test_a_journal_that_is_damaged_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "log"
+    written(path, [], running=("a",))
+    with (tmp_path / "log.started").open("a") as file:
+        file.write(f"where a b\n{line}\n")
+    damaged = (tmp_path / "log.started").read_text()
+    number = damaged.count("\n")
+    for _ in range(2):
+        with pytest.raises(Misconfigured, match=f"line {number} of {path}.started is damaged"):
+            Joblog(str(path), KEEP)
+    assert (tmp_path / "log.started").read_text() == damaged
 
 
 def test_the_journal_of_a_long_batch_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,22 @@ def test_stdin_of_the_jobs(lab: Lab, tmp_path: Path, options: list[str], stdin: 
     )
 
 
+def test_a_pipe_without_a_writer_holds_up_no_other_item(lab: Lab, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("of the file\n")
+    words = ["xargs", "-P2", "--stdin", "{}", "--", "cat", ":::", "pipe", "file"]
+    with lab.popen(words, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        try:
+            assert read_until(process.stdout.fileno(), b"\n") == b"of the file\n"
+        finally:  # also one that waits for it in an open
+            writer = os.open(tmp_path / "pipe", os.O_RDWR)
+        os.write(writer, b"of the pipe\n")
+        os.close(writer)
+        assert process.stdout.read() == b"of the pipe\n"
+        assert process.wait(PATIENCE) == 0
+
+
 def test_an_input_that_never_ends_is_read_as_jobs_have_room(lab: Lab) -> None:
     done = lab.sh("yes | quine xargs -P2 -- echo {#} | head -n 3 | wc -l")
     assert (done.stdout.strip(), done.stderr) == (b"3", b"")
@@ -417,7 +433,7 @@ def test_the_second_interrupt_ends_all(lab: Lab, tmp_path: Path) -> None:
         read_until(process.stderr.fileno(), b"^C again ends them\n")
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == -signal.SIGINT
-    assert [row[12] for row in rows(tmp_path / "log")] == ["killed", "killed"]
+    assert [row[12] for row in rows(tmp_path / "log")] == ["stopped", "stopped"]
 
 
 @pytest.mark.parametrize("options", [[], ["--line-buffer"]])
@@ -517,6 +533,45 @@ def test_resuming_runs_what_is_not_done(lab: Lab, tmp_path: Path) -> None:
     assert len(rows(tmp_path / "log")) == 5
     done = lab.run([*words[:2], "--resume", *words[2:-1], "x{}", ":::", "0"], cwd=tmp_path)
     assert done.stdout == b"x0\n", "another command is other work"
+
+
+def test_resuming_with_another_list_overwrites_no_result(lab: Lab, tmp_path: Path) -> None:
+    """Each is the first of its list, and has a name that no file can have, or none."""
+    words = ["xargs", "--joblog", "log", "--resume", "--results", "r"]
+    for letter in "ab":
+        done = lab.run([*words, "--", "echo", ":::", letter * 300], cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, b"")
+        done = lab.run([*words, "--pipe", "--", "cat"], input=f"{letter}\n", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, b"")
+    kept = sorted(path.read_text() for path in (tmp_path / "r").rglob("stdout"))
+    assert kept == ["a\n", "a" * 300 + "\n", "b\n", "b" * 300 + "\n"]
+
+
+@pytest.mark.parametrize("halts", [False, True])
+def test_resuming_runs_what_the_batch_has_ended(lab: Lab, tmp_path: Path, halts: bool) -> None:
+    """Also where a job made an exit status of the signal; a job that has died or failed by itself is not run again."""
+    script = (
+        'case $0 in dies) kill -9 $$ ;; catches) trap "exit 5" TERM ;; esac; test -e go && exit 0; echo up; '
+        'until test "$0" = fails -a -e fail; do sleep 0.01; done; exit 1'
+    )
+    words = ["xargs", "-P4", "--line-buffer", "--joblog", "log", "--halt", "now,fail=2"]
+    items = [*SH, script, ":::", "dies", "fails", "catches", "waits"]
+    with lab.popen([*words, *items], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\nup\nup\n")
+        until(lambda: len(rows(tmp_path / "log")) == 1, "one has died")
+        if halts:
+            (tmp_path / "fail").touch()
+        else:
+            process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert b"4 of 4 items are not done: " in err
+    own = ["killed", "failed"] if halts else ["killed"]
+    assert [row[12] for row in rows(tmp_path / "log")] == own + ["stopped"] * (4 - len(own))
+    (tmp_path / "go").touch()
+    done = lab.run([*words, "--resume", *items], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [row[12] for row in rows(tmp_path / "log")] == own + ["done"] * (4 - len(own))
 
 
 @pytest.mark.parametrize(

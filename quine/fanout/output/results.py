@@ -33,6 +33,7 @@ class Report:
         self._json = options.json
         self._named = options.header != ""
         self._directory = "" if kind else options.results
+        self._by_lines = options.line_buffer
         self._table = self._fold = None
         if kind:
             self._table = tables.Table(options.results, kind, options.resume or options.resume_failed)
@@ -53,17 +54,19 @@ class Report:
             place = os.path.join(self._directory, *names(task, self._named))
             output.place = f"--results {place}"
             try:
-                self._copy_into(output.copies, place, task.item.number)
+                # By lines they have what does not come again; else all is copied again from where it is kept.
+                cut = not (task.adopted and self._by_lines)
+                self._copy_into(output.copies, place, task.item.number, cut)
             except OSError as error:
                 output.drop()
                 raise Failure(LOST, f"{output.place}: {_why(error)}") from None
         return output
 
-    def _copy_into(self, copies: dict[int, int], place: str, number: int) -> None:
+    def _copy_into(self, copies: dict[int, int], place: str, number: int, cut: bool) -> None:
         os.makedirs(place, exist_ok=True)
         with open(os.path.join(place, "seq"), "w") as file:
             file.write(str(number))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if cut else 0)
         for stream, name in ((1, "stdout"), (2, "stderr")):
             copies[stream] = os.open(os.path.join(place, name), flags, 0o666)
 
@@ -123,7 +126,8 @@ def names(task: Task, named: bool = False) -> list[str]:
     """Return the directories of an item below --results: 1/ITEM, for several arguments 1/ITEM/2/ITEM, as GNU parallel.
 
     With `named` columns it is NAME/ITEM. A name that no file can have is written differently; one that is too long is
-    the number of the item.
+    the number of the item. With a log, which may be resumed with another list, it is the item's hash there; to blocks
+    of --pipe, of which many may be equal, it is added.
     """
     args, fields = task.item.args, task.item.fields or {}
     heads = (
@@ -132,9 +136,10 @@ def names(task: Task, named: bool = False) -> list[str]:
     found = []
     for head, arg in zip(heads, args):
         found += [_name(head), _name(arg)]
-    if not found or any(len(os.fsencode(name)) > LONGEST for name in found):
-        return ["seq", str(task.item.number)]
-    return found
+    number, hash = str(task.item.number), task.entry.hash
+    if any(len(os.fsencode(name)) > LONGEST for name in found):
+        return ["hash", hash] if hash else ["seq", number]
+    return found or ["seq", f"{number}-{hash}" if hash else number]
 
 
 def _name(text: str) -> str:

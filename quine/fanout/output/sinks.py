@@ -213,6 +213,10 @@ class Output:
             self.copy(stream, memoryview(data))
         return self.got
 
+    def go_on_at(self, base: list[int]) -> bool:
+        """The job comes from these bytes of each stream on. Return False if bytes before are not there any more."""
+        return True
+
     def go_over(self) -> list[int]:
         """The job comes over another channel; return the bytes of each stream that are here."""
         return self.got
@@ -290,6 +294,20 @@ class Lines(Output):
         self._origin = None
         return []
 
+    def go_on_at(self, base: list[int]) -> bool:
+        """Cut off the copies behind what does not come again."""
+        if self._origin is not None:
+            return True
+        self._origin, whole = list(base), True
+        try:
+            for stream, fd in self.copies.items():
+                whole = whole and os.fstat(fd).st_size >= base[stream]
+                os.ftruncate(fd, base[stream])
+                os.lseek(fd, base[stream], os.SEEK_SET)
+        except OSError as error:
+            self._refuse(Failure(LOST, f"{self.place}: {(error.strerror or str(error)).lower()}"))
+        return whole
+
     def go_over(self) -> list[int]:
         self._left.clear()  # it was not taken, and comes again
         self._sink.stopped.pop(self, None)
@@ -308,8 +326,7 @@ class Lines(Output):
 
         def written() -> None:
             self._asked = False
-            if self.job:
-                self._origin = self._origin or list(self.job.base)
+            if self.job and self._origin:
                 for stream in (1, 2):
                     self.job.persisted(stream, self._origin[stream] + passed[stream])
             if passed != self._passed:
