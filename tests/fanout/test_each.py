@@ -209,7 +209,6 @@ def test_one_object_a_host(lab: Lab) -> None:
         ["-k", "--fold"],
         ["-P0"],
         ["-Px"],
-        ["--timeout", "0"],
         ["--timeout", "soon"],
         ["--limit", "nofile"],
         ["--foldd"],
@@ -274,12 +273,32 @@ def test_a_command_that_is_lost_somewhere_is_the_exit_status(lab: Lab, fifos: Pa
     assert {line.split(": ")[1] for line in errors} == {"h1", "h2", "h3"}
 
 
+@pytest.mark.parametrize("seconds", ["inf", "1e8"])
+def test_a_time_may_be_longer_than_one_wait_for_events(lab: Lab, seconds: str) -> None:
+    done = lab.run(["each", "--timeout", seconds, "h1", *SH, "echo done"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"==> h1 <==\ndone\n", b"")
+
+
 def test_the_time_of_a_command_is_bounded(lab: Lab) -> None:
     script = f"echo up; {on('h1', 'exec tail -f /dev/null')}; exit 3"
     done = lab.run(["each", "--timeout", "1.5", "h1,h2", *SH, script])
     assert (done.returncode, groups(done.stdout)) == (124, {"h1": "up\n", "h2": "up\n"})
     assert b"quine: h1: error: not done after 1.5 s\n" in done.stderr
     assert b"quine: h2: error: exit status 3\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["each", "--timeout", "0", "h1"], ["xargs", "--timeout", "0", "--on", "h1"]]
+)
+def test_a_time_of_0_is_no_limit(lab: Lab, words: list[str]) -> None:
+    done = lab.run([*words, "--", "echo", "done"], input=b"item\n")
+    assert (done.returncode, done.stderr) == (0, b"") and b"done" in done.stdout
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 0), ("0", 0), ("1.5", 1.5), ("2m", 120)])
+def test_times_are_written_as_for_xargs(text: str, seconds: float) -> None:
+    options, _, _ = parse(["--timeout", text] if text else [])
+    assert options.seconds == seconds
 
 
 def up(process: subprocess.Popen[bytes], count: int) -> None:
@@ -323,6 +342,56 @@ def test_a_second_signal_waits_for_nothing(lab: Lab) -> None:
         out, said = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (-signal.SIGINT, b"")
     assert b"quine: h2: error: not waited for any longer" in said and b"h3" not in said
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT, signal.SIGINT]])
+def test_a_reader_that_has_stalled_holds_up_no_end(lab: Lab, numbers: list[int]) -> None:
+    """More than a pipe holds waits for it, and nothing runs any more."""
+    with running(lab, "-v", "h1", "--", "seq", "100000") as process:
+        assert process.stderr
+        read_until(process.stderr.fileno(), b"quine: h1: done")
+        for number in numbers[:-1]:
+            process.send_signal(number)
+            process.send_signal(signal.SIGUSR1)  # its answer: the one before was taken
+            read_until(process.stderr.fileno(), b"1 hosts have ended")
+        process.send_signal(numbers[-1])
+        assert process.wait(PATIENCE) == -numbers[-1]
+
+
+def test_a_command_that_is_stopped_by_its_reader_is_ended(lab: Lab) -> None:
+    with running(lab, "--line-buffer", "h1", "--", "yes") as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"h1\ty\n")
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) in (
+            -signal.SIGTERM,
+            -signal.SIGINT,
+        )  # they may be taken in either order
+
+
+def test_after_the_first_interrupt_outputs_are_waited_for(lab: Lab) -> None:
+    with running(lab, "-v", "h1", "--", "seq", "100000") as process:
+        assert process.stdout and process.stderr
+        read_until(process.stderr.fileno(), b"quine: h1: done")
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGUSR1)
+        read_until(process.stderr.fileno(), b"1 hosts have ended")
+        out, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGINT and out.endswith(b"\n100000\n")
+
+
+@pytest.mark.parametrize("stderr", ["&-", "/dev/full"])
+@pytest.mark.parametrize("words", ["-k", "--line-buffer", "--fold"])
+def test_a_stderr_that_cannot_be_written_ends_no_other_host(lab: Lab, stderr: str, words: str) -> None:
+    done = lab.sh(f"quine each {words} {ALL} -- sh -c 'echo x; echo y >&2' 2>{stderr}")
+    assert done.returncode == 74
+    if words == "-k":
+        assert groups(done.stdout) == {"h1": "x\n", "h2": "x\n", "h3": "x\n"}
+    elif words == "--fold":
+        assert groups(done.stdout) == {"h[1-3] (3)": "x\n"}
+    else:
+        assert sorted(done.stdout.splitlines()) == [b"h1\tx", b"h2\tx", b"h3\tx"]
 
 
 def test_it_tells_which_hosts_are_at_work(lab: Lab, fifos: Path) -> None:

@@ -112,6 +112,8 @@ def _run(options: Options, hosts: list[str], command: list[str], stdin: int | No
 
         die_of(signal_name(run.ended_by))
         return 128 + run.ended_by
+    if run.fault:
+        raise run.fault
     return run.exit_status
 
 
