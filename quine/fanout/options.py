@@ -121,6 +121,10 @@ OPTIONS: tuple[Row, ...] = (
     ("help", "h", "", V, "this text"),
 )
 
+# of no meaning with --pipe
+OF_ITEMS = ("null", "delimiter", "no-run-if-empty", "link", "replace", "colsep", "csv", "jsonl", "shuf")
+PIPED = "of the options about input --pipe has -a, -n, -L, --header, --block and --recend"
+
 HEAD = """\
 usage: quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…] [::: ITEM…] [:::: FILE…]
        quine xargs [OPTIONS] [--on WHERE] MISSION… [::: ITEM…] [:::: FILE…]
@@ -250,10 +254,25 @@ def parse(words: list[str]) -> tuple[Options, list[str], bool]:
 
     parser, todo = Parser(OPTIONS, unknown), words[::-1]
     parser.take(todo)
+    taken = words[: len(words) - len(todo)]
     dashes = todo[-1:] == ["--"]
     if dashes:
         todo.pop()
-    return Options(**parser.values), todo[::-1], dashes
+    elif "--" in taken:  # as a value, and the command would be taken for a mission
+        option = taken[taken.index("--") - 1]
+        raise Misconfigured(f"{option} takes a value, and -- follows it", f"give it one: {option} VALUE --")
+    options = Options(**parser.values)
+    _check_pipe(options)
+    return options, todo[::-1], dashes
+
+
+def _check_pipe(options: Options) -> None:
+    """Refuse options about items with --pipe, which has none. Raises Misconfigured."""
+    if not options.pipe:
+        return
+    for name in OF_ITEMS:
+        if getattr(options, field(name)):
+            raise Misconfigured(f"--{name} is about items, and --pipe has blocks of records instead", PIPED)
 
 
 def usage() -> str:
