@@ -113,6 +113,18 @@ def test_hosts_are_chosen_as_where_says(lab: Lab) -> None:
     assert not (lab["h1"].home / "ran").exists()
 
 
+@pytest.mark.parametrize("where", ["local", "any,local", "h1!local"])
+def test_this_machine_is_none_of_the_hosts(lab: Lab, where: str) -> None:
+    done = lab.run(["each", where, "true"])
+    assert (done.returncode, done.stderr.decode().splitlines()) == (
+        69,
+        [
+            "quine: error: local is this machine, and no host of the inventory",
+            "quine: hint: leave it out",
+        ],
+    )
+
+
 def test_stdin_is_empty_or_a_copy_for_each(lab: Lab, tmp_path: Path) -> None:
     data = os.urandom(300_000)
     (tmp_path / "file").write_bytes(data)

@@ -53,6 +53,10 @@ def chosen(where: str, options: RunOptions) -> list[str]:
 
     if asks_origin(bool(options.inventory), find_inventory(options, os.environ), inherit.read()):
         raise Misconfigured("quine each chooses its hosts where the inventory is", "quine run --on HOST")
+    if "local" in where.replace("!", ",").split(","):
+        from transport.errors import NoSuchHost
+
+        raise NoSuchHost("local is this machine, and no host of the inventory", "leave it out")
     return hosts(where, options)
 
 
