@@ -406,6 +406,24 @@ def test_a_stderr_that_cannot_be_written_ends_no_other_host(lab: Lab, stderr: st
         assert sorted(done.stdout.splitlines()) == [b"h1\tx", b"h2\tx", b"h3\tx"]
 
 
+@pytest.mark.parametrize("words", ["-k", "--fold", "--json"])
+def test_an_output_that_cannot_be_kept_ends_no_other_host(lab: Lab, words: str) -> None:
+    """No file may have more than 100 KiB, as on a disk that is almost full; h1 is the first of all."""
+    lab.run(["run", "--on", ALL, "--", "true"])  # the node of this machine has no such limit
+    script = f"{on('h1', 'seq 100000')}; echo x"
+    line = f"ulimit -f 200; exec quine each -P1 {words} {ALL} -- sh -c '{script}'"
+    done = lab.sh(line, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode == 74
+    why = b"error: an output cannot be kept in a temporary file: file too large\n"
+    assert done.stderr.endswith(why) and done.stderr.count(why) == 1
+    if words == "--json":
+        states = {(entry := json.loads(line))["host"]: entry["state"] for line in done.stdout.splitlines()}
+        assert (states["h2"], states["h3"]) == ("done", "done") and states["h1"] != "done"
+    else:
+        found = groups(done.stdout)
+        assert found.get("h2") == found.get("h3") == "x\n" or found["h[2-3] (2)"] == "x\n"
+
+
 def test_it_tells_which_hosts_are_at_work(lab: Lab, fifos: Path) -> None:
     script = f"echo up; {on('h2', f'read x <{fifos}/a')}; exit 0"
     with running(lab, "-v", "--line-buffer", ALL, *SH, script) as process:
