@@ -71,7 +71,13 @@ OPTIONS: tuple[Row, ...] = (
     ),
     ("env", "", "K[=V]", V, "set or pass an environment variable; may be repeated"),
     ("limit", "", "NAME=VALUE", V, "limit: as core cpu data fsize nofile nproc stack; may be repeated"),
-    ("timeout", "", "SECONDS|N%", V, "end a job that takes longer; N%: of the median of those that are done"),
+    (
+        "timeout",
+        "",
+        "SECONDS|N%",
+        V,
+        "end a job that takes longer, 0 = no limit; N%: of the median of those that are done",
+    ),
     ("delay", "", "SECONDS", V, "time between two starts"),
     ("load", "", "N|N%", V, "start no job on a host whose load is N or more; N%: of its processors"),
     ("keep-order", "k", "", V, "outputs in the order of the items"),
@@ -114,6 +120,10 @@ OPTIONS: tuple[Row, ...] = (
     ("verbose", "v", "", V, "operational detail on stderr"),
     ("help", "h", "", V, "this text"),
 )
+
+# of no meaning with --pipe
+OF_ITEMS = ("null", "delimiter", "no-run-if-empty", "link", "replace", "colsep", "csv", "jsonl", "shuf")
+PIPED = "of the options about input --pipe has -a, -n, -L, --header, --block and --recend"
 
 HEAD = """\
 usage: quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…] [::: ITEM…] [:::: FILE…]
@@ -244,10 +254,25 @@ def parse(words: list[str]) -> tuple[Options, list[str], bool]:
 
     parser, todo = Parser(OPTIONS, unknown), words[::-1]
     parser.take(todo)
+    taken = words[: len(words) - len(todo)]
     dashes = todo[-1:] == ["--"]
     if dashes:
         todo.pop()
-    return Options(**parser.values), todo[::-1], dashes
+    elif "--" in taken:  # as a value, and the command would be taken for a mission
+        option = taken[taken.index("--") - 1]
+        raise Misconfigured(f"{option} takes a value, and -- follows it", f"give it one: {option} VALUE --")
+    options = Options(**parser.values)
+    _check_pipe(options)
+    return options, todo[::-1], dashes
+
+
+def _check_pipe(options: Options) -> None:
+    """Refuse options about items with --pipe, which has none. Raises Misconfigured."""
+    if not options.pipe:
+        return
+    for name in OF_ITEMS:
+        if getattr(options, field(name)):
+            raise Misconfigured(f"--{name} is about items, and --pipe has blocks of records instead", PIPED)
 
 
 def usage() -> str:

@@ -43,6 +43,15 @@ class Lost(JobError):
     """The job was started, or may have been, and its outcome is not known (status 74)."""
 
 
+class CommandError(subprocess.CalledProcessError):
+    """A CalledProcessError whose reason quine knows, which its text is about: the command itself may have succeeded."""
+
+    detail = ""
+
+    def __str__(self) -> str:
+        return f"Command {self.cmd!r}: {self.detail} (status {self.returncode})"
+
+
 class Result(subprocess.CompletedProcess, Generic[AnyStr]):  # type: ignore[type-arg]
     """The end of a job, as `subprocess.CompletedProcess` has it, with the host and the report.
 

@@ -12,7 +12,7 @@ from quine.base import run_report
 from quine.base.cli_options import environment, limits
 from quine.jobs.client import caller, callers_environment, staging, starting_directory
 from quine.python.outputs import Decoding, Outputs
-from quine.python.result import Lost, NeverStarted, Result, returncode
+from quine.python.result import CommandError, Lost, NeverStarted, Result, returncode
 from transport.status import LOST, Status
 
 TYPE_CHECKING = False
@@ -194,7 +194,12 @@ class Task:
             return NeverStarted(status, report)
         result: Result[Any] = Result(self.args, status, report, self.outputs.captured, self.decoding)
         if self.check and returncode(status):
-            return subprocess.CalledProcessError(result.returncode, self.args, result.stdout, result.stderr)
+            end = (result.returncode, self.args, result.stdout, result.stderr)
+            if not status.detail:
+                return subprocess.CalledProcessError(*end)
+            error = CommandError(*end)
+            error.detail = status.detail
+            return error
         return result
 
     def runs(self) -> bool:

@@ -113,6 +113,18 @@ def test_hosts_are_chosen_as_where_says(lab: Lab) -> None:
     assert not (lab["h1"].home / "ran").exists()
 
 
+@pytest.mark.parametrize("where", ["local", "any,local", "h1!local"])
+def test_this_machine_is_none_of_the_hosts(lab: Lab, where: str) -> None:
+    done = lab.run(["each", where, "true"])
+    assert (done.returncode, done.stderr.decode().splitlines()) == (
+        69,
+        [
+            "quine: error: local is this machine, and no host of the inventory",
+            "quine: hint: leave it out",
+        ],
+    )
+
+
 def test_stdin_is_empty_or_a_copy_for_each(lab: Lab, tmp_path: Path) -> None:
     data = os.urandom(300_000)
     (tmp_path / "file").write_bytes(data)
@@ -209,7 +221,6 @@ def test_one_object_a_host(lab: Lab) -> None:
         ["-k", "--fold"],
         ["-P0"],
         ["-Px"],
-        ["--timeout", "0"],
         ["--timeout", "soon"],
         ["--limit", "nofile"],
         ["--foldd"],
@@ -274,12 +285,32 @@ def test_a_command_that_is_lost_somewhere_is_the_exit_status(lab: Lab, fifos: Pa
     assert {line.split(": ")[1] for line in errors} == {"h1", "h2", "h3"}
 
 
+@pytest.mark.parametrize("seconds", ["inf", "1e8"])
+def test_a_time_may_be_longer_than_one_wait_for_events(lab: Lab, seconds: str) -> None:
+    done = lab.run(["each", "--timeout", seconds, "h1", *SH, "echo done"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"==> h1 <==\ndone\n", b"")
+
+
 def test_the_time_of_a_command_is_bounded(lab: Lab) -> None:
     script = f"echo up; {on('h1', 'exec tail -f /dev/null')}; exit 3"
     done = lab.run(["each", "--timeout", "1.5", "h1,h2", *SH, script])
     assert (done.returncode, groups(done.stdout)) == (124, {"h1": "up\n", "h2": "up\n"})
     assert b"quine: h1: error: not done after 1.5 s\n" in done.stderr
     assert b"quine: h2: error: exit status 3\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["each", "--timeout", "0", "h1"], ["xargs", "--timeout", "0", "--on", "h1"]]
+)
+def test_a_time_of_0_is_no_limit(lab: Lab, words: list[str]) -> None:
+    done = lab.run([*words, "--", "echo", "done"], input=b"item\n")
+    assert (done.returncode, done.stderr) == (0, b"") and b"done" in done.stdout
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 0), ("0", 0), ("1.5", 1.5), ("2m", 120)])
+def test_times_are_written_as_for_xargs(text: str, seconds: float) -> None:
+    options, _, _ = parse(["--timeout", text] if text else [])
+    assert options.seconds == seconds
 
 
 def up(process: subprocess.Popen[bytes], count: int) -> None:
@@ -323,6 +354,74 @@ def test_a_second_signal_waits_for_nothing(lab: Lab) -> None:
         out, said = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (-signal.SIGINT, b"")
     assert b"quine: h2: error: not waited for any longer" in said and b"h3" not in said
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT, signal.SIGINT]])
+def test_a_reader_that_has_stalled_holds_up_no_end(lab: Lab, numbers: list[int]) -> None:
+    """More than a pipe holds waits for it, and nothing runs any more."""
+    with running(lab, "-v", "h1", "--", "seq", "100000") as process:
+        assert process.stderr
+        read_until(process.stderr.fileno(), b"quine: h1: done")
+        for number in numbers[:-1]:
+            process.send_signal(number)
+            process.send_signal(signal.SIGUSR1)  # its answer: the one before was taken
+            read_until(process.stderr.fileno(), b"1 hosts have ended")
+        process.send_signal(numbers[-1])
+        assert process.wait(PATIENCE) == -numbers[-1]
+
+
+def test_a_command_that_is_stopped_by_its_reader_is_ended(lab: Lab) -> None:
+    with running(lab, "--line-buffer", "h1", "--", "yes") as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"h1\ty\n")
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) in (
+            -signal.SIGTERM,
+            -signal.SIGINT,
+        )  # they may be taken in either order
+
+
+def test_after_the_first_interrupt_outputs_are_waited_for(lab: Lab) -> None:
+    with running(lab, "-v", "h1", "--", "seq", "100000") as process:
+        assert process.stdout and process.stderr
+        read_until(process.stderr.fileno(), b"quine: h1: done")
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGUSR1)
+        read_until(process.stderr.fileno(), b"1 hosts have ended")
+        out, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGINT and out.endswith(b"\n100000\n")
+
+
+@pytest.mark.parametrize("stderr", ["&-", "/dev/full"])
+@pytest.mark.parametrize("words", ["-k", "--line-buffer", "--fold"])
+def test_a_stderr_that_cannot_be_written_ends_no_other_host(lab: Lab, stderr: str, words: str) -> None:
+    done = lab.sh(f"quine each {words} {ALL} -- sh -c 'echo x; echo y >&2' 2>{stderr}")
+    assert done.returncode == 74
+    if words == "-k":
+        assert groups(done.stdout) == {"h1": "x\n", "h2": "x\n", "h3": "x\n"}
+    elif words == "--fold":
+        assert groups(done.stdout) == {"h[1-3] (3)": "x\n"}
+    else:
+        assert sorted(done.stdout.splitlines()) == [b"h1\tx", b"h2\tx", b"h3\tx"]
+
+
+@pytest.mark.parametrize("words", ["-k", "--fold", "--json"])
+def test_an_output_that_cannot_be_kept_ends_no_other_host(lab: Lab, words: str) -> None:
+    """No file may have more than 100 KiB, as on a disk that is almost full; h1 is the first of all."""
+    lab.run(["run", "--on", ALL, "--", "true"])  # the node of this machine has no such limit
+    script = f"{on('h1', 'seq 100000')}; echo x"
+    line = f"ulimit -f 200; exec quine each -P1 {words} {ALL} -- sh -c '{script}'"
+    done = lab.sh(line, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode == 74
+    why = b"error: an output cannot be kept in a temporary file: file too large\n"
+    assert done.stderr.endswith(why) and done.stderr.count(why) == 1
+    if words == "--json":
+        states = {(entry := json.loads(line))["host"]: entry["state"] for line in done.stdout.splitlines()}
+        assert (states["h2"], states["h3"]) == ("done", "done") and states["h1"] != "done"
+    else:
+        found = groups(done.stdout)
+        assert found.get("h2") == found.get("h3") == "x\n" or found["h[2-3] (2)"] == "x\n"
 
 
 def test_it_tells_which_hosts_are_at_work(lab: Lab, fifos: Path) -> None:

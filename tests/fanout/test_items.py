@@ -22,7 +22,7 @@ from quine.base.errors import Misconfigured
 from quine.fanout.input import records, rows
 from quine.fanout.input.items import Item, Items
 from quine.fanout.main import template
-from quine.fanout.options import parse
+from quine.fanout.options import OPTIONS, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_parallel = pytest.mark.skipif(not shutil.which("parallel"), reason="no GNU parallel here")
@@ -174,6 +174,28 @@ def test_refusals(line: list[str], message: str) -> None:
     with pytest.raises(Misconfigured) as raised:
         commands(line)
     assert message in raised.value.detail
+
+
+@pytest.mark.parametrize(
+    "words", ["-0", "-d ,", "-r", "--link", "-I X", "-C ,", "--csv", "--jsonl", "--shuf"]
+)
+def test_options_about_items_are_refused_by_name_with_pipe(words: str) -> None:
+    parse([*words.split(), "--", "cat"])
+    with pytest.raises(Misconfigured, match=r"^--[a-z-]+ is about items, and --pipe has blocks") as raised:
+        parse(["--pipe", *words.split(), "--", "cat"])
+    option = words.split()[0]
+    name = raised.value.detail.split()[0]
+    assert option == name or any(f"-{row[1]}" == option and f"--{row[0]}" == name for row in OPTIONS)
+    parse(["--pipe", "-a", "f", "-n2", "--header", ":", "--recend", ";", "--", "cat"])
+
+
+@pytest.mark.parametrize("option", ["-P", "-kP", "--retries", "--timeout", "--on", "-I"])
+def test_a_value_that_was_forgotten_is_named(option: str) -> None:
+    with pytest.raises(Misconfigured) as raised:
+        parse([option, "--", "echo", ":::", "1"])
+    assert raised.value.detail == f"{option} takes a value, and -- follows it"
+    assert parse(["-I", "--", "--", "echo", "--"])[1:] == (["echo", "--"], True)
+    assert parse(["--recend=--", "a mission"])[1:] == (["a mission"], False)
 
 
 # -- beside GNU parallel ---------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -190,3 +191,23 @@ def test_importing_quine_costs_what_it_did() -> None:
     assert {"Executor", "JobError", "Lost", "NeverStarted", "Result", "run"} <= set(dir(quine))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         quine.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("words", "returns", "status", "detail"),
+    [
+        (["true"], ["zz"], 1, "--returns zz: nothing there to be brought back"),
+        (["no-such-command"], [], 127, "command not found: no-such-command"),
+    ],
+)
+def test_the_reason_of_an_error_is_told(
+    there: Lab, words: list[str], returns: list[str], status: int, detail: str
+) -> None:
+    """The command itself may have succeeded."""
+    result = quine.run(words, on="h1", returns=returns)
+    assert (result.returncode, result.report["detail"]) == (status, detail)
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        quine.run(words, on="h1", returns=returns, check=True)
+    for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
+        assert str(error) == f"Command {words!r}: {detail} (status {status})"
+        assert (error.returncode, error.cmd, error.detail) == (status, words, detail)

@@ -53,6 +53,10 @@ def chosen(where: str, options: RunOptions) -> list[str]:
 
     if asks_origin(bool(options.inventory), find_inventory(options, os.environ), inherit.read()):
         raise Misconfigured("quine each chooses its hosts where the inventory is", "quine run --on HOST")
+    if "local" in where.replace("!", ",").split(","):
+        from transport.errors import NoSuchHost
+
+        raise NoSuchHost("local is this machine, and no host of the inventory", "leave it out")
     return hosts(where, options)
 
 
@@ -112,6 +116,8 @@ def _run(options: Options, hosts: list[str], command: list[str], stdin: int | No
 
         die_of(signal_name(run.ended_by))
         return 128 + run.ended_by
+    if run.fault:
+        raise run.fault
     return run.exit_status
 
 

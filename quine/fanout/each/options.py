@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from quine.base import sizes
 from quine.base.cli_options import Parser, RunOptions, listing
 from quine.base.errors import Misconfigured
 
@@ -25,7 +26,7 @@ OPTIONS: tuple[Row, ...] = (
     ("keep-order", "k", "", V, "outputs in the order of the inventory"),
     ("json", "", "", V, "one JSON object a host instead of its output"),
     ("jobs", "P", "N", V, f"N hosts at a time ({MOST})"),
-    ("timeout", "", "SECONDS", V, "end a command that takes longer"),
+    ("timeout", "", "SECONDS", V, "end a command that takes longer; 0 = no limit"),
     ("stdin", "", "all|FILE", V, "stdin of each command: a copy of ours, or of FILE (nothing)"),
     ("cwd", "", "DIR", V, "directory to start in (the home directory)"),
     ("env", "", "K[=V]", V, "set or pass an environment variable; may be repeated"),
@@ -89,14 +90,8 @@ class Options:
 
     @property
     def seconds(self) -> float:
-        """--timeout; 0.0 if it was not given. Raises Misconfigured."""
-        try:
-            value = float(self.timeout or "0")
-        except ValueError:
-            value = -1.0
-        if not 0 <= value < 1e9 or (self.timeout and not value):
-            raise Misconfigured(f"--timeout {self.timeout[:40]}: should be a number of seconds")
-        return value
+        """--timeout; 0.0, no limit, if it was not given. Raises Misconfigured."""
+        return sizes.seconds(self.timeout or "0", "--timeout")
 
 
 def parse(words: list[str]) -> tuple[Options, str, list[str]]:

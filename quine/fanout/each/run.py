@@ -4,6 +4,9 @@ Laws
 1. One loop and one thread. A host that is down, or hangs, holds up no other.
 2. Nothing is tried again and nothing is moved: a command is for its host.
 3. The first signal is passed on to all of them, KILL follows, and in the end they are not waited for.
+4. Outputs are waited for after ^C, and no longer after TERM, HUP or a second signal: their reader may have stalled.
+5. An output that cannot be kept, or a stderr that cannot be written, ends no other host. Where stdout cannot be written
+   all ends at once.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import time
 
 from quine.base.cli_options import environment, limits
-from quine.base.errors import DEADLINE, DENIED, LOST, NOT_STARTED, complain, say
+from quine.base.errors import DEADLINE, DENIED, LOST, NOT_STARTED, Failure, complain, say
 from quine.base.hostlist import fold
 from quine.fanout import outcome
 from quine.fanout.each.outputs import FoldedOutput, Folds, HostLines, HostOutput, as_json
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 GRACE = 5.0  # seconds between a signal and KILL, and between KILL and the end of our patience
+LONGEST = 3600.0  # seconds of one wait for events: poll takes no more than 24 days
 HOME = "~"
 # the exit status where a command has ended so somewhere, the first that applies; else it is the largest of all
 CODES = {outcome.LOST: LOST, outcome.NEVER: NOT_STARTED, outcome.DENIED: DENIED}
@@ -83,9 +87,11 @@ class Run:
         self._kinds: set[str] = set()
         self._largest = 0
         self.ended_by = 0  # the signal that ended it
+        self._leaving = False  # it came twice, or was none of ^C
+        self.fault: Failure | None = None  # of outputs that were not passed on
 
     def run(self) -> None:
-        """Run until all is over and all output was passed on. Raises OSError if it cannot be."""
+        """Run until all is over and all output was passed on. Raises OSError if stdout cannot be written."""
         while self._running or (self._todo and not self.ended_by):
             while self._todo and len(self._running) < self._most and not self.ended_by:
                 self._start(*self._todo.pop())
@@ -93,21 +99,32 @@ class Run:
             self._tick()
         self._folds.pass_on(self._sink)
         self._sink.give_up_order()
-        while not self._sink.idle:
+        while not self._sink.idle and not self._leaving:
             self._batch.turn(None)
             self._sink.pump()
+            self._check()
+        self._check()
+
+    def _check(self) -> None:
+        try:
             self._sink.check()
-        self._sink.check()
+        except Failure as failure:
+            self.fault = self.fault or failure
+        except OSError as error:
+            if error.filename != "stderr":
+                raise
+            why = (error.strerror or str(error)).lower()
+            self.fault = self.fault or Failure(LOST, f"cannot write stderr: {why}")
 
     def _pause(self) -> float | None:
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        return min(LONGEST, max(0.0, self._timers[0][0] - time.monotonic())) if self._timers else None
 
     def _tick(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
         self._sink.pump()
-        self._sink.check()
+        self._check()
 
     def _after(self, seconds: float, visit: Visit, call: Callable[[], None]) -> None:
         """Call it after so many seconds, if the command of the host still runs."""
@@ -207,6 +224,7 @@ class Run:
                 visit.job.abandon()
             else:
                 self._end(visit, number)
+        self._leaving = self.ended_by > 0 or number != signal.SIGINT
         self.ended_by = number
 
     def tell(self) -> None:
