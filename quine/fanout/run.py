@@ -297,6 +297,8 @@ class Run:
 
     def _judge(self, task: Task, status: Status) -> None:
         kind = outcome.kind_of(status, task.timed_out, self._starter.agents)
+        if task.output and task.output.broken:
+            kind = LOST  # also if it was ended for that before its own end
         now, ran = time.monotonic(), task.running
         self._progress.ended(task.entry.host if ran else status.host, kind, task.began if ran else None, now)
         task.ended(status, kind)
