@@ -37,6 +37,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 def main(words: list[str]) -> int:
     """Return the exit status."""
+    from transport import inherit
+
+    inherit.hold_standard_streams()  # before any file is opened
     options, rest, dashes = parse(words)
     if options.help:
         print(usage())
@@ -107,10 +110,8 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
     from quine.fanout.starter import Starter
     from quine.fanout.tasks import Work
     from quine.fanout.view import View
-    from transport import inherit
     from transport.client.batch import Batch
 
-    inherit.hold_standard_streams()
     now = time.monotonic()
     material = mission and not command.replaced and not options.pipe and not options.stdin
     work = Work(options, command, items.command, material)
@@ -139,7 +140,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
         _play(options, run, batch, sink)
     finally:
         streams.close()
-        batch.close()
+        batch.close(goes_on=not run.killed)
         starter.close()
         report.close()
         items.close()
@@ -242,7 +243,12 @@ def _print(command: Template, items: Items) -> int:
     from shlex import join
 
     for item in _waited(items):
-        write_all(1, os.fsencode(join(command.argv(item)) + "\n"))
+        line = os.fsencode(join(command.argv(item)) + "\n")
+        try:
+            write_all(1, line)
+        except OSError as error:
+            error.filename = "stdout"  # else it counts as a defect
+            raise
     return 0
 
 

@@ -18,6 +18,7 @@ class Messages:
         self._quiet = quiet
         self._faults: set[str] = set()
         self._left: set[str] = set()
+        self._lost = 0
 
     def say(self, text: str) -> None:
         """Print a line, also with -q."""
@@ -33,6 +34,18 @@ class Messages:
         if detail not in self._faults and len(self._faults) < SHOWN:
             self._faults.add(detail)
             self._sink.say(error_text(f"item {item}: {detail}", hint, host))
+
+    def lost(self, item: int) -> None:
+        """Name an item whose job was sent by a run before, and that no host has."""
+        self._lost += 1
+        if self._lost <= SHOWN:
+            detail = "it was sent before the batch ended, and no host has it or its end any more"
+            self._sink.say(error_text(f"item {item}: {detail}"))
+
+    def more_lost(self) -> None:
+        """Say how many of them were not named."""
+        if self._lost > SHOWN:
+            self._sink.say(error_text(f"and {self._lost - SHOWN} more items that no host has any more"))
 
     def left(self, status: Status) -> None:
         """Name a directory in which files are left; many jobs may name the same."""

@@ -6,8 +6,8 @@ Laws
 3. An item that was not started is tried again on another host. With --retries one that failed, too; one that was lost
    only with --idempotent, and one that was denied never.
 4. ^C once: no more items are started. Twice: all jobs get TERM, then KILL, then are not waited for.
-5. An output that cannot be kept, or a line that cannot be logged, ends the batch as ^C twice does; finished outputs are
-   passed on. Where stdout itself cannot be written nothing can be, and the batch ends at once.
+5. An output that cannot be kept, or a line that cannot be logged, ends the batch; finished outputs are passed on. Where
+   stdout itself cannot be written the batch ends at once. With a log the jobs that run then go on, for --resume.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Run:
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
         self.fault: Exception | None = None  # of the input, or of what is kept
-        self._exhausted = self._ending = False
+        self._exhausted = self._ending = self.killed = False  # the last: by a signal, which ends what runs
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -109,16 +109,17 @@ class Run:
                 break
             self._turn()
         self._wait_for_input(False)
+        self._messages.more_lost()
         self._clean_up()
         self._sink.give_up_order()
         self._report.finish(self._sink)
         while not self._sink.idle and not (self._ending and self.ended_by):
             self._turn()
         self._check()
-        if self._orphans and not self._ending:
-            self._orphans.leave()
 
     def _clean_up(self) -> None:
+        if self._ending and not self.killed:
+            return  # jobs that go on need their files
         left = [None] * self._starter.finish(lambda: left.pop())
         while left and not self._ending:
             self._turn()
@@ -139,14 +140,14 @@ class Run:
         self._view.tick(now)
 
     def _check(self) -> None:
-        """Raises OSError if stdout cannot be written; any other error of outputs and of the log ends what runs."""
+        """Raises OSError if stdout cannot be written; any other error of outputs and of the log ends the batch."""
         try:
             self._sink.check()
         except Failure as failure:
             if not self.fault:
                 self.fault = failure
                 self._messages.say(f"stopped: {failure.detail}; {self.text()}")
-            self._stop_all()
+            self._leave_all()
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         self._timers.at(when, call)
@@ -260,12 +261,11 @@ class Run:
             self._again.ready.append(task)
         elif before:
             if not never:
-                self._messages.fault(task.item.number, "", "it was running when the batch was killed")
+                self._messages.lost(task.item.number)
             self._final(task)
         else:
             state, code = ("unreachable", errors.NOT_STARTED) if never else ("lost", errors.LOST)
-            detail = "the node of this machine ended, and no host has the job"
-            self._judge(task, Status(state, code, detail=detail))
+            self._judge(task, Status(state, code, detail="the node here ended, and no host has the job"))
 
     def _started(self, task: Task) -> None:
         task.started()
@@ -274,12 +274,15 @@ class Run:
 
     # -- ends --------------------------------------------------------------------------------------
 
-    def _ended(self, task: Task, status: Status) -> None:
+    def _give_slot(self, task: Task) -> None:
         del self._running[task]
         self._timeout.ended(task)
         heapq.heappush(self._slots, task.item.slot)
         if task.running:
             self._progress.stopped(task.entry.host)
+
+    def _ended(self, task: Task, status: Status) -> None:
+        self._give_slot(task)
         if self._is_loose(task, status):
             task.release()
             return
@@ -296,25 +299,23 @@ class Run:
         return cut and self._orphans.sever(task)
 
     def _judge(self, task: Task, status: Status) -> None:
-        kind = outcome.kind_of(status, task.timed_out, self._starter.agents)
-        if task.output and task.output.broken:
-            kind = LOST  # also if it was ended for that before its own end
+        broken = task.output and task.output.broken  # lost, also if it was ended for that before its own end
+        kind = LOST if broken else outcome.kind_of(status, task.timed_out, self._starter.agents)
         now, ran = time.monotonic(), task.running
         self._progress.ended(task.entry.host if ran else status.host, kind, task.began if ran else None, now)
         task.ended(status, kind)
         task.unstarted += kind == NEVER
-        spawn = self._options.spawn
         if self._hosts.ended(status.host, kind, now):
             self._batch.recall(status.host)
             self._messages.note(
                 f"{status.host}: {outcome.STRIKES} starts in a row have failed; set aside for a while"
             )
-        if status.left and not (spawn.files or spawn.returns):
+        if status.left and not (self._options.spawn.files or self._options.spawn.returns):
             self._messages.left(status)
         if not self.stopped and self._again.may(task, status, kind):
             self._again.add(task, status.host, kind)
             return
-        if status.detail and not (task.output and task.output.broken):
+        if status.detail and not broken:
             self._messages.fault(task.item.number, status.host, status.detail, status.hint)
         self._final(task)
 
@@ -354,6 +355,16 @@ class Run:
         self._drop_tries()
         self._end_all()
 
+    def _leave_all(self) -> None:
+        """Leave the jobs that their hosts keep to --resume; end the others."""
+        for task in list(self._running):
+            job, broken = task.job, task.output and task.output.broken
+            if job and job is task.kept and not (job.over or task.ending or broken):
+                job.go_on()
+                self._give_slot(task)
+                task.release()
+        self._stop_all()
+
     def _end_all(self) -> None:
         for task in list(self._running):
             task.end(self.at, self._running)
@@ -370,6 +381,7 @@ class Run:
                 task.job.abandon()
         self.ended_by = number
         if not gently:
+            self.killed = True
             self._stop_all()
             return
         self.stopped = True

@@ -10,6 +10,7 @@ from quine.fanout.cleanup import Cleanup
 from quine.fanout.tasks import Task
 from quine.files.select import Services
 from quine.jobs.client import Notes, caller, callers_environment, reach, starting_directory
+from transport.errors import Refused
 from transport.lean import signal
 from transport.spawn import Spawn
 from transport.status import Status
@@ -240,7 +241,7 @@ class Starter:
 
             try:
                 found.update(dict.fromkeys(hosts(where, self._options)))
-            except Misconfigured:
+            except (Misconfigured, Refused):
                 found[where] = None  # it means none now; one that it meant may have jobs, and cannot be asked
         return list(found)
 
@@ -349,9 +350,9 @@ def judged(status: Status, torn: bool, staged: bool) -> Status:
     """
     why = ""
     if torn:
-        why = "output that the killed batch had taken is not there any more"
+        why = "output that the batch before had taken is not there any more"
     elif staged and (status.state, status.code) == ("exited", NOT_STARTED):
-        why = "the batch was killed while it got its files, or it failed with 69"
+        why = "the batch before ended while it got its files, or it failed with 69"
     return Status("lost", LOST, host=status.host, pid=status.pid, detail=why) if why else status
 
 

@@ -17,7 +17,6 @@ import time
 
 from transport.client.batch import Descriptor
 from transport.lean import deque
-from transport.wire.session import GOES_ON
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,11 +128,6 @@ class Orphans:
         self._waiting[id] = task
         self._look_for([id])
         return True
-
-    def leave(self) -> None:
-        """The jobs whose items were not read go on."""
-        for adopted in self._adopted.values():
-            adopted.leave()
 
     def _look_for(self, ids: list[str]) -> None:
         if not self._due:
@@ -352,8 +346,3 @@ class Adopted:
         data = (self._stdin or b"")[self._sent : self._sent + room]
         self._sent += len(data)
         return data
-
-    def leave(self) -> None:
-        """Its item was not read, so it goes on, for the next one that resumes."""
-        if not self._bound and self.job.number in self.job.session.channels:
-            self.job.session.abandon(self.job.number, GOES_ON)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -117,7 +119,8 @@ def test_with_the_node_of_this_machine_its_own_jobs_are_lost_and_no_others(
     done = batch.resume()
     if where == "local":
         assert (done.returncode, batch.states()) == (74, ["done"] * 3 + ["lost"] * 2 + ["done"] * 3)
-        assert b"item 4: it was running when the batch was killed" in done.stderr
+        for item in (4, 5):
+            assert b"item %d: it was sent before the batch ended, and no host has it" % item in done.stderr
     else:
         assert (done.returncode, done.stderr, batch.states()) == (0, b"", ["done"] * 8)
         assert sorted(done.stdout.decode().split()) == lines("34567")
@@ -217,7 +220,68 @@ def test_other_hosts(lab: Lab, tmp_path: Path) -> None:
     assert {row[9] for row in rows(tmp_path / "log")} == {"h1", "h2"}
 
 
-def test_a_batch_whose_consumer_leaves_ends_its_jobs(lab: Lab, tmp_path: Path) -> None:
-    line = "quine xargs -P3 --joblog log --line-buffer --on h1 -- sh -c 'echo up; exec sleep 1000' ::: 1 2 3 | head -1"
-    assert lab.sh(line, cwd=tmp_path).stdout == b"up\n"
-    until(lambda: not [job for job in lab["h1"].jobs() if "sleep" in str(job)], "the jobs are ended")
+def test_a_where_of_before_that_means_no_host_any_more(lab: Lab, tmp_path: Path) -> None:
+    batch = Killed(lab, tmp_path, "--on", "h1")
+    with (tmp_path / "log.started").open("a") as journal:
+        journal.write("where @gone\n")
+    batch.go()
+    done = batch.resume()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert batch.ran() == [*"01234567"] and batch.states() == ["done"] * 8
+
+
+# Item 0 ends when another one runs, which waits for a file. The last argument makes a line of the log long.
+ENDS = (
+    'echo "$0" >>"$1"; if test "$0" = 0; then until test "$(wc -l <"$1")" -ge 2; do sleep 0.02; done; '
+    'else until test -e "$2"; do sleep 0.02; done; fi; echo "$0"'
+)
+RESUME = ["xargs", "-P2", "--joblog", "log", "--resume"]
+
+
+@pytest.mark.parametrize("where", ["local", "h1,h2"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{} | head -1",
+        "{} --line-buffer | head -1",
+        "{} >/dev/full",
+        "{} --results full.csv",
+        "ulimit -f 4; {}",
+    ],
+)
+def test_after_an_end_by_a_fault_the_jobs_that_run_are_taken_over(
+    lab: Lab, tmp_path: Path, where: str, line: str
+) -> None:
+    """A reader of stdout that has gone; and disks that are full of stdout, of results, and of the log."""
+    lab.run(["run", "--on", where.partition(",")[0], "--", "true"])  # nodes have no limit
+    (tmp_path / "full.csv").symlink_to("/dev/full")
+    items = [*SH, ENDS, "{}", str(tmp_path / "ran"), str(tmp_path / "go"), "x" * 4000, ":::", *"01234"]
+    batch, _, outlet = line.partition("{}")
+    options, sign, name = outlet.rpartition(next((sign for sign in "|>" if sign in outlet), "\0"))
+    options, sign, name = (options, sign, name) if sign else (name, "", "")
+    words = ["quine", "xargs", "-P2", "--joblog", "log", "--on", where, *options.split(), *items]
+    first = lab.sh(
+        f"{batch}{shlex.join(words)} {sign}{name}", cwd=tmp_path, env={"PYTHONDONTWRITEBYTECODE": "1"}
+    )
+    assert b"quine: stopped: " in first.stderr
+    assert "killed" not in (tmp_path / "log").read_text()
+    (tmp_path / "go").touch()
+    done = lab.run([*RESUME, "--on", where, *items], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted({*first.stdout.split(), *done.stdout.split()}) == [b"%d" % item for item in range(5)]
+    assert sorted((tmp_path / "ran").read_text().split()) == [*"01234"]
+    assert [row[12] for row in rows(tmp_path / "log")] == ["done"] * 5
+
+
+@pytest.mark.parametrize("where", ["local", "h1"])
+def test_what_a_signal_has_ended_stays_ended(lab: Lab, tmp_path: Path, where: str) -> None:
+    ran = tmp_path / "ran"
+    job = [*SH, f'echo "$0" >>{ran}; exec sleep 1000', ":::"]
+    words = ["xargs", "-P2", "--joblog", "log", "--on", where, *job]
+    with lab.popen([*words, *"12345"], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        until(lambda: ran.exists() and len(ran.read_text()) == 4, "two have begun")
+        process.terminate()
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+    assert [row[12] for row in rows(tmp_path / "log")] == ["killed"] * 2
+    done = lab.run([*RESUME, "--on", where, *job, *"12"], cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

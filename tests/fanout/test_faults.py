@@ -26,11 +26,13 @@ def kinds(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("order", [[], ["-k"], ["--line-buffer"]])
 def test_a_copy_of_an_output_that_cannot_be_written(lab: Lab, tmp_path: Path, order: list[str]) -> None:
-    """The item whose output is not whole is lost, though it has ended well; the one that waits is ended."""
+    """The item whose output is not whole is lost, though it has ended well; the one that waits goes on."""
     place = tmp_path / "r" / "1" / "full"
     place.mkdir(parents=True)
     (place / "stdout").symlink_to("/dev/full")
-    waits = "full) until test -e up; do sleep 0.01; done ;; late) touch up; exec sleep 1000"
+    waits = (
+        "full) until test -e up; do sleep 0.01; done ;; late) touch up; until test -e go; do sleep 0.01; done"
+    )
     script = f'case $0 in {waits} ;; esac; echo "$0"'
     words = [
         "-P2",
@@ -50,10 +52,13 @@ def test_a_copy_of_an_output_that_cannot_be_written(lab: Lab, tmp_path: Path, or
     done = lab.run(["xargs", *words], cwd=tmp_path)
     stopped, counts, error = done.stderr.decode().splitlines()
     assert stopped.startswith(f"quine: stopped: --results r/1/full: {FULL}; 1 done, ")
-    assert counts == "quine: error: 2 of 3 items are not done: 1 killed, 1 lost"
+    assert counts == "quine: error: 1 of 2 items are not done: 1 lost"
     assert error == f"quine: error: --results r/1/full: {FULL}"
     assert (done.returncode, done.stdout) == (74, b"good\n")
-    assert kinds(tmp_path / "log") == {"1": "done", "2": "lost", "3": "stopped"}
+    assert kinds(tmp_path / "log") == {"1": "done", "2": "lost"}
+    (tmp_path / "go").touch()
+    more = lab.run(["xargs", "--resume", *words], cwd=tmp_path)
+    assert (more.returncode, sorted(more.stdout.split()), more.stderr) == (0, [b"late", b"none"], b"")
 
 
 def test_a_table_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
@@ -129,3 +134,21 @@ def test_a_reader_that_has_gone_is_told_of_where_there_is_a_log(lab: Lab, tmp_pa
 def test_stdout_that_is_closed(lab: Lab, tmp_path: Path) -> None:
     done = lab.sh("exec quine xargs -P1 -- echo ::: a b >&-", cwd=tmp_path)
     assert done.returncode != 0 and b"quine: " in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "2>/dev/full"])
+def test_an_output_that_cannot_be_written_to_stderr(lab: Lab, tmp_path: Path, closed: str) -> None:
+    script = 'echo "$0" >>ran; if test "$0" = a; then until test "$(wc -l <ran)" -ge 2; do sleep 0.01; done; '
+    script += 'else until test -e go; do sleep 0.01; done; fi; echo "$0" >&2'
+    job = f"-P2 --joblog log -- sh -c '{script}' ::: a b c"
+    assert lab.sh(f"quine xargs {job} {closed}", cwd=tmp_path).returncode == 74
+    (tmp_path / "go").touch()
+    done = lab.sh(f"quine xargs --resume {job}", cwd=tmp_path)
+    assert (done.returncode, sorted(done.stderr.split())) == (0, [b"a", b"b", b"c"])
+    assert sorted((tmp_path / "ran").read_text().split()) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("closed", [">&-", ">/dev/full"])
+def test_commands_that_cannot_be_printed(lab: Lab, closed: str) -> None:
+    done = lab.sh(f"quine xargs --dry-run -- echo ::: 1 {closed}")
+    assert done.returncode == 74 and done.stderr.startswith(b"quine: error: cannot write stdout: ")

@@ -154,9 +154,12 @@ class Batch:
         core.tell()
         self._send()
 
-    def close(self) -> None:
-        """Give up all jobs, without calling their functions: the node ends those that run."""
-        self._core.abandon()  # else those that are kept would go on for their lease
+    def close(self, goes_on: bool = False) -> None:
+        """Give up all jobs, without calling their functions: the node ends those that run.
+
+        With `goes_on` those that are kept (`Spawn.keep`) go on for their lease, as after a death of this process.
+        """
+        self._core.abandon(goes_on)
         self._drain()
         self._disconnect()
         for fd in (self._woken, self.waker):

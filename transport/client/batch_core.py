@@ -183,15 +183,18 @@ class BatchCore:
                 job.spawn.context = {**job.spawn.context, "avoid": [*avoid, host]}
                 job.session.tell(job.number, Kind.NOTE, {"withdraw": host})
 
-    def abandon(self) -> None:
-        """Nobody waits any more for the jobs that are kept. Records of those that have ended stay for their lease."""
+    def abandon(self, goes_on: bool = False) -> None:
+        """Nobody waits any more for the jobs that are kept: they end, or with `goes_on` outlive this process.
+
+        Records of those that have ended stay for their lease.
+        """
         session = self.session
         if session is None or not session.peer:
             return
         for number, channel in list(session.channels.items()):
             job = self._sent.get(number)
             if channel.mine and not channel.request and (job is None or job.spawn.keep):
-                session.abandon(number, 0 if job else GOES_ON)
+                session.abandon(number, GOES_ON if goes_on or not job else 0)
 
     def feed_later(self, job: BatchJob) -> None:
         """A job may have stdin to send, and room for it."""

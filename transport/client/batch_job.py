@@ -12,7 +12,7 @@ from transport.client.job_core import JobCore
 from transport.errors import ProtocolError
 from transport.lean import signal
 from transport.status import LOST, NOT_STARTED, Status, signal_name
-from transport.wire.session import STDIN
+from transport.wire.session import GOES_ON, STDIN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class BatchJob(JobCore):
 
     def forget(self) -> None:
         """The end of a job that is kept (`Spawn.keep`) is on record here: its node needs to keep it no longer."""
-        if self.spawn.keep and self.over and self.number in self.session.channels:
+        if self.spawn.keep and self.over and not self.severed and self.number in self.session.channels:
             self.session.last_word(self.number)
 
     def more(self) -> None:
@@ -142,7 +142,15 @@ class BatchJob(JobCore):
         else:
             self._leave(Status("unreachable", NOT_STARTED, detail="withdrawn before it was sent"))
 
-    def _leave(self, status: Status) -> None:
+    def go_on(self) -> None:
+        """Leave it to the next process that adopts it (`Spawn.keep`): none of its functions is called any more."""
+        if self.over:
+            return
+        if self.number and self.number in self.session.channels:
+            self.session.abandon(self.number, GOES_ON)
+        self._leave(None)
+
+    def _leave(self, status: Status | None) -> None:
         self.end(status)
         self._batch.look_at(self)
 

@@ -534,3 +534,15 @@ def test_whatever_happens_each_job_ends_once_with_its_own_bytes(seed: int) -> No
         assert status and (status.state == "exited" or name in lost), status
         if status.state == "exited":
             assert node.out[name] == printed[name] and status.code == 3
+
+
+def test_a_kept_job_that_was_severed_before_it_was_answered_is_forgotten_without_a_word() -> None:
+    node = Node()
+    job = node.add()
+    job.spawn.keep = True
+    node.carry()
+    assert node.served and not job.pid
+    node.core.lost("")
+    assert job.over and job.severed
+    job.forget()
+    assert not job.session.pull(1 << 16)
