@@ -274,14 +274,18 @@ def test_after_an_end_by_a_fault_the_jobs_that_run_are_taken_over(
 
 
 @pytest.mark.parametrize("where", ["local", "h1"])
-def test_what_a_signal_has_ended_stays_ended(lab: Lab, tmp_path: Path, where: str) -> None:
+def test_what_a_signal_has_ended_does_not_go_on_and_is_run_again(
+    lab: Lab, tmp_path: Path, where: str
+) -> None:
     ran = tmp_path / "ran"
-    job = [*SH, f'echo "$0" >>{ran}; exec sleep 1000', ":::"]
-    words = ["xargs", "-P2", "--joblog", "log", "--on", where, *job]
+    job = [*SH, f'echo "$0" >>{ran}; test -e go || exec sleep 1000', ":::"]
+    words = ["xargs", "-P2", "--joblog", "log", "--on", where, "--cwd", str(tmp_path), *job]
     with lab.popen([*words, *"12345"], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         until(lambda: ran.exists() and len(ran.read_text()) == 4, "two have begun")
         process.terminate()
         assert process.wait(PATIENCE) == -signal.SIGTERM
-    assert [row[12] for row in rows(tmp_path / "log")] == ["killed"] * 2
-    done = lab.run([*RESUME, "--on", where, *job, *"12"], cwd=tmp_path)
+    assert [row[12] for row in rows(tmp_path / "log")] == ["stopped"] * 2
+    (tmp_path / "go").touch()
+    done = lab.run([*RESUME, "--on", where, "--cwd", str(tmp_path), *job, *"12"], cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert sorted(ran.read_text().split()) == ["1", "1", "2", "2"]
