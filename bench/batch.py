@@ -98,7 +98,8 @@ def _many(lab: Lab, directory: Path) -> list[Row]:
 
 
 def _long_line(lab: Lab) -> list[Row]:
-    lab.alias("long", lab.slow("h1", 0.05), slots=8)
+    lab["h1"].proxy.delay(0.05)
+    lab.alias("long", "h1", via=lab["h1"].proxy, slots=8)
     took = 1000 * alternate(5, quiet(lab, "seq 64 | quine xargs --on long -I% -- sleep 0.01"))[0]
     lab["h1"].proxy.delay(0)
     lab.forget_aliases()
