@@ -32,6 +32,7 @@ from transport.client.batch import Batch
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD = 'touch "$0.here"; until test -e "$0"; do sleep 0.01; done; echo "$1"'  # until a file is there
+BOTH = 'home=${HOME%/home}; touch "$0${home##*/}"; until test -e "$0"h1 && test -e "$0"h2; do sleep 0.01; done; cat'
 
 
 @pytest.fixture
@@ -72,9 +73,13 @@ def test_a_result_has_status_outputs_host_and_report(there: Lab) -> None:
         result.check_returncode()
 
 
-def test_the_functions_of_concurrent_futures_work_on_many_jobs_over_two_hosts(there: Lab) -> None:
+def test_the_functions_of_concurrent_futures_work_on_many_jobs_over_two_hosts(
+    there: Lab, tmp_path: Path
+) -> None:
+    # No job ends before both hosts have started one: a host whose link comes late would find nothing left to do.
+    command = ["sh", "-c", BOTH, str(tmp_path / "started.")]
     with quine.Executor("h1,h2") as executor:
-        jobs = {executor.submit(["cat"], stdin=b"%d" % index): b"%d" % index for index in range(100)}
+        jobs = {executor.submit(command, stdin=b"%d" % index): b"%d" % index for index in range(100)}
         first = wait(jobs, PATIENCE, FIRST_COMPLETED)
         assert first.done
         found = {job: job.result() for job in as_completed(jobs, PATIENCE)}
