@@ -25,8 +25,8 @@ from deploy.inventory import Inventory
 from transport.carrier.dialer import Note as Steps
 from transport.carrier.dialer import unheard as unwatched
 from transport.carrier.duplex import Bootstrap
+from transport.carrier.timeouts import timeout
 from transport.errors import Interrupted, Misconfigured, Unreachable
-from transport.timeouts import timeout
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
 VAIN = 4  # connections in a row that bring nothing new

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from quine.base.cli_options import RunOptions
-    from quine.staging.proxy import Staging
+    from quine.staging.caller_side import Staging
 
 
 def main() -> None:
@@ -148,7 +148,7 @@ def dispatch(words: list[str]) -> int:
 
         return run(words[1:], _detach)
     if verb in ("ps", "wait", "logs", "kill", "attach"):
-        from quine.cli.ps import main as ps
+        from quine.cli.job_verbs import main as ps
 
         return ps(verb, words[1:])
     if verb in ("each", "rsh", "xargs"):

@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quine.staging.proxy import Staging
+    from quine.staging.caller_side import Staging
 
 
 def main(words: list[str], detach: Callable[[RunOptions, list[str], str, Staging | None], int]) -> int:

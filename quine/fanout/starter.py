@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quine.fanout.output.sinks import Output, Sink
     from quine.fanout.tasks import Work
     from quine.jobs.adoption import Adopted
-    from quine.staging.proxy import Staging
+    from quine.staging.caller_side import Staging
     from transport.client.batch import Batch
 
 MOST = 4096  # jobs at one time, where -P does not bound them

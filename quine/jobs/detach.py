@@ -33,7 +33,7 @@ from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.staging.proxy import Staging
+    from quine.staging.caller_side import Staging
     from transport.spawn import Spawn
 
 VARIABLE = "QUINE_DETACHED"  # "1" for the process that is a detached job itself, which removes it

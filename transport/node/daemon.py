@@ -24,6 +24,7 @@ from transport import address, inherit
 from transport.carrier.child import end_all
 from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descriptors
 from transport.carrier.handshake import Greeter
+from transport.carrier.timeouts import timeout
 from transport.errors import LinkLost, ProtocolError, Refused
 from transport.job.job import Job
 from transport.launcher.termination import PAUSE
@@ -39,7 +40,6 @@ from transport.node.turns import Turns
 from transport.node_socket import CLIENT, DIAL, STATUS, TAKEN
 from transport.spawn import LONGEST_CAPABILITY, Spawn
 from transport.status import DENIED, NOT_STARTED, Status
-from transport.timeouts import timeout
 from transport.wire.frames import Frame, Kind
 from transport.wire.session import Session
 

@@ -8,7 +8,7 @@ Laws
 
 from __future__ import annotations
 
-from quine.base.hostlist import fold
+from quine.base.host_ranges import fold
 from quine.fanout.output.sinks import Lines, Output, Tags
 from quine.fanout.output.spool import Spool
 

@@ -17,7 +17,7 @@ import time
 
 from quine.base.cli_options import environment, limits
 from quine.base.errors import DEADLINE, DENIED, LOST, NOT_STARTED, Failure, complain, say
-from quine.base.hostlist import fold
+from quine.base.host_ranges import fold
 from quine.fanout import outcome
 from quine.fanout.each.outputs import FoldedOutput, Folds, HostLines, HostOutput, as_json
 from quine.fanout.output.sinks import Output, Sink
