@@ -103,7 +103,7 @@ def test_a_word_that_is_neither_check_nor_a_host(
         ("hosts check", 2, "there is no inventory"),
         ("hosts gpu1", 2, "there is no inventory"),
         ("hosts check gpu1", 2, "there is no inventory"),
-        ("hosts look any", 2, "no such action: look"),
+        ("hosts look any", 2, "there is no inventory"),
         ("hosts --inventory none.toml", 2, "none.toml: no such inventory"),
         ("hosts --colour", 2, "no such option: --colour"),
         ("deploy h1", 69, "no such host: 'h1'; there is no inventory"),
