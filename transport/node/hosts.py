@@ -50,16 +50,17 @@ class Hosts:
             passed = {name: spawn.context.get(name) for name in TOLD}
             spawn.context = {**parent.context, **passed, "from": parent.host}
             spawn.tree = parent.tree
+        late = spawn.context.get("late") is True
         try:
             if self._place is None:
                 raise Refused("this node has no inventory")
-            target = self._place(spawn, {slots.name: slots.used for slots in self._slots.values()})
+            loads = {slots.name: slots.load(late) for slots in self._slots.values()}
+            target = self._place(spawn, loads)
             if parent:
                 self._check_slots(target, parent)
         except Refused as refused:
             refuse(relay, refused)
             return relay
-        late = spawn.context.get("late") is True
         # A line for each of a million jobs would cost a tenth of this node's time and push all others out of the log.
         level = logging.DEBUG if late else logging.INFO
         log.log(

@@ -91,7 +91,7 @@ class Session:
         self._decoder = Decoder()
         self.opener = opener
         self._next = 1 if opener else 2
-        self._highest = 0  # highest channel number the peer opened
+        self.highest = 0  # highest channel number the peer opened
         self._theirs = 0  # channels that the peer has opened
         self._parts = bytearray()  # of the spawn or request that is arriving
         self._outbox = Outbox()
@@ -176,11 +176,11 @@ class Session:
         frame.payload = bytes(self._parts)
         self._parts.clear()
         number = frame.channel
-        if number <= self._highest or number % 2 == self._next % 2:
+        if number <= self.highest or number % 2 == self._next % 2:
             raise ProtocolError(f"channel {number} is not a new one")
         if self._theirs >= MAX_CHANNELS:
             raise ProtocolError("too many channels")
-        self._highest = number
+        self.highest = number
         self._theirs += 1
         self.channels[number] = Channel(number, mine=False, request=frame.kind == Kind.REQUEST)
         return True
@@ -188,7 +188,7 @@ class Session:
     def _check_known(self, frame: Frame) -> None:
         number = frame.channel
         mine = number % 2 == self._next % 2
-        if number == 0 or (mine and number >= self._next) or (not mine and number > self._highest):
+        if number == 0 or (mine and number >= self._next) or (not mine and number > self.highest):
             raise ProtocolError(f"{NAMES[frame.kind].lower()} for channel {number}, which was never opened")
 
     @staticmethod
