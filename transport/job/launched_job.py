@@ -5,7 +5,9 @@ Laws
    the process was ever made: if not, it is ordered again, from the next launcher.
 2. A start that takes longer than DEADLINE is given up. The report stays open until the program is executed; so a
    process that is stopped while it is open certainly never ran.
-3. A signal that a launcher has not confirmed as sent is sent by the node once that launcher is dead.
+3. A quick start has no report. Its entry in the table, where the launcher marks what it does, says the same, once no
+   launcher can change it any more.
+4. A signal that a launcher has not confirmed as sent is sent by the node once that launcher is dead.
 """
 
 from __future__ import annotations
@@ -42,12 +44,14 @@ if TYPE_CHECKING:
         def pid(self) -> int: ...
         def reap(self) -> None: ...
         def find(self, slot: int, command: str, since: float) -> int: ...
+        def quick(self, order: Order) -> bool: ...
+        def were_quick(self) -> None: ...
         def silent(self, number: int, seconds: float) -> None: ...
         def forget(self, number: int) -> None: ...
         def renumber(self, number: int) -> int: ...
         def join(self, path: str) -> None: ...
         def enter(self, path: str, fd: int, empty: bool) -> None: ...
-        def leave(self, path: str, on_left: Callable[[bool], None] | None) -> None: ...
+        def leave(self, path: str, on_left: Callable[[bool], None] | None, left: int = -1) -> None: ...
 
 
 DEADLINE = 30.0  # seconds for a start
@@ -68,6 +72,8 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._ours: list[int] = []  # its near ends, until it has started
         self._report: Report | None = None
+        self._asked = False  # a start without a report is under way
+        self._is_slow = False  # it needs a report
         self._tries = 0
         self._since = 0.0  # of the last of them, in seconds since boot
         self._slot = 0
@@ -98,9 +104,11 @@ class Child:
             self._ours, fds = process.streams(order.size)
             memo = inherit.write(order.memo)
             fds = [*fds, memo]
-            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            near.setblocking(False)
-            fds.insert(3, far.detach())
+            quick = not self._is_slow and self._launching.quick(order)
+            if not quick:
+                near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                near.setblocking(False)
+                fds.insert(3, far.detach())
             if self._slot:
                 self._launching.table.forget(self._slot)
                 self._slot = 0  # the next call may fail, and a slot freed twice would be given to two jobs
@@ -114,7 +122,12 @@ class Child:
                 "own": order.own,
                 "terminal": order.size is not None,
             }
-            self._launching.channel.send(["start", self._number, words], fds)
+            what = (
+                ["quick", self._number, words, self._slot, order.hurry]
+                if quick
+                else ["start", self._number, words]
+            )
+            self._launching.channel.send(what, fds)
         except OSError as error:
             for fd in fds:
                 os.close(fd)
@@ -122,8 +135,10 @@ class Child:
                 near.close()
             self._fail(refusal(f"cannot start: {error.strerror}", NO_ROOM))
             return
-        self._report = Report(near)
-        self._loop.add_reader(near.fileno(), self._heard)
+        self._asked = quick
+        if near:
+            self._report = Report(near)
+            self._loop.add_reader(near.fileno(), self._heard)
 
     def _heard(self) -> None:
         """Handle messages of the start's report."""
@@ -151,9 +166,15 @@ class Child:
             self._find()
         elif self.made:
             self._started()
-        elif self._tries < TRIES:
-            # The launcher with the order is gone, or had no room for it, or the process was killed before it had the
-            # order. The end of that process, which may be told later, must not be taken for that of the next.
+        else:
+            self._order_again()
+
+    def _order_again(self) -> None:
+        """The launcher with the order is gone, or had no room, or the process was killed before it had the order.
+
+        The end of that process, which may be told later, must not be taken for that of the next.
+        """
+        if self._tries < TRIES:
             self._number = self._launching.renumber(self._number)
             self._close_ours()
             self._loop.call_soon(self._send)
@@ -161,6 +182,36 @@ class Child:
             self._fail(
                 refusal("cannot start: the launcher beside the node does not take it", "see the node's log")
             )
+
+    def was_quick(self, pid: int, folder: int = -1, empty: bool = False) -> None:
+        """A start without a report has been made; `folder` is the descriptor of its folder if that is new."""
+        if folder >= 0:
+            self._launching.enter(self._folder, folder, empty)
+        self._asked = False
+        self._parent = self._launching.pid or -1
+        self.made = pid
+        self._launching.were_quick()
+        self._started()
+
+    def slow(self) -> None:
+        """The launcher wants a report for this start."""
+        self._asked, self._is_slow = False, True
+        self._tries -= 1
+        self._close_ours()
+        self._send()
+
+    def unanswered(self) -> None:
+        """A launcher has died: if it had the order of a quick start, the table says what has become of that."""
+        if not self._asked or self._launching.channel.has(self._number):
+            return
+        entry = self._launching.table.entry(self._slot)
+        if entry.pid:
+            self.was_quick(entry.pid)
+        elif entry.begun:
+            self._asked, self._begun, self._parent = False, True, -1
+        else:
+            self._asked = False
+            self._order_again()
 
     def _started(self) -> None:
         self._deadline.cancel()
@@ -197,6 +248,9 @@ class Child:
             self._heard()
         if self._report and self.made:
             self._stop()
+        if self._asked:
+            self._stop_asking()
+            return
         if self._report is None:
             if self._owner and not self.pid:  # it is ordered again just now
                 self._deadline = self._loop.call_later(SOON, self._give_up)
@@ -212,6 +266,22 @@ class Child:
         self._begun = self._report.begun and not self.made
         self._close_report()
         self._fail(Status("lost", LOST, detail=detail, hint=hint) if self._begun else refusal(detail, hint))
+
+    def _stop_asking(self) -> None:
+        """Give up a quick start: the launcher is killed, so that no mark can follow those that are in the table."""
+        had = not self._launching.channel.has(self._number)
+        self._launching.silent(self._number, 0.0 if had else DEADLINE)
+        self._asked = False
+        entry = self._launching.table.entry(self._slot)
+        self.made, self._begun = entry.pid, entry.begun and not entry.pid
+        self._parent = self._launching.pid
+        detail, hint = f"cannot start: the launcher does not answer for {DEADLINE:g} s", "see the node's log"
+        if self.made:
+            self._started()
+        elif self._begun:
+            self._fail(Status("lost", LOST, detail=detail, hint=hint))
+        else:
+            self._fail(refusal(detail, hint))
 
     def _stop(self) -> None:
         """Kill the process, unless it has executed its program. If that is impossible, it is ended, and lost."""
@@ -325,8 +395,9 @@ class Child:
             pid, status, usage = os.wait4(self.made, os.WNOHANG)
         except ChildProcessError:
             self._reaped = True
-            if self.known is not None:
-                self._ended(Status.from_wait(self.known, pid=self.made))
+            known = self.known if self.known is not None else self._launching.table.entry(self._slot).ended
+            if known is not None:
+                self._ended(Status.from_wait(known, pid=self.made))
                 return
             detail = "the launcher that knew how it ended was killed"
             self._ended(Status("lost", LOST, pid=self.made, detail=detail))
@@ -337,11 +408,12 @@ class Child:
             if self._ending is not None:
                 self._launching.channel.send(["reaped", self._number])
 
-    def exited(self, status: int, utime: float, stime: float, maxrss: float) -> None:
+    def exited(self, status: int, utime: float, stime: float, maxrss: float, left: int = -1) -> None:
+        """It has ended, and its launcher has left its folder with the result `left`, if that is not negative."""
         rusage = {"utime": utime, "stime": stime, "maxrss": float(maxrss)}
-        self._ended(Status.from_wait(status, pid=self.made, rusage=rusage))
+        self._ended(Status.from_wait(status, pid=self.made, rusage=rusage), left)
 
-    def _ended(self, status: Status) -> None:
+    def _ended(self, status: Status, left: int = -1) -> None:
         if self._report:
             self._heard()  # the report is complete by now
         if not self.made:
@@ -353,11 +425,11 @@ class Child:
             return
         self._exited = True
         if self._owner is None:
-            self._release()
+            self._release(left=left)
             return
         self._owner.on_exited(status)
         if self._ending is None:
-            self._release(self._owner.on_left if self._order.folder else None)
+            self._release(self._owner.on_left if self._order.folder else None, left)
 
     def gone(self) -> None:
         owner, self._owner = self._owner, None
@@ -365,11 +437,11 @@ class Child:
         if owner:
             owner.on_gone()
 
-    def _release(self, on_left: Callable[[bool], None] | None = None) -> None:
+    def _release(self, on_left: Callable[[bool], None] | None = None, left: int = -1) -> None:
         """Release its folder and its table entry; `on_left` is called with whether the folder is kept."""
         self._launching.forget(self._number)
         if self._folder:
-            self._launching.leave(self._folder, on_left)
+            self._launching.leave(self._folder, on_left, left)
             self._folder = ""
         elif on_left:
             self._loop.call_soon(on_left, False)

@@ -292,11 +292,12 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
         for fd in (signal.set_wakeup_fd(-1), made.launcher._wake, made.quick._mounts.fd):
             os.close(fd)
         signal.signal(signal.SIGCHLD, handler)
-        for pid in made.launcher._numbers:
+        for pid in made.launcher._made:
             os.waitpid(pid, 0)
 
 
 TRUE = ("/", "true", os.environ["PATH"])
+WAY = quick.Reported(-1)
 
 
 def test_what_was_found_is_started_quickly(starting: Starting) -> None:
@@ -350,7 +351,7 @@ def test_a_finding_is_used_for_its_time_and_renewed_before(
     assert found.is_due(TRUE)
     now[0] += quick.LIFE * 0.6
     assert not found.is_local("/folder")
-    assert not found.start({"argv": ["true"], "env": {"PATH": TRUE[2]}, "folder": "", "cwd": "/"}, TRUE, [])
+    assert not found.start({"argv": ["true"], "env": {"PATH": TRUE[2]}, "folder": "", "cwd": "/"}, TRUE, [], WAY)
 
 
 def test_findings_are_a_bounded_number(starting: Starting) -> None:
@@ -386,7 +387,7 @@ def test_a_process_made_as_the_node_gives_it_up_is_killed(
     starting.quick.learn(key, quick.find(key))
     starting.start(argv=["sleep", "61"])
     assert starting.report.read() and starting.report.begun and starting.report.parent == os.getpid()
-    starting.launcher._numbers.clear()
+    starting.launcher._made.clear()
     assert os.waitstatus_to_exitcode(os.waitpid(made[0], 0)[1]) == -signal.SIGKILL
 
 
