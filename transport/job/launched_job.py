@@ -165,6 +165,8 @@ class Child:
             self._begun = True  # the launcher was killed before it told the pid
             self._find()
         elif self.made:
+            if report.begun:
+                self._launching.were_quick()
             self._started()
         else:
             self._order_again()

@@ -351,7 +351,9 @@ def test_a_finding_is_used_for_its_time_and_renewed_before(
     assert found.is_due(TRUE)
     now[0] += quick.LIFE * 0.6
     assert not found.is_local("/folder")
-    assert not found.start({"argv": ["true"], "env": {"PATH": TRUE[2]}, "folder": "", "cwd": "/"}, TRUE, [], WAY)
+    assert not found.start(
+        {"argv": ["true"], "env": {"PATH": TRUE[2]}, "folder": "", "cwd": "/"}, TRUE, [], WAY
+    )
 
 
 def test_findings_are_a_bounded_number(starting: Starting) -> None:
