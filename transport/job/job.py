@@ -167,7 +167,8 @@ class Job:
     @property
     def _at_end(self) -> bool:
         """Whether its stdin was at its end, without a byte, as it started."""
-        return bool(self._early) and _is_end(self._early[0]) and not self.spawn.terminal
+        first = self._early[0] if self._early and not self.spawn.terminal else None
+        return first is not None and (first.kind, first.stream) == (Kind.EOF, STDIN)
 
     def _take_early(self) -> None:
         early, self._early = self._early, []
@@ -396,7 +397,3 @@ class Job:
         self._running = None
         self._early.clear()
         self._on_end(self)
-
-
-def _is_end(frame: Frame) -> bool:
-    return frame.kind == Kind.EOF and frame.stream == STDIN

@@ -27,14 +27,13 @@ Messages to the node, one or a list of them:
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import select
 import time
 
-from transport import address, inherit, quickjson
-from transport.launcher import child, quick, spare, termination, workdir
+from transport import inherit
+from transport.launcher import child, orders, quick, spare, termination, workdir
 from transport.launcher.folders import Folders
 from transport.launcher.outgoing import Outgoing
 from transport.launcher.sessions import Session, Sessions
@@ -43,11 +42,9 @@ from transport.lean import deque, signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
-    # Given the arguments of an `own` job: does its work in a forked child; None if a new program is needed.
-    Inside = Callable[[list[str]], Callable[[], None] | None]
+    from transport.launcher.orders import Inside
 
 MESSAGE = spare.MESSAGE
 SOON = 0.002  # seconds by which news of a start wait for those of its end: a short job costs one message
@@ -219,7 +216,7 @@ class Launcher:
                     os.close(fd)
 
     def _do(self, data: bytes, fds: list[int]) -> None:
-        what, *rest = _read(data, fds)
+        what, *rest = orders.read(data, fds)
         if what == "start":
             self._start(rest[0], rest[1], data, fds)
         elif what == "quick":
@@ -283,10 +280,13 @@ class Launcher:
             self._tell("slow", number)
             return
         self._made[pid], self._pids[number] = Made(number, folder, slot), pid
-        state = int(workdir.state(way.entered)) if way.entered >= 0 else -1
         soon = time.monotonic() + SOON
         self._young.append((soon, pid))
-        self._out.put(("started", number, pid, state), way.entered, 0.0 if hurry else soon)
+        until = 0.0 if hurry else soon
+        try:
+            self._out.put(("started", number, pid, way.state), way.entered, until)
+        except OSError:  # no descriptor is free: the node holds the folder no longer than this process does
+            self._out.put(("started", number, pid, -1), -1, until)
 
     def _fork(self, report: socket.socket, data: bytes, fds: list[int]) -> int:
         """Start a job without a spare: return its pid, or 0 if the report has the reason why that failed."""
@@ -310,25 +310,7 @@ class Launcher:
                 os.close(memo)
 
     def _prepared(self, data: bytes, fds: list[int]) -> child.Start:
-        """Return the start of a message, with its descriptors less the report. The caller owns `keep`."""
-        order = _read(data, fds)[2]
-        argv, inside = order["argv"], None
-        if order["own"]:
-            inside = self._inside(argv)
-            argv = [*address.own_command(), *argv]
-        memo = fcntl.fcntl(fds[3], fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
-        return child.Start(
-            argv,
-            {**order["env"], inherit.VARIABLE: str(memo)},
-            order["cwd"],
-            fds[:3],
-            limits=[(number, value) for number, value in order["limits"]],
-            keep=(memo,),
-            folder=order["folder"],
-            files=self._files,
-            terminal=order["terminal"],
-            inside=inside,
-        )
+        return orders.start_of(data, fds, self._inside, self._files)
 
     def _end(self, number: int, pid: int, pause: float, adopted: bool) -> None:
         if number in self._ending:
@@ -363,7 +345,7 @@ class Launcher:
             _, status, usage = os.wait4(ended.si_pid, 0)
             if made:
                 del self._pids[made.number]
-                # What is left of a job that is being ended is still in the folder.
+                # The folder of a job that is being ended may still have descendants of it in it.
                 removes = (
                     made.number not in self._told_to_end
                     and bool(made.slot)
@@ -397,11 +379,3 @@ class Launcher:
         except OSError as error:
             say(f"{path} is not removed: {error.strerror}")
             self._tell("left", number, workdir.GONE)
-
-
-def _read(data: bytes, fds: list[int]) -> list[Any]:
-    """Parse a message; a large one is in the last of its descriptors."""
-    words: list[Any] = quickjson.loads(data)
-    if words == ["large"]:
-        words = quickjson.loads(os.pread(fds[-1], os.fstat(fds[-1]).st_size, 0))
-    return words

@@ -220,12 +220,13 @@ class Marked:
         self._table = table
         self._slot = slot
         self._folders = folders
-        self.entered = -1  # the descriptor of a folder that was not held before
+        self.entered = -1  # the descriptor of a folder that was not held before,
+        self.state = -1  # and 1 if it was empty, else 0
 
     def enter(self, folder: str) -> int:
         fd, new = self._folders.enter(folder)
         if new:
-            self.entered = fd
+            self.entered, self.state = fd, int(workdir.state(fd))
         return fd
 
     def begun(self) -> None:
