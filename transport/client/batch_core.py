@@ -233,7 +233,7 @@ class BatchCore:
             self._look_at_feed(feed)  # it was withdrawn meanwhile
             return
         job.session = session
-        job.begin()
+        job.begin(feed.template(job.spawn))
         if job.over:
             self.look_at(job)
             return

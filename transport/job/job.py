@@ -55,6 +55,7 @@ class Job:
         self.number = number
         self.spawn = spawn
         self.token = os.urandom(16).hex()
+        self._level = logging.DEBUG if spawn.template else logging.INFO  # a million lines tell nothing
         self.ended = False
         self._environ = environ
         self._on_end = on_end
@@ -137,15 +138,15 @@ class Job:
                 self._hang_up()
             return  # it is being ended
         try:
-            log.info("job %s: started as pid %d for %s", self.spawn.id, running.pid, self.link.name)
+            log.log(self._level, "job %s: started as pid %d for %s", self.spawn.id, self.pid, self.link.name)
             self.link.session.tell(self.number, Kind.ATTACH, {"id": self.spawn.id, "pid": running.pid})
             at_end = self._at_end
             if at_end:
-                os.close(fds.pop(0))
+                os.close(fds[0])
                 self._early.pop(0)
             else:
                 self._sink = Sink(self.link, self.number, fds[0])
-                fds.pop(0)
+            fds.pop(0)
             for stream in (STDOUT, STDERR):
                 self._sources.append(Source(self.link, self.number, stream, fds[0], self._stream_ended))
                 fds.pop(0)
@@ -167,8 +168,8 @@ class Job:
     @property
     def _at_end(self) -> bool:
         """Whether its stdin was at its end, without a byte, as it started."""
-        first = self._early[0] if self._early and not self.spawn.terminal else None
-        return first is not None and (first.kind, first.stream) == (Kind.EOF, STDIN)
+        early = self._early[:1] if not self.spawn.terminal else []
+        return any(frame.kind == Kind.EOF and frame.stream == STDIN for frame in early)
 
     def _take_early(self) -> None:
         early, self._early = self._early, []
@@ -335,7 +336,7 @@ class Job:
 
     def _tell_exit(self, status: Status) -> None:
         self.ended = True
-        log.info("job %s: %s %s", self.spawn.id, status.state, status.signal or status.code)
+        log.log(self._level, "job %s: %s %s", self.spawn.id, status.state, status.signal or status.code)
         if self.link is None:
             return
         session = self.link.session

@@ -18,7 +18,7 @@ from transport.node.host import Host, Join, Target, refuse
 from transport.node.link import Link
 from transport.node.relay import Relay
 from transport.node.slots import Slots
-from transport.spawn import Spawn
+from transport.spawn import Spawn, Template
 
 log = logging.getLogger("quine.hosts")
 
@@ -76,8 +76,7 @@ class Hosts:
         target.settings(spawn)
         spawn.slots = 0 if spawn.context.get("control") is True else target.slots
         try:
-            # Parsed as the other node will: a malformed spawn must not end the link to its host.
-            Spawn.from_json(spawn.to_json())
+            _check(spawn, target.key)
         except ProtocolError as error:
             refuse(relay, Refused(str(error), host=target.name))
             return relay
@@ -134,3 +133,19 @@ class Hosts:
             }
             for slots in self._slots.values()
         }
+
+
+def _check(spawn: Spawn, key: str) -> None:
+    """Parse a spawn as the other node will: a malformed one must not end the link to its host. Raises ProtocolError.
+
+    One that came by a template gets that by which it is sent over the link with this key, and is parsed once for it.
+    """
+    came, spawn.template = spawn.template, None
+    settled: Template | None = came.derived.get(key) if came else None
+    if settled is None or not settled.fits(spawn, settled=True):
+        Spawn.from_json(spawn.to_json())
+        if came is None:
+            return
+        settled = came.derive(key, Template.of(spawn, where="", context={}))
+    if settled.is_small:
+        spawn.template = settled
