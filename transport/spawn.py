@@ -170,7 +170,7 @@ def check_own(body: dict[str, Any]) -> None:
 
 
 class Template:
-    """What spawns of one link have in common. `derived` holds what an end makes of it, for all of them."""
+    """The fields that spawns of one link share. `derived` holds the results that an end works out from them."""
 
     __slots__ = ("derived", "fields")
 
