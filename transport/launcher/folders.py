@@ -5,19 +5,26 @@ Laws
    both hold one lock, which outlives either of them.
 2. All jobs of this launcher count, from their order on. The node counts those of the launchers before it, and holds
    their lock: a folder with such a job in it is found held.
+3. The last descriptor of a removed folder is closed here, not in the node: the file system frees the folder then, which
+   takes milliseconds on some, and the exit record would wait for it.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 from transport.launcher import workdir
+from transport.lean import deque
+
+SOON = 0.05  # seconds
 
 
 class Folders:
     def __init__(self) -> None:
         self._jobs: dict[str, int] = {}
         self._held: dict[str, tuple[int, os.stat_result]] = {}
+        self._removed: deque[tuple[float, int]] = deque()  # when a descriptor is closed
 
     def join(self, path: str) -> None:
         """A job is ordered there."""
@@ -55,11 +62,24 @@ class Folders:
             return -1
         try:
             result = workdir.remove(path, self._held[path][0])
-            if result != workdir.GONE:
+            if result == workdir.GONE:
+                self._removed.append((time.monotonic() + SOON, self._held.pop(path)[0]))
+            else:
                 workdir.share(self._held[path][0])  # the node holds the same lock, and has still to leave
             return result
         finally:
             self._drop(path)
 
+    @property
+    def due(self) -> float | None:
+        """The time at which `turn` has something to do."""
+        return self._removed[0][0] if self._removed else None
+
+    def turn(self, now: float) -> None:
+        """Close the descriptors of folders that were removed: the node has closed its own by now."""
+        while self._removed and self._removed[0][0] <= now:
+            os.close(self._removed.popleft()[1])
+
     def _drop(self, path: str) -> None:
-        os.close(self._held.pop(path)[0])
+        if path in self._held:
+            os.close(self._held.pop(path)[0])

@@ -157,6 +157,7 @@ class Launcher:
                 self._sessions.turn(now)
             self._spares.dismiss(now)
             self._note_starts(now)
+            self._folders.turn(now)
             self._out.turn(now)
             self._prepare()
 
@@ -191,9 +192,8 @@ class Launcher:
     def _pause(self) -> int | None:
         """Milliseconds until something is due, None if nothing is."""
         young = self._young[0][0] if self._young else None
-        due = [
-            at for at in (self._sessions.due(), self._spares.due(), self._out.due, young) if at is not None
-        ]
+        others = (self._sessions.due(), self._spares.due(), self._out.due, self._folders.due, young)
+        due = [at for at in others if at is not None]
         return max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
 
     # -- the channel -------------------------------------------------------------------------------

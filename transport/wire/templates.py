@@ -1,4 +1,4 @@
-"""The templates of a link: what spawns of it have in common, each sent once and named by a number.
+"""The templates of a link: the fields that spawns of it share, sent once and named by a number.
 
 Laws
 1. Each end keeps MAX_TEMPLATES at most, of one frame each. The sender defines a number again for another template, and
