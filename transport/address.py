@@ -77,7 +77,10 @@ def boot_id() -> str:
 def start_time(pid: int) -> int:
     """Return the time at which a process started, in clock ticks since boot; 0 if there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b") ")[2].split()[19])
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # each start of a job reads it
+        try:
+            return int(os.read(fd, 4096).rpartition(b") ")[2].split()[19])
+        finally:
+            os.close(fd)
     except (OSError, IndexError, ValueError):
         return 0

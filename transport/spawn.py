@@ -3,13 +3,15 @@
 Laws
 1. An argv travels as a list and is never joined: no shell stands between the origin and a command.
 2. A peer's spawn is read strictly; one unknown field, or one of the wrong type, makes the whole spawn invalid.
-3. `id` is made by the caller, a fresh one for each try. A node refuses the id of a job that runs there now.
+3. Fields that many jobs of a link share are sent and checked once, as a `Template`. A spawn by it has the others.
+4. `id` is made by the caller, a fresh one for each try. A node refuses the id of a job that runs there now.
 """
 
 from __future__ import annotations
 
 import os
 
+from transport import quickjson
 from transport.errors import ProtocolError
 from transport.status import clip
 
@@ -39,6 +41,13 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "terminal": (dict, type(None)),
     "capability": (str,),
 }
+OWN = ("id", "argv", "capability")  # the fields that each job has for itself
+_SHARED = tuple(name for name in _TYPES if name not in OWN)
+_SETTLED = tuple(
+    name for name in _SHARED if name not in ("where", "context")
+)  # as the host of a job gets them
+MOST_DERIVED = 1024
+LARGEST_TEMPLATE = 60 * 1024  # bytes: one frame
 
 
 class Spawn:
@@ -58,7 +67,7 @@ class Spawn:
     capability  secret that the job shows with each request to its opener; kept in the job's memo
     """
 
-    __slots__ = (*_TYPES,)
+    __slots__ = (*_TYPES, "template")
 
     def __init__(
         self,
@@ -96,6 +105,7 @@ class Spawn:
         self.context = context or {}
         self.terminal = terminal
         self.capability = capability
+        self.template: Template | None = None  # that it came by, or is sent by
 
     def facts(self) -> dict[str, object]:
         """Return facts that tell people which job it is, cut short. `own` says that the command is quine itself."""
@@ -105,9 +115,18 @@ class Spawn:
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _TYPES}
 
+    def own_fields(self) -> dict[str, Any]:
+        """Return the fields that a spawn by a template has."""
+        return {name: getattr(self, name) for name in OWN}
+
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Spawn:
-        """Read a spawn of a peer. Raises ProtocolError that names the fault."""
+    def from_json(cls, body: dict[str, Any], template: Template | None = None) -> Spawn:
+        """Read a spawn of a peer, by a template of that peer if it names one. Raises ProtocolError with the fault."""
+        if template:
+            check_own(body)
+            spawn = cls(**template.fields, **body)
+            spawn.template = template
+            return spawn
         for name, value in body.items():
             if name not in _TYPES or not isinstance(value, _TYPES[name]):
                 raise ProtocolError(f"spawn with a bad field {name[:40]!r}")
@@ -133,6 +152,64 @@ class Spawn:
         if not is_terminal(body.get("terminal")):
             raise ProtocolError("spawn with a bad terminal")
         return cls(**body)
+
+
+def check_own(body: dict[str, Any]) -> None:
+    """Check the fields of a spawn by a template. Raises ProtocolError."""
+    if set(body) != set(OWN):
+        raise ProtocolError("spawn by a template with other fields than its own")
+    id, argv, capability = (body[name] for name in OWN)
+    if not (isinstance(argv, list) and argv and isinstance(id, str) and isinstance(capability, str)):
+        raise ProtocolError("spawn by a template with a bad field")
+    if not all(isinstance(text, str) and encodable(text) for text in argv):
+        raise ProtocolError("an argument, a variable or a limit that no command can be given")
+    if not (id and is_id(id)):
+        raise ProtocolError("spawn with a bad id")
+    if len(capability) > LONGEST_CAPABILITY:
+        raise ProtocolError("spawn with a bad capability")
+
+
+class Template:
+    """The fields that spawns of one link share. `derived` holds the results that an end works out from them."""
+
+    __slots__ = ("derived", "fields")
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+        self.derived: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, spawn: Spawn, **changed: Any) -> Template:
+        """Return the template by which `spawn` could be sent, unchecked; with `changed` fields."""
+        return cls({**{name: getattr(spawn, name) for name in _SHARED}, **changed})
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Template:
+        """Read a template of a peer. Raises ProtocolError."""
+        if set(body) != set(_SHARED):
+            raise ProtocolError("template with other fields than those that jobs share")
+        Spawn.from_json({"id": "x", "argv": ["x"], **body})
+        return cls(body)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it goes into a frame."""
+        small = self.derived.get("small")
+        if small is None:
+            small = self.derive("small", len(quickjson.dumps(self.fields)) <= LARGEST_TEMPLATE)
+        return bool(small)
+
+    def fits(self, spawn: Spawn, settled: bool = False) -> bool:
+        """Return whether `spawn` could be sent by this; `settled`: to its host, without its WHERE and its context."""
+        names, fields = _SETTLED if settled else _SHARED, self.fields
+        return all(getattr(spawn, name) == fields[name] for name in names)
+
+    def derive(self, name: str, made: Any) -> Any:
+        """Keep what was made of this for `name`, and return it."""
+        if len(self.derived) >= MOST_DERIVED:
+            self.derived.clear()
+        self.derived[name] = made
+        return made
 
 
 def is_terminal(body: dict[str, Any] | None) -> bool:

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.timeout(150 + VOLUME // 10_000)
 JSON_KINDS = (
     Kind.HELLO,
     Kind.SPAWN,
+    Kind.TEMPLATE,
     Kind.ATTACH,
     Kind.SIGNAL,
     Kind.WINCH,

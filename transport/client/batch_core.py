@@ -44,6 +44,7 @@ class BatchCore:
         self.on_request: Callable[[Frame], None] = lambda _: None  # a frame of a request of a job
         self.answered = False  # a job of this connection has started or ended
         self._waiting = 0
+        self._last = 0  # the latest channel of a job
         self._sent: dict[int, BatchJob] = {}  # by their channel
         self._feeds: dict[str, Feed] = {}
         self._ready: dict[Feed, None] = {}  # that may have a job to send
@@ -84,7 +85,7 @@ class BatchCore:
     # -- the connection ----------------------------------------------------------------------------
 
     def connected(self, session: Session) -> None:
-        self.session, self.answered = session, False
+        self.session, self.answered, self._last = session, False, 0
 
     def receive(self, data: bytes) -> None:
         """Take bytes of the node. Raises ProtocolError; the connection is to be given up then."""
@@ -155,10 +156,13 @@ class BatchCore:
         self._look_at_feed(feed)
         self.feed_later(job)
 
-    def room(self, job: BatchJob, count: int) -> None:
-        """The node tells of `count` free places where this job was sent to."""
+    def room(self, job: BatchJob, count: int, seen: int) -> None:
+        """The node tells of `count` free places where this job was sent to, one of them its own, which it leaves.
+
+        The node had seen the channels up to number `seen`: jobs sent since may have taken places of these.
+        """
         feed = self._feeds[job.where]
-        feed.room(count)
+        feed.room(count - 1 - max(0, self._last - seen) // 2)
         self._look_at_feed(feed)
 
     def _look_at_feed(self, feed: Feed) -> None:
@@ -229,12 +233,13 @@ class BatchCore:
             self._look_at_feed(feed)  # it was withdrawn meanwhile
             return
         job.session = session
-        job.begin()
+        job.begin(feed.template(job.spawn))
         if job.over:
             self.look_at(job)
             return
         self._waiting -= 1
         self._sent[job.number] = job
+        self._last = job.number
         feed.sent()
         self.feed_later(job)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         def started(self, job: BatchJob) -> None: ...
         def look_at(self, job: BatchJob) -> None: ...
         def feed_later(self, job: BatchJob) -> None: ...
-        def room(self, job: BatchJob, count: int) -> None: ...
+        def room(self, job: BatchJob, count: int, seen: int) -> None: ...
 
     # Called with the number of bytes that there is room for. b"": the end; None: nothing now, until `BatchJob.more`.
     Input = Callable[[int], bytes | None]
@@ -191,7 +191,8 @@ class BatchJob(JobCore):
     def on_note(self, body: dict[str, Any]) -> None:
         room = body.get("room")
         if type(room) is int and room > 0:
-            self._batch.room(self, room)
+            seen = body.get("seen")
+            self._batch.room(self, room, seen if type(seen) is int else self.number)
         elif body.get("full") is True:
             self.full = True
         elif self.on.note:

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from transport.spawn import Spawn
+    from transport.spawn import Spawn, Template
 
 
 class JobCore:
@@ -91,12 +91,12 @@ class JobCore:
 
     # -- the node ----------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Send the spawn of the job."""
-        body = self.spawn.to_json()
+    def begin(self, template: Template | None = None) -> None:
+        """Send the spawn of the job, by a template that fits it and was checked."""
+        body = self.spawn.own_fields() if template else self.spawn.to_json()
         try:
-            type(self.spawn).from_json(body)
-            self.number = self.session.open(Kind.SPAWN, body)
+            type(self.spawn).from_json(body, template)
+            self.number = self.session.open(Kind.SPAWN, body, template=template)
         except ProtocolError as error:
             self.end(Status("unreachable", USAGE, detail=str(error)))
         except ValueError as error:

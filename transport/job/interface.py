@@ -113,10 +113,11 @@ class Order:
     folder    directory to make before, and to remove after its end if it is empty; "" for none. `cwd` is in it
     limits    (RLIMIT_*, value) pairs
     memo      values for the process and its descendants, see `inherit`
+    hurry     news of its start do not wait for those of its end: its stdin has bytes, or may have
     size      (rows, columns) of the terminal that it gets in place of three pipes, or None
     """
 
-    __slots__ = ("argv", "cwd", "env", "folder", "limits", "memo", "own", "size")
+    __slots__ = ("argv", "cwd", "env", "folder", "hurry", "limits", "memo", "own", "size")
 
     def __init__(
         self,
@@ -138,3 +139,4 @@ class Order:
         self.limits = limits or []
         self.own = own
         self.size = size
+        self.hurry = True

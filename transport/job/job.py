@@ -25,11 +25,11 @@ from transport.launcher.termination import WOKEN_BY
 from transport.spawn import Spawn
 from transport.status import DENIED, LOST, NOT_STARTED, Status, signal_number
 from transport.wire.frames import LIFE, Frame, Kind
-from transport.wire.session import STDERR, STDOUT
+from transport.wire.session import STDERR, STDIN, STDOUT
 from transport.wire.states import Asker
 
 if TYPE_CHECKING:
-    from transport.job.interface import Asked, Launcher, Link, Running
+    from transport.job.interface import Asked, Launcher, Link, Order, Running
 
 log = logging.getLogger("quine.job")
 
@@ -55,6 +55,7 @@ class Job:
         self.number = number
         self.spawn = spawn
         self.token = os.urandom(16).hex()
+        self._level = logging.DEBUG if spawn.template else logging.INFO  # a million lines tell nothing
         self.ended = False
         self._environ = environ
         self._on_end = on_end
@@ -69,6 +70,7 @@ class Job:
         self.asking: dict[Asked, None] = {}  # its requests and spawns to the origin that are under way
         self.asker = Asker()
         self._launcher = launcher
+        self._order: Order | None = None  # from `start` on
         self._status: Status | None = None  # how the process ended, until that is said
         self._running: Running | None = None  # while it is to start, or runs
         self._folder = ""  # made for it; as the inventory spells it
@@ -102,7 +104,7 @@ class Job:
         """Start the process; an error becomes the exit record."""
         try:
             memo = {"socket": self._socket_path, "token": self.token, "capability": self.spawn.capability}
-            order, self._folder = order_of(self.spawn, self._environ if self.remote else None, memo)
+            self._order, self._folder = order_of(self.spawn, self._environ if self.remote else None, memo)
         except ProtocolError as error:
             self.refuse(str(error))
             self._finish()
@@ -113,7 +115,7 @@ class Job:
             detail = "a defect in quine while starting it; see the node's log"
             self.on_not_started(Status("unreachable", NOT_STARTED, detail=detail))
             return
-        self._running = self._launcher.start(order, self)
+        self._running = self._launcher.start(self._order, self)
 
     def refuse(self, detail: str) -> None:
         """Instead of `start`: a rule forbids the job."""
@@ -136,13 +138,20 @@ class Job:
                 self._hang_up()
             return  # it is being ended
         try:
-            log.info("job %s: started as pid %d for %s", self.spawn.id, running.pid, self.link.name)
+            log.log(self._level, "job %s: started as pid %d for %s", self.spawn.id, self.pid, self.link.name)
             self.link.session.tell(self.number, Kind.ATTACH, {"id": self.spawn.id, "pid": running.pid})
-            self._sink = Sink(self.link, self.number, fds[0])
+            at_end = self._at_end
+            if at_end:
+                os.close(fds[0])
+                self._early.pop(0)
+            else:
+                self._sink = Sink(self.link, self.number, fds[0])
             fds.pop(0)
             for stream in (STDOUT, STDERR):
                 self._sources.append(Source(self.link, self.number, stream, fds[0], self._stream_ended))
                 fds.pop(0)
+            for source in self._sources:
+                source.begin(tries=2 if at_end else 0)  # it may have ended by now
         except Exception:
             # It runs, but cannot be followed: it is ended, and reported as lost.
             log.exception("job %s: defect after its start", self.spawn.id)
@@ -155,6 +164,12 @@ class Job:
             self._hang_up()
         self._take_early()
         self.link.wake()
+
+    @property
+    def _at_end(self) -> bool:
+        """Whether its stdin was at its end, without a byte, as it started."""
+        early = self._early[:1] if not self.spawn.terminal else []
+        return any(frame.kind == Kind.EOF and frame.stream == STDIN for frame in early)
 
     def _take_early(self) -> None:
         early, self._early = self._early, []
@@ -173,6 +188,8 @@ class Job:
             self.end("nobody waits for it any more")
         elif self._running and not self._running.pid:
             self._early.append(frame)
+            if self._order and self._at_end:
+                self._order.hurry = False  # its opener waits for its end alone
         elif self._unsent and self._running and frame.kind in (Kind.DATA, Kind.EOF, Kind.STOP):
             # A `cat` that is interrupted at the end of its input must not see the end first, and exit 0.
             self._early.append(frame)
@@ -319,7 +336,7 @@ class Job:
 
     def _tell_exit(self, status: Status) -> None:
         self.ended = True
-        log.info("job %s: %s %s", self.spawn.id, status.state, status.signal or status.code)
+        log.log(self._level, "job %s: %s %s", self.spawn.id, status.state, status.signal or status.code)
         if self.link is None:
             return
         session = self.link.session

@@ -8,6 +8,7 @@ import socket
 
 from transport import quickjson
 from transport.carrier.unix import rights
+from transport.launcher import spare
 from transport.launcher.launcher import MESSAGE
 
 TYPE_CHECKING = False
@@ -20,7 +21,8 @@ AGAIN = 0.05  # seconds until a message that the kernel did not take is sent aga
 class Channel:
     """Messages to and from the launcher. A message that it does not take now waits; a start waits for the next one."""
 
-    def __init__(self, hear: Callable[[list[int | float | str]], None]) -> None:
+    def __init__(self, hear: Callable[[list[int | float | str], list[int]], None]) -> None:
+        """`hear` is called with each message, and the descriptors that came; it takes those that are for it."""
         self._hear = hear
         self._socket: socket.socket | None = None
         # (message, its descriptors, which are closed here, and the number of a start, or 0)
@@ -37,13 +39,17 @@ class Channel:
 
     def detach(self) -> None:
         """The launcher is gone: read its last messages, close the socket, keep only queued starts."""
-        self.read()
+        self.read(again=True)
         self._close()
         self._keep(lambda number: number > 0)
 
     def withdraw(self, number: int) -> None:
         """Remove a start that was given up from the queue, where its descriptors would stay open for ever."""
         self._keep(lambda other: other != number)
+
+    def has(self, number: int) -> bool:
+        """True if a start waits here, and no launcher has it."""
+        return any(other == number for _, _, other in self._queue)
 
     def _keep(self, wanted: Callable[[int], bool]) -> None:
         for _, fds, number in self._queue:
@@ -62,10 +68,11 @@ class Channel:
             self._socket.close()
             self._socket = None
 
-    def read(self) -> None:
+    def read(self, again: bool = False) -> None:
+        """Handle the next message, with `again` all that have come."""
         while self._socket:
             try:
-                data = self._socket.recv(MESSAGE)
+                data, fds = spare.receive(self._socket)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -73,7 +80,11 @@ class Channel:
             if not data:
                 self._close()
                 return
-            self._hear(quickjson.loads(data))
+            words = quickjson.loads(data)
+            for each in words if isinstance(words[0], list) else [words]:
+                self._hear(each, fds)
+            if not again:
+                return  # more of them make the socket readable again
 
     def send(self, words: list[object], fds: list[int] | None = None) -> None:
         """Queue a message; `fds` are closed once it is sent. OSError if there is no memory for a large one."""
@@ -86,7 +97,7 @@ class Channel:
             while view:
                 view = view[os.write(large, view) :]
             data = b'["large"]'
-        self._queue.append((data, fds, int(str(words[1])) if words[0] == "start" else 0))
+        self._queue.append((data, fds, int(str(words[1])) if words[0] in ("start", "quick") else 0))
         if len(self._queue) == 1:
             self._flush()
 
@@ -103,7 +114,7 @@ class Channel:
                 self._wait_for_room(True)
                 return
             except (BrokenPipeError, ConnectionResetError):
-                self.read()  # the launcher is gone, and will be replaced
+                self.read(again=True)  # the launcher is gone, and will be replaced
                 return
             except OSError:
                 # Too many descriptors are on their way, or memory is short.

@@ -16,7 +16,7 @@ import time
 from transport.address import start_time
 from transport.job.launched_job import Child
 from transport.job.launcher_channel import Channel
-from transport.launcher import workdir
+from transport.launcher import quick, workdir
 from transport.launcher.launcher import raise_open_files
 from transport.launcher.table import holders, say
 
@@ -33,6 +33,8 @@ log = logging.getLogger("quine.launching")
 # otherwise a job would be refused because of launchers that were killed before it.
 RETRY = 1.0, 10.0
 NAME = 15  # characters of the name of a process
+# Seconds for which starts without a report are ordered after a quick one: less than a launcher uses a finding for.
+QUICKLY = quick.LIFE - 0.5
 UNCLAIMED = 60.0  # seconds after which an ended child that nobody waited for is reaped here
 
 
@@ -63,6 +65,13 @@ class Folders:
         """Record that the folder was empty before jobs that have left it: a job that came then found their files."""
         if held := self._held.get(path):
             held[2] = True
+
+    def removed(self, path: str) -> None:
+        """The launcher has removed the folder: a job that comes makes it anew."""
+        held = self._held[path]
+        if held[0] >= 0:
+            os.close(held[0])
+            held[0] = -1
 
     def leave(self, path: str) -> tuple[int, bool]:
         """A job leaves. The last one gets the descriptor, which it owns, and whether the folder was empty; else -1."""
@@ -102,6 +111,7 @@ class Launching:
         self._has_died = False  # a launcher: its jobs, and their orphans, are children of this process
         self._looking: asyncio.TimerHandle | None = None
         self._closed = False
+        self._quick_until = 0.0  # starts are ordered without a report
 
     @property
     def pid(self) -> int:
@@ -138,6 +148,7 @@ class Launching:
 
     def _attached(self) -> None:
         assert self._beside.channel
+        self._quick_until = 0.0
         self._loop.add_reader(self._beside.pidfd, self._died)
         self.channel.attach(self._beside.channel.detach())
         self._beside.channel = None
@@ -164,6 +175,8 @@ class Launching:
         long = time.monotonic() - self._beside.born > RETRY[1]
         self._beside.forget()
         self._has_died = True
+        for child in list(self._children.values()):
+            child.unanswered()
         self.reap()
         for child in list(self._children.values()):
             child.adopt()
@@ -236,7 +249,7 @@ class Launching:
         tick = int(since * os.sysconf("SC_CLK_TCK"))
         return min((pid for pid in found if start_time(pid) >= tick), key=start_time, default=0)
 
-    def _hear(self, words: list[int | float | str]) -> None:
+    def _hear(self, words: list[int | float | str], fds: list[int]) -> None:
         what, number = words[0], int(words[1])
         if what == "left":
             if leaving := self._left.pop(number, None):
@@ -245,7 +258,18 @@ class Launching:
                     self._folders.was_empty(leaving.path)
                 if leaving.on_left:
                     leaving.on_left(leaving.empty and words[2] == workdir.KEPT)
-        elif child := self._children.get(number):
+            return
+        fd = fds.pop(0) if what == "started" and int(words[3]) >= 0 else -1
+        child = self._children.get(number)
+        if not child:
+            if fd >= 0:
+                os.close(fd)
+        elif what == "started":
+            child.was_quick(int(words[2]), fd, bool(words[3]))
+        elif what == "slow":
+            self._quick_until = 0.0
+            child.slow()
+        else:
             if what == "ended":
                 child.known = int(words[2])
             elif what == "signalled":
@@ -273,14 +297,29 @@ class Launching:
     def enter(self, path: str, fd: int, empty: bool) -> None:
         self._folders.enter(path, fd, empty)
 
-    def leave(self, path: str, on_left: Callable[[bool], None] | None) -> None:
+    def quick(self, order: Order) -> bool:
+        """True if a start is to be tried without a report."""
+        plain = not (order.own or order.limits or order.size)
+        return plain and self._loop.time() < self._quick_until
+
+    def were_quick(self) -> None:
+        """A start was a quick one."""
+        self._quick_until = self._loop.time() + QUICKLY
+
+    def leave(self, path: str, on_left: Callable[[bool], None] | None, left: int = -1) -> None:
+        """A job has left its folder; `left` is what the launcher has made of it, -1 if nothing."""
+        if left == workdir.GONE:
+            self._folders.removed(path)
         fd, empty = self._folders.leave(path)
+        if left in (workdir.GONE, workdir.KEPT) and fd >= 0:
+            os.close(fd)
+            fd = -1
         if fd >= 0:
             number = self.next_number()
             leaving = self._left[number] = Leaving(path, fd, empty, on_left)
             self._remove(number, leaving)
         elif on_left:
-            self._loop.call_soon(on_left, False)
+            on_left(empty and left == workdir.KEPT)
 
     def _remove(self, number: int, leaving: Leaving) -> None:
         try:

@@ -25,6 +25,21 @@ def order_of(spawn: Spawn, login: Mapping[str, str] | None, memo: Mapping[str, o
 
     `login` is the login environment, where the job comes from another machine.
     """
+    made = spawn.template.derived.get("order") if spawn.template else None
+    if made is None:
+        made = _made(spawn, login)
+        if spawn.template:
+            spawn.template.derive("order", made)
+    limits, cwd, folder, env, expanded = made
+    size = (spawn.terminal["rows"], spawn.terminal["columns"]) if spawn.terminal else None
+    order = Order(spawn.argv, env, cwd, memo, folder=expanded, limits=limits, own=spawn.own, size=size)
+    return order, folder
+
+
+def _made(
+    spawn: Spawn, login: Mapping[str, str] | None
+) -> tuple[list[tuple[int, int]], str, str, dict[str, str], str]:
+    """Return the limits, the directory, its folder as spelled, the environment, and the folder itself."""
     limits = rlimits.parse(spawn.limits)
     cwd, folder = _directory(spawn)
     base: dict[str, str] = {}
@@ -36,9 +51,7 @@ def order_of(spawn: Spawn, login: Mapping[str, str] | None, memo: Mapping[str, o
     term = {"TERM": spawn.terminal["term"]} if spawn.terminal and spawn.terminal["term"] else {}
     env = {**base, **term, **spawn.env}
     env["PATH"] = this_build.path_with_own(env.get("PATH", os.defpath))
-    size = (spawn.terminal["rows"], spawn.terminal["columns"]) if spawn.terminal else None
-    made = os.path.expanduser(folder)
-    return Order(spawn.argv, env, cwd, memo, folder=made, limits=limits, own=spawn.own, size=size), folder
+    return limits, cwd, folder, env, os.path.expanduser(folder)
 
 
 def _directory(spawn: Spawn) -> tuple[str, str]:

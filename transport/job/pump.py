@@ -27,6 +27,7 @@ from transport.wire.session import STDIN
 
 if TYPE_CHECKING:
     from transport.job.interface import Link
+    from transport.wire.flow import Flow
 
 TERMINAL_BUFFER = 128 * 1024  # no less than the kernel keeps between the ends of a terminal
 
@@ -51,15 +52,25 @@ class Source:
         self._left = -1  # once the child is dead: bytes in the pipe that may be its own
         self._large = False
         os.set_blocking(fd, False)
+
+    def begin(self, tries: int = 0) -> None:
+        """Read from now on; the first `tries` times at once."""
+        for _ in range(tries):
+            if self._fd < 0 or not self._flow.credit or not self._read():
+                break
         self._watch()
 
     @property
     def closed(self) -> bool:
         return self._fd < 0
 
+    @property
+    def _flow(self) -> Flow:
+        return self._link.session.flow(self._number, self._stream)
+
     def _watch(self) -> None:
         """Start or stop reading: only while there is credit."""
-        want = self._fd >= 0 and self._link.session.flow(self._number, self._stream).credit > 0
+        want = self._fd >= 0 and self._flow.credit > 0
         if want and not self._reading:
             self._loop.add_reader(self._fd, self._readable)
         elif self._reading and not want and self._fd >= 0:
@@ -67,19 +78,24 @@ class Source:
         self._reading = want
 
     def _readable(self) -> None:
-        flow = self._link.session.flow(self._number, self._stream)
+        if self._read():
+            self._watch()
+
+    def _read(self) -> bool:
+        """Read once. False if there was nothing, or it has ended."""
+        flow = self._flow
         most = min(CHUNK, flow.credit)
         try:
             data = os.read(self._fd, most if self._left < 0 else min(most, self._left))
         except BlockingIOError:
             if self._left >= 0:
                 self.close()
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self.close()
-            return
+            return False
         if len(data) == CHUNK and not self._large:
             self._large = True
             enlarge(self._fd)
@@ -90,7 +106,7 @@ class Source:
             self._left -= len(data)
             if not self._left:
                 self.close()
-        self._watch()
+        return True
 
     def acked(self) -> None:
         """Credit came back."""

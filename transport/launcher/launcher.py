@@ -10,40 +10,44 @@ Laws
 
 Messages from the node are JSON lists:
     ["start", number, order]             with descriptors: three streams, the report, the memo
+    ["quick", number, order, slot, hurry]  the same without a report: marks in the table stand for it
     ["large"]                            the message is in a memfd, which is the last descriptor
     ["signal", number, signal]
     ["end", number, pid, pause, adopted]  after its TERM, or a hang-up; adopted: by the node, from a dead launcher
     ["reaped", number]                   the node has reaped an adopted job
     ["leave", number, path]              with its descriptor: remove a folder if it is empty
-Messages to the node:
+Messages to the node, one or a list of them:
+    ["started", number, pid, folder]     of a quick start; folder: -1, or with a descriptor 1 if it was empty, else 0
+    ["slow", number]                     it needs a report
     ["signalled", number]                the signal was sent, or the job has ended
-    ["ended", number, wait status]       sent before the job is reaped: no status is lost with this process
-    ["exited", number, wait status, utime, stime, maxrss], ["gone", number], ["left", number, `workdir.leave` result]
+    ["ended", number, wait status]       sent before a job without a slot is reaped: no status is lost with this process
+    ["exited", number, wait status, utime, stime, maxrss, left], ["gone", number], ["left", number, left]
+        left: the result of `workdir.leave`, -1 if the folder is still to be left
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import select
 import time
 
-from transport import inherit, quickjson, this_build
-from transport.launcher import child, quick, spare, termination, workdir
+from transport import inherit
+from transport.launcher import child, orders, quick, spare, termination, workdir
+from transport.launcher.folders import Folders
+from transport.launcher.outgoing import Outgoing
 from transport.launcher.sessions import Session, Sessions
 from transport.launcher.table import Table, clear, say
 from transport.lean import deque, signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
-    # Given the arguments of an `own` job: does its work in a forked child; None if a new program is needed.
-    Inside = Callable[[list[str]], Callable[[], None] | None]
+    from transport.launcher.orders import Inside
 
 MESSAGE = spare.MESSAGE
+SOON = 0.002  # seconds by which news of a start wait for those of its end: a short job costs one message
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
@@ -59,7 +63,7 @@ def main(words: list[str], inside: Inside = lambda words: None) -> int:
     raise_open_files()
     own = Table(table)
     _sweep(own)
-    launcher = Launcher(socket.socket(fileno=channel), files, inside)
+    launcher = Launcher(socket.socket(fileno=channel), files, inside, own)
     launcher.run()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # from now on the kernel reaps what ends
@@ -93,20 +97,40 @@ def _sweep(own: Table) -> None:
         os._exit(0)
 
 
+class Made:
+    """A job that was started. `slot`: its place in the table if it had a quick start."""
+
+    __slots__ = ("folder", "number", "slot")
+
+    def __init__(self, number: int, folder: str, slot: int = 0) -> None:
+        self.number = number
+        self.folder = folder
+        self.slot = slot
+
+
 class Launcher:
-    def __init__(self, channel: socket.socket, files: int, inside: Inside) -> None:
+    def __init__(
+        self, channel: socket.socket, files: int, inside: Inside, table: Table | None = None
+    ) -> None:
+        """`files`: soft limit of open files of a job; `table`: that of the node, None if all starts are reported."""
         self._channel = channel
+        self._table = table
+        self._folders = Folders()
         self._files = files
         self._quick = quick.Quick(files)
         self._sought: quick.Key | None = None  # to be looked for when the messages are handled
         self._inside = inside
-        self._numbers: dict[int, int] = {}  # by the pid of a job
+        self._made: dict[int, Made] = {}  # by the pid of a job
         self._pids: dict[int, int] = {}  # and the other way
+        self._told_to_end: set[int] = set()  # numbers of jobs that were signalled
+        self._young: deque[tuple[float, int]] = (
+            deque()
+        )  # when the start time of a job is to be noted, and its pid
         self._spares = spare.Spares(self._prepared)
         self._slow = False  # a start has come since the last wait that took, or needed, a spare
         self._sessions = Sessions()
         self._ending: dict[int, Session] = {}  # by number
-        self._queue: deque[bytes] = deque()
+        self._out = Outgoing(channel)
         self._wake, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(told, warn_on_full_buffer=False)
@@ -116,7 +140,7 @@ class Launcher:
         while True:
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
-            poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._queue else 0))
+            poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._out.waits else 0))
             for fd in self._spares.out:
                 poll.register(fd, select.POLLIN)
             ready = dict(poll.poll(self._pause()))
@@ -132,11 +156,20 @@ class Launcher:
             if (due := self._sessions.due()) is not None and now >= due:
                 self._sessions.turn(now)
             self._spares.dismiss(now)
-            self._flush()
+            self._note_starts(now)
+            self._folders.turn(now)
+            self._out.turn(now)
             self._prepare()
 
     def close(self) -> None:
         self._spares.close()
+
+    def _note_starts(self, now: float) -> None:
+        """Note the start times of jobs that live for longer: the table outlives them if this process is killed."""
+        while self._young and (self._young[0][0] <= now or self._young[0][1] not in self._made):
+            pid = self._young.popleft()[1]
+            if (made := self._made.get(pid)) and self._table:
+                self._table.started(made.slot, pid)
 
     def _prepare(self) -> None:
         """Make ready for the next start, now that this one is reported."""
@@ -158,7 +191,9 @@ class Launcher:
 
     def _pause(self) -> int | None:
         """Milliseconds until something is due, None if nothing is."""
-        due = [at for at in (self._sessions.due(), self._spares.due()) if at is not None]
+        young = self._young[0][0] if self._young else None
+        others = (self._sessions.due(), self._spares.due(), self._out.due, self._folders.due, young)
+        due = [at for at in others if at is not None]
         return max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
 
     # -- the channel -------------------------------------------------------------------------------
@@ -181,11 +216,14 @@ class Launcher:
                     os.close(fd)
 
     def _do(self, data: bytes, fds: list[int]) -> None:
-        what, *rest = _read(data, fds)
+        what, *rest = orders.read(data, fds)
         if what == "start":
             self._start(rest[0], rest[1], data, fds)
+        elif what == "quick":
+            self._start_quick(rest, fds)
         elif what == "signal":
             if pid := self._pids.get(rest[0]):
+                self._told_to_end.add(rest[0])
                 termination.signal_group(pid, rest[1])
             self._tell("signalled", rest[0])
         elif what == "end":
@@ -197,26 +235,19 @@ class Launcher:
             self._leave(rest[0], rest[1], fds)
 
     def _tell(self, *words: object) -> None:
-        self._queue.append(quickjson.dumps(words).encode())
-        self._flush()
-
-    def _flush(self) -> None:
-        while self._queue:
-            try:
-                self._channel.send(self._queue[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                return
-            except OSError:
-                return  # the node is gone: the next poll reports that
-            self._queue.popleft()
+        self._out.put(words)
+        self._out.flush()
 
     # -- jobs --------------------------------------------------------------------------------------
 
     def _start(self, number: int, order: dict[str, Any], data: bytes, fds: list[int]) -> None:
         if len(fds) < 5:
             return  # no room for the descriptors: the node sees the report closed, and tries again
+        self._folders.join(order["folder"])
         key = quick.key_of(order)
-        pid = self._quick.start(order, key, fds)
+        pid = self._quick.start(order, key, [*fds[:3], fds[4]], quick.Reported(fds[spare.REPORT]))
+        if pid:
+            os.close(fds.pop(spare.REPORT))
         if self._quick.is_due(key):
             self._sought = key
         self._slow |= not pid
@@ -228,7 +259,34 @@ class Launcher:
             # and the node reported that program as never started.
             pid = self._fork(socket.socket(fileno=fds.pop(spare.REPORT)), data, fds)
         if pid:
-            self._numbers[pid], self._pids[number] = number, pid
+            self._made[pid], self._pids[number] = Made(number, order["folder"]), pid
+        else:
+            self._folders.left(order["folder"], removes=False)
+
+    def _start_quick(self, words: list[Any], fds: list[int]) -> None:
+        """Start a job that has no report. Without `hurry` its node can hear of its start and its end together."""
+        number, order, slot, hurry = words
+        if len(fds) < 4 or self._table is None:
+            self._tell("slow", number)
+            return
+        folder, way = order["folder"], quick.Marked(self._table, slot, self._folders)
+        self._folders.join(folder)
+        key = quick.key_of(order)
+        pid = self._quick.start(order, key, fds[:4], way)
+        if self._quick.is_due(key):
+            self._sought = key
+        if not pid:
+            self._folders.left(folder, removes=False)
+            self._tell("slow", number)
+            return
+        self._made[pid], self._pids[number] = Made(number, folder, slot), pid
+        soon = time.monotonic() + SOON
+        self._young.append((soon, pid))
+        until = 0.0 if hurry else soon
+        try:
+            self._out.put(("started", number, pid, way.state), way.entered, until)
+        except OSError:  # no descriptor is free: the node holds the folder no longer than this process does
+            self._out.put(("started", number, pid, -1), -1, until)
 
     def _fork(self, report: socket.socket, data: bytes, fds: list[int]) -> int:
         """Start a job without a spare: return its pid, or 0 if the report has the reason why that failed."""
@@ -252,30 +310,13 @@ class Launcher:
                 os.close(memo)
 
     def _prepared(self, data: bytes, fds: list[int]) -> child.Start:
-        """Return the start of a message, with its descriptors less the report. The caller owns `keep`."""
-        order = _read(data, fds)[2]
-        argv, inside = order["argv"], None
-        if order["own"]:
-            inside = self._inside(argv)
-            argv = [*this_build.own_command(), *argv]
-        memo = fcntl.fcntl(fds[3], fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
-        return child.Start(
-            argv,
-            {**order["env"], inherit.VARIABLE: str(memo)},
-            order["cwd"],
-            fds[:3],
-            limits=[(number, value) for number, value in order["limits"]],
-            keep=(memo,),
-            folder=order["folder"],
-            files=self._files,
-            terminal=order["terminal"],
-            inside=inside,
-        )
+        return orders.start_of(data, fds, self._inside, self._files)
 
     def _end(self, number: int, pid: int, pause: float, adopted: bool) -> None:
         if number in self._ending:
             return
         now = time.monotonic()
+        self._told_to_end.add(number)
         session = self._ending[number] = Session(pid, now, pause, lambda: self._gone(number))
         self._sessions.end(session)
         if not (adopted or number in self._pids):
@@ -283,6 +324,7 @@ class Launcher:
 
     def _gone(self, number: int) -> None:
         del self._ending[number]
+        self._told_to_end.discard(number)
         self._tell("gone", number)
 
     def reap(self) -> None:
@@ -294,18 +336,39 @@ class Launcher:
                 return
             if ended is None:
                 return
-            number = self._numbers.pop(ended.si_pid, 0)
-            if number:  # otherwise a spare, or an orphan of a job
-                # Sent before the status is consumed: this process may be killed at any moment.
+            made = self._made.pop(ended.si_pid, None)
+            if made:  # otherwise a spare, or an orphan of a job
+                # Told before the status is consumed: this process may be killed at any moment.
                 dumped = 0x80 if ended.si_code == os.CLD_DUMPED else 0
                 exited = ended.si_code == os.CLD_EXITED
-                self._tell("ended", number, ended.si_status << 8 if exited else ended.si_status | dumped)
+                self._keep(made, ended.si_status << 8 if exited else ended.si_status | dumped)
             _, status, usage = os.wait4(ended.si_pid, 0)
-            if number:
-                del self._pids[number]
-                self._tell("exited", number, status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
-                if session := self._ending.get(number):
+            if made:
+                del self._pids[made.number]
+                # The folder of a job that is being ended may still have descendants of it in it.
+                removes = (
+                    made.number not in self._told_to_end
+                    and bool(made.slot)
+                    and self._quick.is_local(made.folder)
+                )
+                self._told_to_end.discard(made.number)
+                left = self._folders.left(made.folder, removes)
+                self._out.put(
+                    ("exited", made.number, status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss, left)
+                )
+                if session := self._ending.get(made.number):
                     self._sessions.reaped(session, time.monotonic())
+                self._out.flush()
+
+    def _keep(self, made: Made, status: int) -> None:
+        """Have a wait status known to the node, whatever happens to this process."""
+        if made.slot and self._table:
+            try:
+                self._table.mark(made.slot, True, status)
+                return
+            except OSError:
+                pass  # a disk that fails
+        self._tell("ended", made.number, status)
 
     def _leave(self, number: int, path: str, fds: list[int]) -> None:
         if self._quick.is_local(path):
@@ -316,11 +379,3 @@ class Launcher:
         except OSError as error:
             say(f"{path} is not removed: {error.strerror}")
             self._tell("left", number, workdir.GONE)
-
-
-def _read(data: bytes, fds: list[int]) -> list[Any]:
-    """Parse a message; a large one is in the last of its descriptors."""
-    words: list[Any] = quickjson.loads(data)
-    if words == ["large"]:
-        words = quickjson.loads(os.pread(fds[-1], os.fstat(fds[-1]).st_size, 0))
-    return words

@@ -6,13 +6,14 @@ Laws
 1. Here the launcher itself touches file systems: only such as a spare has found local within LIFE, for the same
    directory, command and PATH (of what the kernel opens, the loader of a program is not looked at: a node replaces a
    launcher that hangs). Whatever is not plain, or fails, is done by a process of its own: see `child`.
-2. The report says that it begins before the process is made, and the pid after it. If the launcher is killed between
-   the two, the node looks for a process with the job's memo, and otherwise says that the job is lost.
+2. The table, or a report, says that it begins before the process is made, and the pid after it. If the launcher is
+   killed between the two, the node looks for a process with the job's memo, and otherwise says that the job is lost.
 3. A program is searched at each start: one that was put before it in PATH since is not passed over.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -26,7 +27,24 @@ from transport.lean import signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Protocol
+
+    from transport.launcher.folders import Folders
+    from transport.launcher.table import Table
+
+    class Way(Protocol):
+        """How the node learns of a start, whatever happens to the launcher meanwhile."""
+
+        def enter(self, folder: str) -> int:
+            """Make the folder if it is missing, and return its descriptor. Raises OSError."""
+
+        def begun(self) -> None:
+            """The process is about to be made. Raises OSError: then it is not."""
+
+        def made(self, pid: int) -> bool:
+            """It was made, or with 0 not. False if nobody wants it any more."""
+
+        def close(self) -> None: ...
 
     Key = tuple[str, str, str]  # directory that is entered, or in which one is made; command; PATH
 
@@ -115,10 +133,10 @@ class Quick:
         known = self._directories.get(os.path.dirname(folder), 0.0) > time.monotonic()
         return known and not self._mounts.leads_elsewhere(folder)
 
-    def start(self, order: dict[str, Any], key: Key | None, fds: list[int]) -> int:
+    def start(self, order: dict[str, Any], key: Key | None, fds: list[int], way: Way) -> int:
         """Start the job; return its pid, or 0 if that is left to a process of its own.
 
-        `fds`: streams, report, memo. They stay the caller's, but the report's, once the process is made.
+        `fds`: three streams, and the memo as the last one. They stay the caller's.
         """
         place, until = self._found.get(key, (0, 0.0)) if key else (0, 0.0)
         if not place or until < time.monotonic():
@@ -126,31 +144,29 @@ class Quick:
         *earlier, program = child.candidates(order["argv"][0], order["env"])[:place]
         if any(map(os.path.lexists, earlier)):
             return 0
-        folder = memo = -1
+        memo = -1
         try:
             if order["folder"]:
                 if self._mounts.leads_elsewhere(order["folder"]):
                     return 0
-                folder = workdir.enter_once(order["folder"])
-                os.fchdir(folder)
+                os.fchdir(way.enter(order["folder"]))
             else:
                 os.chdir(order["cwd"])
-            memo = fcntl.fcntl(fds[4], fcntl.F_DUPFD, inherit.FIRST_FD)
-            return self._spawn(program, order, fds, folder, memo)
+            memo = fcntl.fcntl(fds[-1], fcntl.F_DUPFD, inherit.FIRST_FD)
+            return self._spawn(program, order, fds, memo, way)
         except (OSError, ValueError):
             return 0
         finally:
             os.chdir("/")
-            for fd in (folder, memo):
-                if fd >= 0:
-                    os.close(fd)
+            way.close()
+            if memo >= 0:
+                os.close(memo)
 
-    def _spawn(self, program: str, order: dict[str, Any], fds: list[int], folder: int, memo: int) -> int:
-        report = socket.socket(fileno=fds[3])
+    def _spawn(self, program: str, order: dict[str, Any], fds: list[int], memo: int, way: Way) -> int:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         pid = 0
         try:
-            child.send_begun(report, folder)
+            way.begun()
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._files, hard[1]))
             pid = os.posix_spawn(
                 program,
@@ -166,9 +182,63 @@ class Quick:
             self._found.clear()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, hard)
-            if not child.send_made(report, pid) and pid:
+            if not way.made(pid) and pid:
                 termination.signal_group(pid, signal.SIGKILL)
-            report.detach()
-        if pid:
-            os.close(fds.pop(3))
         return pid
+
+
+class Reported:
+    """The report of a start, as the way by which the node learns of it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._report: socket.socket | None = None
+        self._folder = -1
+
+    def enter(self, folder: str) -> int:
+        self._folder = workdir.enter_once(folder)
+        return self._folder
+
+    def begun(self) -> None:
+        self._report = socket.socket(fileno=self._fd)
+        child.send_begun(self._report, self._folder)
+
+    def made(self, pid: int) -> bool:
+        return self._report is not None and child.send_made(self._report, pid)
+
+    def close(self) -> None:
+        if self._report:
+            self._report.detach()
+        if self._folder >= 0:
+            os.close(self._folder)
+
+
+class Marked:
+    """The entry of a job in the table, which the node reads if it hears of it no more."""
+
+    def __init__(self, table: Table, slot: int, folders: Folders) -> None:
+        self._table = table
+        self._slot = slot
+        self._folders = folders
+        self.entered = -1  # the descriptor of a folder that was not held before,
+        self.state = -1  # and 1 if it was empty, else 0
+
+    def enter(self, folder: str) -> int:
+        fd, new = self._folders.enter(folder)
+        if new:
+            self.entered, self.state = fd, int(workdir.state(fd))
+        return fd
+
+    def begun(self) -> None:
+        self._table.mark(self._slot, True)
+
+    def made(self, pid: int) -> bool:
+        if pid:
+            with contextlib.suppress(OSError):
+                self._table.made(self._slot, pid)  # if that fails, the memo still identifies the job
+        else:
+            self._table.mark(self._slot, False)
+        return True
+
+    def close(self) -> None:
+        pass

@@ -1,7 +1,8 @@
 """The table of a node: a file that lists its jobs, so that they can be ended after any death of the node.
 
 Laws
-1. The node alone writes its table, three writes (20 µs) for a job; its launcher reads it when the node has ended.
+1. The node writes an entry, and its launcher marks there what it has done; so what a dead launcher did is known by the
+   node, and the jobs of a dead node by the launcher. A mark wakes nobody, unlike a message.
 2. A job enters the table before its process is made, under the inode of its memo, which only that process and its
    descendants will hold. So a job whose pid the node had no time to note is found by that memo.
 3. A table is in use as long as its lock is held, and node and launcher share that lock. A table without a holder
@@ -28,20 +29,29 @@ HEADER = b"quine jobs 1"
 NUMBER = b"%10d %20d "  # pid and start time, of a fixed width: written when the process exists
 WIDTH = len(NUMBER % (0, 0))
 SLOT = 256  # bytes of an entry; a multiple of it is a page, so that no entry is ever half written
+TAIL = 16  # bytes of an entry for the marks of the launcher
+BEGUN, CLEAR = b"B", b"\0"
 ROOM = 256  # entries for which space is allocated at once: a disk that fills later must not prevent starts
 PATIENCE = 5.0  # seconds for the folders of a dead node to be removed
 
 
 class Entry:
-    """One line of a table. `pid` is 0 if the node had no time to note it."""
+    """One line of a table. `pid` and `start` are 0 if there was no time to note them.
 
-    __slots__ = ("folder", "memo", "pid", "start")
+    begun  a quick start has begun: the process may have been made
+    ended  its wait status, None if it was not reaped
+    """
+
+    __slots__ = ("begun", "ended", "folder", "memo", "pid", "start")
 
     def __init__(self, line: bytes) -> None:
         """Parse an entry. Raises ValueError."""
         self.pid, self.start = map(int, line[:WIDTH].split())
-        memo, _, self.folder = line[WIDTH:].rstrip(b"\0").partition(b" ")
+        memo, _, self.folder = line[WIDTH:-TAIL].rstrip(b"\0").partition(b" ")
         self.memo = int(memo)
+        marks = line[-TAIL:].rstrip(CLEAR)
+        self.begun = marks[:1] == BEGUN
+        self.ended = int(marks[1:]) if len(marks) > 1 else None
 
 
 class Table:
@@ -80,7 +90,7 @@ class Table:
         else:
             slot, self._size = self._size, self._size + 1
         line = NUMBER % (0, 0) + b"%d " % os.fstat(memo).st_ino
-        if len(line) + len(name := os.fsencode(folder)) <= SLOT:
+        if len(line) + len(name := os.fsencode(folder)) <= SLOT - TAIL:
             line += name  # a folder with a longer path is not removed after the node's death
         try:
             os.pwrite(self.fd, line.ljust(SLOT, b"\0"), slot * SLOT)
@@ -104,6 +114,15 @@ class Table:
         self._free.append(slot)
 
     # -- the launcher's ----------------------------------------------------------------------------
+
+    def mark(self, slot: int, begun: bool, ended: int | None = None) -> None:
+        """Mark a quick start as begun or, after that, as not begun; or the wait status of its process. OSError."""
+        text = (BEGUN if begun else CLEAR) + (b"" if ended is None else b"%d" % ended)
+        os.pwrite(self.fd, text, slot * SLOT + SLOT - TAIL)
+
+    def made(self, slot: int, pid: int) -> None:
+        """Note the pid of a quick start at once. Its start time, which takes longer, is noted by `started`."""
+        os.pwrite(self.fd, NUMBER % (pid, 0), slot * SLOT)
 
     @staticmethod
     def is_name(name: str) -> bool:
@@ -156,8 +175,12 @@ def clear(table: Table, abandoned: bool = False) -> None:
     if entries:
         say(f"the node of {table.path} is gone: its {len(entries)} jobs are ended")
     for entry in entries:
-        if not entry.pid and (found := holder(entry.memo)):
-            entry.pid, entry.start = found, address.start_time(found)
+        if not entry.pid:
+            entry.pid = holder(entry.memo)
+        elif not entry.start and abandoned and entry.pid not in holders(entry.memo):
+            entry.pid = 0  # another process may have the number by now
+        if entry.pid and not entry.start:
+            entry.start = address.start_time(entry.pid)
     termination.end(lambda: {entry.pid for entry in entries if _is_same(entry, abandoned)})
     _tidy(table, entries)
 

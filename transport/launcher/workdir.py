@@ -59,6 +59,14 @@ def is_empty(fd: int) -> bool:
         return next(entries, None) is None
 
 
+def state(fd: int) -> bytes:
+    """Return b"1" for an empty folder."""
+    try:
+        return b"1" if is_empty(fd) else b"0"
+    except OSError:
+        return b"0"  # unreadable: files that jobs leave in it cannot be told from earlier ones
+
+
 def is_last(fd: int) -> bool:
     """True if no other process holds the folder; then none can enter it until `fd` is closed."""
     try:
@@ -80,6 +88,14 @@ def leave(path: str, fd: int = -1) -> int:
         except OSError:
             return GONE
     try:
+        return remove(path, fd)
+    finally:
+        os.close(fd)
+
+
+def remove(path: str, fd: int) -> int:
+    """As `leave`; `fd` stays open, and a folder that is not GONE is locked for this process alone, or not at all."""
+    try:
         _lock(fd, fcntl.LOCK_EX)
         # a folder that was removed and made anew since it was opened here is another one of the same name
         if os.path.samestat(os.stat(path), os.fstat(fd)):
@@ -88,9 +104,15 @@ def leave(path: str, fd: int = -1) -> int:
         return HELD
     except OSError as error:
         return KEPT if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else GONE
-    finally:
-        os.close(fd)
     return GONE
+
+
+def share(fd: int) -> None:
+    """Hold the folder again as jobs in it do, after `remove`."""
+    try:
+        _lock(fd, fcntl.LOCK_SH)
+    except BlockingIOError:
+        pass  # another process removes it
 
 
 def _lock(fd: int, how: int) -> None:

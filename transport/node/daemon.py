@@ -233,7 +233,7 @@ class Node:
             raise ProtocolError("spawn or request from another build")
         if frame.kind == Kind.REQUEST:
             return self._request(link, frame)
-        spawn = Spawn.from_json(frame.body())
+        spawn = Spawn.from_json(frame.body(), frame.template)
         if link.dialled:
             return self._from_afar(link, frame, spawn)
         if not link.remote and isinstance(batch := spawn.context.get("batch"), str):

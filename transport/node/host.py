@@ -122,7 +122,10 @@ class Host:
         spawn.where, spawn.context = "", {}
         relay.lease = spawn.lease
         try:
-            relay.connect(link, Kind.SPAWN, spawn.to_json())
+            if spawn.template:
+                relay.connect(link, Kind.SPAWN, spawn.own_fields(), spawn.template)
+            else:
+                relay.connect(link, Kind.SPAWN, spawn.to_json())
         except Refused as refused:
             refuse(relay, refused)
         except ValueError as error:

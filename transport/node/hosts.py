@@ -18,7 +18,7 @@ from transport.node.host import Host, Join, Target, refuse
 from transport.node.link import Link
 from transport.node.relay import Relay
 from transport.node.slots import Slots
-from transport.spawn import Spawn
+from transport.spawn import Spawn, Template
 
 log = logging.getLogger("quine.hosts")
 
@@ -50,16 +50,17 @@ class Hosts:
             passed = {name: spawn.context.get(name) for name in TOLD}
             spawn.context = {**parent.context, **passed, "from": parent.host}
             spawn.tree = parent.tree
+        late = spawn.context.get("late") is True
         try:
             if self._place is None:
                 raise Refused("this node has no inventory")
-            target = self._place(spawn, {slots.name: slots.used for slots in self._slots.values()})
+            loads = {slots.name: slots.load(late) for slots in self._slots.values()}
+            target = self._place(spawn, loads)
             if parent:
                 self._check_slots(target, parent)
         except Refused as refused:
             refuse(relay, refused)
             return relay
-        late = spawn.context.get("late") is True
         # A line for each of a million jobs would cost a tenth of this node's time and push all others out of the log.
         level = logging.DEBUG if late else logging.INFO
         log.log(
@@ -75,8 +76,7 @@ class Hosts:
         target.settings(spawn)
         spawn.slots = 0 if spawn.context.get("control") is True else target.slots
         try:
-            # Parsed as the other node will: a malformed spawn must not end the link to its host.
-            Spawn.from_json(spawn.to_json())
+            _check(spawn, target.key)
         except ProtocolError as error:
             refuse(relay, Refused(str(error), host=target.name))
             return relay
@@ -133,3 +133,19 @@ class Hosts:
             }
             for slots in self._slots.values()
         }
+
+
+def _check(spawn: Spawn, key: str) -> None:
+    """Parse a spawn as the other node will: a malformed one must not end the link to its host. Raises ProtocolError.
+
+    One that came by a template gets that by which it is sent over the link with this key, and is parsed once for it.
+    """
+    came, spawn.template = spawn.template, None
+    settled: Template | None = came.derived.get(key) if came else None
+    if settled is None or not settled.fits(spawn, settled=True):
+        Spawn.from_json(spawn.to_json())
+        if came is None:
+            return
+        settled = came.derive(key, Template.of(spawn, where="", context={}))
+    if settled.is_small:
+        spawn.template = settled

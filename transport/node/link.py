@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from transport.carrier.duplex import ClientDuplex, Duplex
 from transport.carrier.handshake import Greeter
@@ -32,6 +32,10 @@ LINGER = 2.0  # seconds for the other end to hear a goodbye and hang up: sshd dr
 SLICE = 0.002  # seconds of one turn of the loop for the frames of one link: a flood of small ones would take it all
 COMPLAINTS = 20  # log lines about the other end of one link
 ROUND = 128 * 1024  # bytes handed to the duplex at a time: two frames, four packets of ssh
+
+
+if TYPE_CHECKING:
+    from transport.spawn import Template
 
 
 class Handler(Protocol):
@@ -313,14 +317,21 @@ class Link:
 
     # -- for the node ------------------------------------------------------------------------------
 
-    def open(self, kind: int, body: dict[str, Any], handler: Handler, asker: Asker | None = None) -> int:
-        """Open a channel.
+    def open(
+        self,
+        kind: int,
+        body: dict[str, Any],
+        handler: Handler,
+        asker: Asker | None = None,
+        template: Template | None = None,
+    ) -> int:
+        """Open a channel; see `Session.open`.
 
         ValueError: the body is too large. LinkLost: the link has ended. Refused: too many channels are open on it.
         """
         if self.dead:
             raise LinkLost(self.dead)
-        number = self.session.open(kind, body, asker)
+        number = self.session.open(kind, body, asker, template)
         self.handlers[number] = handler
         if self.down:
             handler.on_down(self.down)

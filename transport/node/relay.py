@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from transport.node.link import Link
+    from transport.spawn import Template
     from transport.wire.states import Asker
 
 
@@ -83,11 +84,13 @@ class Relay:
         self._lending: Lending | None = None
         self._exit: Frame | None = None  # held until the output before it was passed on
 
-    def connect(self, link: Link, kind: int, body: dict[str, object]) -> None:
+    def connect(
+        self, link: Link, kind: int, body: dict[str, object], template: Template | None = None
+    ) -> None:
         """Open the far side and pass on the frames so far. Raises the errors of `Link.open`."""
         self.request = kind == Kind.REQUEST
         far = Side(self, link, 0)
-        far.number = link.open(kind, body, far, self.asker)
+        far.number = link.open(kind, body, far, self.asker, template)
         self.far = far
         for frame in self._early:
             far.pass_on(frame)

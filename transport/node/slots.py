@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 MOST_AHEAD = 1024  # jobs that wait on a host
+FULL = 1 << 30  # jobs, more than any host has
 WEIGHT = 8  # the mean of the durations is that of the last jobs, about so many
 
 
@@ -51,6 +52,11 @@ class Slots:
     def used(self) -> int:
         """Jobs that run or wait."""
         return self.running + self.waiting
+
+    def load(self, late: bool) -> int:
+        """Jobs that run or wait, for a comparison of hosts. For a late job a host that would refuse it comes last."""
+        full = late and self.limit and self.used >= self.limit + self._ahead
+        return self.used + FULL if full else self.used
 
     def submit_late(self, relay: Relay, host: Host, spawn: Spawn) -> None:
         """Begin a job, or give it back to its caller: bound to this host it could not go to the next that has room."""
@@ -78,7 +84,7 @@ class Slots:
             self._begin()
         room = self.limit + self._ahead - self.used + 1
         if relay.late and room > 1 and relay.near.link in self._refused:
-            relay.near.note({"room": room})
+            relay.near.note({"room": room, "seen": relay.near.link.session.highest})
 
     @property
     def _ahead(self) -> int:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from transport.spawn import Template
+
 VERSION = 2
 GREETING = b"\0quine\x01\n"  # a NUL first: no login banner holds one
 MAX_NOISE = 64 * 1024  # bytes before the greeting; no login banner is longer
@@ -42,7 +44,7 @@ class Kind:
     """Frame kinds. Plain integers: enum lookups cost the frame loop a tenth of its speed."""
 
     HELLO = 1  # identity of this end: JSON
-    SPAWN = 2  # start a job: JSON
+    SPAWN = 2  # start a job: JSON; offset is the number of its template, or 0
     ATTACH = 3  # it runs: JSON
     DATA = 4  # bytes at offset
     ACK = 5  # everything below offset was taken by the thing behind the stream
@@ -58,6 +60,7 @@ class Kind:
     NOTE = 15  # state of the link behind a channel: JSON {"up": bool, "seconds": since when, "why"}
     LEND = 17  # move the bytes of this stream by the descriptor that came: JSON {"fd", "at", "length"}
     RETURN = 18  # `offset` bytes were moved: JSON {"acked": stream offset, "errno": 0 or reason, "window"}
+    TEMPLATE = 19  # `offset` is the number by which spawns will name it: the fields that they share, JSON
     BYE = 16  # this end ends the link by intent: it will not come back
 
 
@@ -69,7 +72,7 @@ BESIDE = frozenset((Kind.HELLO, Kind.PING, Kind.SEEN, Kind.BYE))
 class Frame:
     """One frame. `payload` is bytes; `body()` is its JSON object."""
 
-    __slots__ = ("channel", "kind", "offset", "payload", "stream")
+    __slots__ = ("channel", "kind", "offset", "payload", "stream", "template")
 
     def __init__(
         self, kind: int, channel: int = 0, stream: int = 0, offset: int = 0, payload: bytes = b""
@@ -79,6 +82,7 @@ class Frame:
         self.stream = stream
         self.offset = offset
         self.payload = payload
+        self.template: Template | None = None  # of a spawn that names one
 
     def body(self) -> dict[str, Any]:
         """The payload as a JSON object; raises ProtocolError for anything else."""

@@ -10,7 +10,8 @@ Laws
    senders back, and MOST_ASKED ends the link. `pending` is bounded by that and by the windows of the jobs. Each job is
    held back once it has as much as is left, and goes on by single frames where nothing is left. So a job whose client
    takes nothing does not silence the others.
-5. A channel is forgotten by its opener when it sends the last frame (exit taken, or nobody waits), and by
+5. Templates of spawns go from the end that opened the link to the other one: see `templates.py`.
+6. A channel is forgotten by its opener when it sends the last frame (exit taken, or nobody waits), and by
    the other end when that frame arrives. Frames on their way to a forgotten channel are dropped; a
    number that was never opened is a violation.
 
@@ -50,6 +51,7 @@ from transport.wire.states import (
     Channel,
     diagram,
 )
+from transport.wire.templates import Templates
 
 __all__ = ["ENDED", "GONE", "OPENING", "RUNNING", "STDERR", "STDIN", "STDOUT", "TABLE"]
 __all__ += [
@@ -68,6 +70,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
+
+    from transport.spawn import Template
 
 MAX_CONTROL = 20_000  # frames queued for a peer that sends but does not read
 MAX_OPENING = 4 * 1024 * 1024  # argv and environment of one job; the kernel takes less than that
@@ -91,8 +95,9 @@ class Session:
         self._decoder = Decoder()
         self.opener = opener
         self._next = 1 if opener else 2
-        self._highest = 0  # highest channel number the peer opened
+        self.highest = 0  # highest channel number the peer opened
         self._theirs = 0  # channels that the peer has opened
+        self._templates = Templates()
         self._parts = bytearray()  # of the spawn or request that is arriving
         self._outbox = Outbox()
         if hello is not None:
@@ -122,6 +127,11 @@ class Session:
             if self.clogged:
                 raise ProtocolError("peer asks but does not read")
             return self._opened(frame)
+        if kind == Kind.TEMPLATE:
+            if self.opener:
+                raise ProtocolError("template for the end that has opened the link")
+            self._templates.take(frame)
+            return False
         channel = self.channels.get(frame.channel)
         if channel is None:
             self._check_known(frame)
@@ -176,11 +186,12 @@ class Session:
         frame.payload = bytes(self._parts)
         self._parts.clear()
         number = frame.channel
-        if number <= self._highest or number % 2 == self._next % 2:
+        if number <= self.highest or number % 2 == self._next % 2:
             raise ProtocolError(f"channel {number} is not a new one")
         if self._theirs >= MAX_CHANNELS:
             raise ProtocolError("too many channels")
-        self._highest = number
+        frame.template = self._templates.named(frame)
+        self.highest = number
         self._theirs += 1
         self.channels[number] = Channel(number, mine=False, request=frame.kind == Kind.REQUEST)
         return True
@@ -188,7 +199,7 @@ class Session:
     def _check_known(self, frame: Frame) -> None:
         number = frame.channel
         mine = number % 2 == self._next % 2
-        if number == 0 or (mine and number >= self._next) or (not mine and number > self._highest):
+        if number == 0 or (mine and number >= self._next) or (not mine and number > self.highest):
             raise ProtocolError(f"{NAMES[frame.kind].lower()} for channel {number}, which was never opened")
 
     @staticmethod
@@ -227,15 +238,21 @@ class Session:
 
     # -- sending -----------------------------------------------------------------------------------
 
-    def open(self, kind: int, body: dict[str, Any], asker: Asker | None = None) -> int:
+    def open(
+        self, kind: int, body: dict[str, Any], asker: Asker | None = None, template: Template | None = None
+    ) -> int:
         """Open a channel with SPAWN or REQUEST; returns its number. Its body counts for `asker`, see `crowded`.
 
+        With a `template`, which the first spawn by it brings along, `body` has the other fields alone.
         Too large a body: ValueError. Too many channels: Refused, since the other end would end the link for it.
         """
         if len(self.channels) - self._theirs + len(self._outbox.leaving) >= MAX_CHANNELS:
             detail = f"{MAX_CHANNELS} jobs and requests are open on one connection, which is the limit"
             raise Refused(detail, "start fewer at one time, or set slots in the inventory")
         payload = pack(body, MAX_OPENING)
+        by, defined = self._templates.name(template) if template else (0, b"")
+        if defined:
+            self._outbox.put(Kind.TEMPLATE, 0, 0, by, defined)
         number = self._next
         self._next += 2
         self.channels[number] = Channel(number, mine=True, request=kind == Kind.REQUEST)
@@ -243,7 +260,7 @@ class Session:
         while len(payload) > MAX_PAYLOAD:
             self._outbox.put(kind, number, 1, 0, payload[:MAX_PAYLOAD])
             payload = payload[MAX_PAYLOAD:]
-        self._outbox.put(kind, number, 0, 0, payload)
+        self._outbox.put(kind, number, 0, by, payload)
         return number
 
     def tell(self, number: int, kind: int, body: dict[str, Any] | bytes, offset: int = 0) -> None:

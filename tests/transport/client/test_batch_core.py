@@ -400,12 +400,30 @@ def test_a_full_node_gives_jobs_back_and_gets_them_when_others_end(node: Node) -
     node.exit(jobs[0])
     assert [each.spawn["id"] for each in node.served.values()] == [jobs[1].spawn.id]
     assert bytes(node.of(jobs[1]).stdin) == b"1" and node.of(jobs[1]).ended
-    node.session.tell(node.of(jobs[1]).number, Kind.NOTE, {"room": 2})
+    node.session.tell(node.of(jobs[1]).number, Kind.NOTE, {"room": 3, "seen": node.of(jobs[1]).number})
     node.carry()
-    assert node.core.waiting == 0 and len(node.served) == 3
+    assert node.core.waiting == 0 and len(node.served) == 3, "one of these places is that of the job itself"
     for job in jobs[1:]:
         node.start(job).exit(job)
     assert all(node.status(job) == Status("exited", 0) for job in jobs)
+
+
+def test_places_that_a_node_tells_of_are_not_taken_twice(node: Node) -> None:
+    """The same places are told of with each end, until the node has seen the jobs that take them."""
+    jobs = [node.add() for _ in range(12)]
+    node.carry()
+    for job in jobs[:4]:
+        node.start(job)
+    for job in reversed(jobs[4:]):
+        node.full(job)
+    node.carry()
+    seen = node.session.highest
+    for job in jobs[:2]:
+        node.session.tell(node.of(job).number, Kind.NOTE, {"room": 4, "seen": seen})
+        node.carry()
+        assert len(node.served) == 7, "4 that have started, and 3 beside the place of the job"
+    node.exit(jobs[0])
+    assert len(node.served) == 7, "its own place"
 
 
 def test_a_full_node_is_tried_again_when_the_slots_belong_to_others(node: Node) -> None:

@@ -131,6 +131,69 @@ def test_a_start_that_comes_through_as_it_is_given_up_runs_only_if_that_is_said(
     started.run(main)
 
 
+def test_a_start_without_a_report_that_is_given_up_never_runs(
+    started: Started, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its launcher is stopped, and killed whatever its age: nothing else keeps it from running later."""
+    mark = tmp_path / "mark"
+    monkeypatch.setattr(launcher_client, "QUICKLY", 1000.0)
+
+    async def main(launcher: Launching) -> None:
+        while not launcher.quick(order("true")):
+            first = Told()
+            running = launcher.start(order("true"), first)
+            await first.expect("started")
+            await first.expect("exited")
+            close(running)
+        told, other, old = Told(), Told(), launcher.pid
+        before = len(os.listdir("/proc/self/fd"))
+        os.kill(old, signal.SIGSTOP)
+        with monkeypatch.context() as short:
+            short.setattr(launched_job, "DEADLINE", 0.2)
+            launcher.start(order("touch", str(mark)), told)
+            status = await told.expect("not started")
+        assert status.state == "unreachable" and "does not answer" in status.detail, status
+        await comes(lambda: launcher.pid not in (0, old))
+        await comes(released(launcher))
+        assert len(os.listdir("/proc/self/fd")) <= before
+        running = launcher.start(order("true"), other)
+        await other.expect("started")
+        await other.expect("exited")
+        close(running)
+        assert not mark.exists()
+
+    started.run(main)
+
+
+def test_starts_without_a_report_that_a_killed_launcher_had_not_read_run_once_each(
+    started: Started, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launcher_client, "QUICKLY", 1000.0)
+    marks = tmp_path / "marks"
+
+    async def main(launcher: Launching) -> None:
+        while not launcher.quick(order("true")):
+            first = Told()
+            running = launcher.start(order("true"), first)
+            await first.expect("started")
+            await first.expect("exited")
+            close(running)
+        with stopped(launcher):
+            told = [Told() for _ in range(12)]
+            jobs = []
+            for n, each in enumerate(told):
+                jobs.append(launcher.start(order("sh", "-c", f"echo {n} >>{marks}; exit {n}"), each))
+                await asyncio.sleep(0)
+        for n, (running, each) in enumerate(zip(jobs, told, strict=True)):
+            await each.expect("started")
+            assert (await each.expect("exited")).code == n
+            close(running)
+        await comes(released(launcher))
+
+    started.run(main)
+    assert sorted(map(int, marks.read_text().split())) == list(range(12))
+
+
 def test_starts_that_nobody_takes_leave_no_descriptor(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:

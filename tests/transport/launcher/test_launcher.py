@@ -15,7 +15,7 @@ import pytest
 
 from transport import quickjson
 from transport.launcher import child, termination, workdir
-from transport.launcher.launcher import Launcher
+from transport.launcher.launcher import Launcher, Made
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_how_a_job_has_ended_is_told_before_it_is_reaped(
     """A launcher that is killed between the two would take the status with it."""
     launcher, node = ends
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 7"], os.environ)
-    launcher._numbers[pid], launcher._pids[4] = 4, pid
+    launcher._made[pid], launcher._pids[4] = Made(4, ""), pid
     waitid, wait4 = os.waitid, os.wait4
     told: list[Any] = []
 
@@ -176,9 +176,10 @@ def test_what_a_node_that_is_busy_does_not_take_waits_for_it(ends: tuple[Launche
     node.setblocking(False)
     for number in range(2000):
         launcher._tell("left", number, 0)
-    assert launcher._queue
+    assert launcher._out.waits
     got: list[int] = []
     while len(got) < 2000:
-        got.append(json.loads(node.recv(1 << 16))[1])
-        launcher._flush()
+        words = json.loads(node.recv(1 << 16))
+        got += [each[1] for each in (words if isinstance(words[0], list) else [words])]
+        launcher._out.flush()
     assert got == list(range(2000))

@@ -19,10 +19,10 @@ from tests.lab.machine import UNSHARE
 from tests.mount.mounting import needs_fuse
 from tests.support.launchers import Started, Told, beside, close, comes, order, released
 from transport import file_systems
-from transport.job import launched_job
+from transport.job import launched_job, launcher_client
 from transport.job.launcher_client import Launching
 from transport.job.launcher_process import Beside
-from transport.launcher import child, quick
+from transport.launcher import child, quick, workdir
 from transport.launcher.launcher import Launcher
 
 # A launcher that notes each quick start in a file, and dies at one as TEST_DIES in the job's environment says.
@@ -31,7 +31,7 @@ import os, signal, sys
 from transport.launcher import child, launcher, quick
 
 quick.LIFE = 1000.0
-spawn, told = os.posix_spawn, child.send_made
+spawn, told, made = os.posix_spawn, child.send_made, quick.Marked.made
 
 def die(job):
     # Spares have ended by then: their end was once waited for twice.
@@ -61,7 +61,13 @@ def telling(report, pid):
         die(pid)
     return wanted
 
-os.posix_spawn, child.send_made = noting, telling
+def marking(marked, pid):
+    made(marked, pid)
+    if when == "when it is told":
+        die(pid)
+    return True
+
+os.posix_spawn, child.send_made, quick.Marked.made = noting, telling, marking
 sys.exit(launcher.main(sys.argv[1:]))
 """
 
@@ -114,6 +120,14 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Noted]:
             yield Noted(made, log)
 
 
+@pytest.fixture(params=["report", "marks"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the node of a test learns of quick starts. By marks only those after a first one: see `Launching.quick`."""
+    by = str(request.param)
+    monkeypatch.setattr(launcher_client, "QUICKLY", 1000.0 if by == "marks" else -1.0)
+    return by
+
+
 STATE = """
 grep -v 'Max processes' /proc/self/limits
 grep -E '^(Sig|Shd|Umask|NoNewPrivs|Seccomp|Uid|Gid|Groups|Cpus_allowed):' /proc/self/status
@@ -127,7 +141,7 @@ env | sort
 @pytest.mark.parametrize("where", ["folder", "directory"])
 @pytest.mark.parametrize("program", ["sh", "script"])
 def test_a_job_that_is_made_quickly_is_as_one_of_a_fork(
-    noted: Noted, tmp_path: Path, where: str, program: str
+    noted: Noted, tmp_path: Path, where: str, program: str, way: str
 ) -> None:
     """Its signals, limits, descriptors, session, directory and environment."""
     script = tmp_path / "script"
@@ -141,6 +155,8 @@ def test_a_job_that_is_made_quickly_is_as_one_of_a_fork(
         first, *_, last = await noted.warm(launcher, *argv, **more)
         assert b"leader\n" in first and b"Max open files" in first
         assert last.splitlines() == first.splitlines()
+        again = await output(launcher, *argv, **more)  # from now on without a report
+        assert again.splitlines() == first.splitlines()
         await comes(released(launcher))
         assert not os.path.exists(folder)
 
@@ -151,10 +167,11 @@ def test_a_job_that_is_made_quickly_is_as_one_of_a_fork(
 @pytest.mark.parametrize("when", ["while it runs", "after it has ended", "when it is told"])
 @pytest.mark.parametrize("inherited", ["at once", "later"])
 def test_a_job_whose_launcher_is_killed_as_it_makes_it_runs_once_and_ends_as_it_ends(
-    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, inherited: str
+    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, inherited: str, way: str
 ) -> None:
     """The report is closed before the kernel gives the job to the node, which may look for it in between."""
-    find, looks = Launching.find, ["later"]
+    # A node that looks at the marks of a launcher has heard of its death, and so has its children.
+    find, looks = Launching.find, ["later"] if way == "report" else []
 
     def late(self: Launching, *words: Any) -> int:
         if inherited in looks:
@@ -186,7 +203,7 @@ def test_a_job_whose_launcher_is_killed_as_it_makes_it_runs_once_and_ends_as_it_
 
 
 def test_a_job_whose_launcher_is_killed_before_it_makes_it_is_lost_and_never_runs(
-    noted: Noted, tmp_path: Path
+    noted: Noted, tmp_path: Path, way: str
 ) -> None:
     """The node cannot know that it was not made, and so does not order it again."""
 
@@ -208,7 +225,7 @@ def test_a_job_whose_launcher_is_killed_before_it_makes_it_is_lost_and_never_run
 @pytest.mark.long
 @needs_fuse
 def test_a_launcher_that_a_new_mount_holds_up_is_replaced(
-    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """The directory was found to be local, and then a server that does not answer was mounted on it."""
     directory = tmp_path / "directory"
@@ -230,6 +247,91 @@ def test_a_launcher_that_a_new_mount_holds_up_is_replaced(
             mounts.unmount(str(directory))
         await comes(released(launcher))
 
+    noted.started.run(main)
+
+
+def test_short_jobs_in_a_row_are_told_of_once_each(noted: Noted, tmp_path: Path, way: str) -> None:
+    """Start and end of a job that reads nothing come together, and the folder is left by then."""
+    folder = str(tmp_path / "folders" / "one")
+    told, heard = [Told() for _ in range(20)], []
+    hear = Launching._hear
+
+    def listen(self: Launching, words: Any, fds: list[int]) -> None:
+        heard.append(words[0])
+        hear(self, words, fds)
+
+    async def main(launcher: Launching) -> None:
+        await noted.warm(launcher, "true", cwd=folder, folder=folder)
+        heard.clear()
+        for each in told:
+            short = order("true", cwd=folder, folder=folder)
+            short.hurry = False
+            running = launcher.start(short, each)
+            for kind in ("started", "exited", "left"):
+                await each.expect(kind)
+            assert not os.path.exists(folder)
+            close(running)
+        if way == "marks":
+            assert heard == ["started", "exited"] * 20
+        await comes(released(launcher))
+
+    (tmp_path / "folders").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launching, "_hear", listen)
+        noted.started.launching.channel._hear = noted.started.launching._hear
+        noted.started.run(main)
+
+
+def test_jobs_that_share_a_folder_keep_it_until_the_last_has_left(
+    noted: Noted, tmp_path: Path, way: str
+) -> None:
+    """One by a fork, which the launcher did not enter for, is in it too."""
+    folder = str(tmp_path / "folders" / "one")
+
+    async def main(launcher: Launching) -> None:
+        await noted.warm(launcher, "cat", os.devnull, cwd=folder, folder=folder)
+        told = [Told() for _ in range(3)]
+        orders = [order("cat", cwd=folder, folder=folder) for _ in told]
+        orders[1].limits = [(7, 64)]
+        jobs = []
+        for each, given in zip(told, orders, strict=True):
+            jobs.append(launcher.start(given, each))
+            await each.expect("started")
+        for at in (2, 0, 1):
+            os.close(jobs[at].stdin)
+            jobs[at].stdin = os.open(os.devnull, os.O_RDONLY)
+            await told[at].expect("exited")
+            await told[at].expect("left")
+            assert os.path.exists(folder) == (at != 1)
+            if at == 0:  # the lock is still held, for a fork that the launcher has not entered the folder for
+                fd = os.open(folder, os.O_RDONLY)
+                assert not workdir.is_last(fd)
+                os.close(fd)
+        for running in jobs:
+            close(running)
+        await comes(released(launcher))
+
+    (tmp_path / "folders").mkdir()
+    noted.started.run(main)
+
+
+def test_a_folder_in_which_something_is_left_is_kept_and_that_is_said(
+    noted: Noted, tmp_path: Path, way: str
+) -> None:
+    folder = str(tmp_path / "folders" / "one")
+
+    async def main(launcher: Launching) -> None:
+        await noted.warm(launcher, "sh", "-c", "true", cwd=folder, folder=folder)
+        for script, left in (("true", "left"), ("touch file", "kept"), ("rm file", "left")):
+            told = Told()
+            running = launcher.start(order("sh", "-c", script, cwd=folder, folder=folder), told)
+            for kind in ("started", "exited", left):
+                await told.expect(kind)
+            close(running)
+        await comes(lambda: not os.path.exists(folder))
+        await comes(released(launcher))
+
+    (tmp_path / "folders").mkdir()
     noted.started.run(main)
 
 
@@ -293,11 +395,12 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
         for fd in (signal.set_wakeup_fd(-1), made.launcher._wake, made.quick._mounts.fd):
             os.close(fd)
         signal.signal(signal.SIGCHLD, handler)
-        for pid in made.launcher._numbers:
+        for pid in made.launcher._made:
             os.waitpid(pid, 0)
 
 
 TRUE = ("/", "true", os.environ["PATH"])
+WAY = quick.Reported(-1)
 
 
 def test_what_was_found_is_started_quickly(starting: Starting) -> None:
@@ -351,7 +454,9 @@ def test_a_finding_is_used_for_its_time_and_renewed_before(
     assert found.is_due(TRUE)
     now[0] += quick.LIFE * 0.6
     assert not found.is_local("/folder")
-    assert not found.start({"argv": ["true"], "env": {"PATH": TRUE[2]}, "folder": "", "cwd": "/"}, TRUE, [])
+    assert not found.start(
+        {"argv": ["true"], "env": {"PATH": TRUE[2]}, "folder": "", "cwd": "/"}, TRUE, [], WAY
+    )
 
 
 def test_findings_are_a_bounded_number(starting: Starting) -> None:
@@ -387,7 +492,7 @@ def test_a_process_made_as_the_node_gives_it_up_is_killed(
     starting.quick.learn(key, quick.find(key))
     starting.start(argv=["sleep", "61"])
     assert starting.report.read() and starting.report.begun and starting.report.parent == os.getpid()
-    starting.launcher._numbers.clear()
+    starting.launcher._made.clear()
     assert os.waitstatus_to_exitcode(os.waitpid(made[0], 0)[1]) == -signal.SIGKILL
 
 

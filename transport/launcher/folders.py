@@ -1,0 +1,85 @@
+"""The folders that jobs of a launcher are in: one descriptor each, and the removal by the last job that leaves.
+
+Laws
+1. A folder is entered once for all the jobs that are in it together, and its node gets a copy of that descriptor. So
+   both hold one lock, which outlives either of them.
+2. All jobs of this launcher count, from their order on. The node counts those of the launchers before it, and holds
+   their lock: a folder with such a job in it is found held.
+3. The last descriptor of a removed folder is closed here, not in the node: the file system frees the folder then, which
+   takes milliseconds on some, and the exit record would wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from transport.launcher import workdir
+from transport.lean import deque
+
+SOON = 0.05  # seconds
+
+
+class Folders:
+    def __init__(self) -> None:
+        self._jobs: dict[str, int] = {}
+        self._held: dict[str, tuple[int, os.stat_result]] = {}
+        self._removed: deque[tuple[float, int]] = deque()  # when a descriptor is closed
+
+    def join(self, path: str) -> None:
+        """A job is ordered there."""
+        if path:
+            self._jobs[path] = self._jobs.get(path, 0) + 1
+
+    def enter(self, path: str) -> tuple[int, bool]:
+        """Return the descriptor of a folder, which stays here, and whether it was entered just now. Raises OSError."""
+        if held := self._held.get(path):
+            try:
+                if os.path.samestat(os.stat(path), held[1]):
+                    return held[0], False
+            except OSError:
+                pass  # a job has removed it
+            self._drop(path)
+        fd = workdir.enter_once(path)
+        self._held[path] = fd, os.fstat(fd)
+        return fd, True
+
+    def left(self, path: str, removes: bool) -> int:
+        """A job has left, or was not started. The last one removes the folder if it is empty and `removes`.
+
+        Returns the result of `workdir.leave`, or -1 if others are in it or nothing was tried.
+        """
+        if not path:
+            return -1
+        self._jobs[path] -= 1
+        if self._jobs[path]:
+            return -1
+        del self._jobs[path]
+        if path not in self._held:
+            return -1
+        if not removes:
+            self._drop(path)
+            return -1
+        try:
+            result = workdir.remove(path, self._held[path][0])
+            if result == workdir.GONE:
+                self._removed.append((time.monotonic() + SOON, self._held.pop(path)[0]))
+            else:
+                workdir.share(self._held[path][0])  # the node holds the same lock, and has still to leave
+            return result
+        finally:
+            self._drop(path)
+
+    @property
+    def due(self) -> float | None:
+        """The time at which `turn` has something to do."""
+        return self._removed[0][0] if self._removed else None
+
+    def turn(self, now: float) -> None:
+        """Close the descriptors of folders that were removed: the node has closed its own by now."""
+        while self._removed and self._removed[0][0] <= now:
+            os.close(self._removed.popleft()[1])
+
+    def _drop(self, path: str) -> None:
+        if path in self._held:
+            os.close(self._held.pop(path)[0])
