@@ -30,7 +30,7 @@ import select
 import time
 
 from transport import address, inherit, quickjson
-from transport.launcher import child, quick, spare, termination, workdir
+from transport.launcher import child, quick, spare, templates, termination, workdir
 from transport.launcher.sessions import Session, Sessions
 from transport.launcher.table import Table, clear, say
 from transport.lean import deque, signal, socket
@@ -47,7 +47,9 @@ MESSAGE = spare.MESSAGE
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
-def main(words: list[str], inside: Inside = lambda words: None) -> int:
+def main(
+    words: list[str], inside: Inside = lambda words: None, forks: templates.Forks = lambda words: False
+) -> int:
     """Run `quine node --launcher TABLE CHANNEL FILES`: two descriptors, and the soft limit of open files of a job."""
     table, channel, files = map(int, words)
     inherit.close_others({table, channel})  # a job has what it is given, and nothing else that is open here
@@ -59,7 +61,7 @@ def main(words: list[str], inside: Inside = lambda words: None) -> int:
     raise_open_files()
     own = Table(table)
     _sweep(own)
-    launcher = Launcher(socket.socket(fileno=channel), files, inside)
+    launcher = Launcher(socket.socket(fileno=channel), files, inside, forks)
     launcher.run()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # from now on the kernel reaps what ends
@@ -94,7 +96,9 @@ def _sweep(own: Table) -> None:
 
 
 class Launcher:
-    def __init__(self, channel: socket.socket, files: int, inside: Inside) -> None:
+    def __init__(
+        self, channel: socket.socket, files: int, inside: Inside, forks: templates.Forks = lambda words: False
+    ) -> None:
         self._channel = channel
         self._files = files
         self._quick = quick.Quick(files)
@@ -103,6 +107,7 @@ class Launcher:
         self._numbers: dict[int, int] = {}  # by the pid of a job
         self._pids: dict[int, int] = {}  # and the other way
         self._spares = spare.Spares(self._prepared)
+        self._templates = templates.Templates(files, forks)
         self._slow = False  # a start has come since the last wait that took, or needed, a spare
         self._sessions = Sessions()
         self._ending: dict[int, Session] = {}  # by number
@@ -117,9 +122,10 @@ class Launcher:
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
             poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._queue else 0))
-            for fd in self._spares.out:
+            for fd in (*self._spares.out, *self._templates.open):
                 poll.register(fd, select.POLLIN)
             ready = dict(poll.poll(self._pause()))
+            self._hear_templates()
             if self._wake in ready:
                 os.read(self._wake, 4096)
                 self.reap()
@@ -132,17 +138,20 @@ class Launcher:
             if (due := self._sessions.due()) is not None and now >= due:
                 self._sessions.turn(now)
             self._spares.dismiss(now)
+            self._templates.dismiss(now)
             self._flush()
             self._prepare()
 
     def close(self) -> None:
         self._spares.close()
+        self._templates.close()
 
     def _prepare(self) -> None:
         """Make ready for the next start, now that this one is reported."""
         if self._slow:
             self._slow = False
             self._spares.make()
+        self._templates.make()
         sought, self._sought = self._sought, None
         if sought:
             try:
@@ -158,7 +167,8 @@ class Launcher:
 
     def _pause(self) -> int | None:
         """Milliseconds until something is due, None if nothing is."""
-        due = [at for at in (self._sessions.due(), self._spares.due()) if at is not None]
+        found = (self._sessions.due(), self._spares.due(), self._templates.due())
+        due = [at for at in found if at is not None]
         return max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
 
     # -- the channel -------------------------------------------------------------------------------
@@ -181,11 +191,11 @@ class Launcher:
                     os.close(fd)
 
     def _do(self, data: bytes, fds: list[int]) -> None:
-        what, *rest = _read(data, fds)
+        what, *rest = spare.read(data, fds)
         if what == "start":
             self._start(rest[0], rest[1], data, fds)
         elif what == "signal":
-            if pid := self._pids.get(rest[0]):
+            if pid := self._pid(rest[0]):
                 termination.signal_group(pid, rest[1])
             self._tell("signalled", rest[0])
         elif what == "end":
@@ -215,6 +225,8 @@ class Launcher:
     def _start(self, number: int, order: dict[str, Any], data: bytes, fds: list[int]) -> None:
         if len(fds) < 5:
             return  # no room for the descriptors: the node sees the report closed, and tries again
+        if self._templates.start(order, data, fds):
+            return  # its pid comes from the template
         key = quick.key_of(order)
         pid = self._quick.start(order, key, fds)
         if self._quick.is_due(key):
@@ -229,6 +241,16 @@ class Launcher:
             pid = self._fork(socket.socket(fileno=fds.pop(spare.REPORT)), data, fds)
         if pid:
             self._numbers[pid], self._pids[number] = number, pid
+
+    def _hear_templates(self) -> None:
+        for number, pid in self._templates.hear():
+            self._numbers[pid], self._pids[number] = number, pid
+
+    def _pid(self, number: int) -> int:
+        """The pid of a job that runs, or 0. The node may know it before the template's message is read here."""
+        if number not in self._pids:
+            self._hear_templates()
+        return self._pids.get(number, 0)
 
     def _fork(self, report: socket.socket, data: bytes, fds: list[int]) -> int:
         """Start a job without a spare: return its pid, or 0 if the report has the reason why that failed."""
@@ -253,7 +275,7 @@ class Launcher:
 
     def _prepared(self, data: bytes, fds: list[int]) -> child.Start:
         """Return the start of a message, with its descriptors less the report. The caller owns `keep`."""
-        order = _read(data, fds)[2]
+        order = spare.read(data, fds)[2]
         argv, inside = order["argv"], None
         if order["own"]:
             inside = self._inside(argv)
@@ -278,7 +300,7 @@ class Launcher:
         now = time.monotonic()
         session = self._ending[number] = Session(pid, now, pause, lambda: self._gone(number))
         self._sessions.end(session)
-        if not (adopted or number in self._pids):
+        if not (adopted or self._pid(number)):
             self._sessions.reaped(session, now)  # the node does not know that yet
 
     def _gone(self, number: int) -> None:
@@ -294,8 +316,10 @@ class Launcher:
                 return
             if ended is None:
                 return
+            if ended.si_pid not in self._numbers:
+                self._hear_templates()
             number = self._numbers.pop(ended.si_pid, 0)
-            if number:  # otherwise a spare, or an orphan of a job
+            if number:  # otherwise a spare, a template, or an orphan of a job
                 # Sent before the status is consumed: this process may be killed at any moment.
                 dumped = 0x80 if ended.si_code == os.CLD_DUMPED else 0
                 exited = ended.si_code == os.CLD_EXITED
@@ -316,11 +340,3 @@ class Launcher:
         except OSError as error:
             say(f"{path} is not removed: {error.strerror}")
             self._tell("left", number, workdir.GONE)
-
-
-def _read(data: bytes, fds: list[int]) -> list[Any]:
-    """Parse a message; a large one is in the last of its descriptors."""
-    words: list[Any] = quickjson.loads(data)
-    if words == ["large"]:
-        words = quickjson.loads(os.pread(fds[-1], os.fstat(fds[-1]).st_size, 0))
-    return words

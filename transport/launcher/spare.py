@@ -22,7 +22,7 @@ import os
 import sys
 import time
 
-from transport import inherit
+from transport import inherit, quickjson
 from transport.launcher import child, quick, workdir
 from transport.lean import signal, socket
 from transport.status import NOT_STARTED
@@ -30,6 +30,7 @@ from transport.status import NOT_STARTED
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     # Given the launcher's message and its descriptors: the start that they order.
     Prepared = Callable[[bytes, "list[int]"], child.Start]
@@ -174,6 +175,14 @@ def receive(channel: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
         for _, _, numbers in rights
         for at in range(0, len(numbers), 4)
     ]
+
+
+def read(data: bytes, fds: list[int]) -> list[Any]:
+    """Parse a message of the node; a large one is in the last of its descriptors."""
+    words: list[Any] = quickjson.loads(data)
+    if words == ["large"]:
+        words = quickjson.loads(os.pread(fds[-1], os.fstat(fds[-1]).st_size, 0))
+    return words
 
 
 def _serve(far: socket.socket, prepared: Prepared) -> None:
