@@ -1,6 +1,6 @@
 """The template of agents: it has loaded all that an agent of one turn needs, and the agents of its node are its forks.
 
-Law: nothing is done here but imports. What an agent takes from its environment or its directory it takes itself.
+Law: nothing is done here but imports. An agent reads its environment and its directory itself.
 """
 
 from __future__ import annotations
