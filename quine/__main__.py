@@ -128,14 +128,8 @@ def _detached() -> ModuleType:
 def dispatch(words: list[str]) -> int:
     if words[:1] != ["run"]:  # `show` of quine/jobs/client.py enables it, once all modules are loaded
         gc.enable()
-    if words[:2] == ["node", "--launcher"]:  # lives as long as a node: loads as little as possible
-        from transport.launcher.launcher import main as launcher
-
-        return launcher(words[2:], _inside)
-    if words[:2] == ["node", "--stage"]:
-        from quine.staging.remote_main import main as stage
-
-        return stage(words[2:], _detached)
+    if words[:1] == ["node"] and words[1:2] in (["--launcher"], ["--template"], ["--stage"]):
+        return _beside_a_node(words[1], words[2:])
     verb = words[0] if words else ""
     if verb == "node" and {"--dial", "--ready-fd"} & set(words):  # before the table of options: a dial waits
         from quine.remote.node_entry import node
@@ -185,6 +179,21 @@ def dispatch(words: list[str]) -> int:
     return agent(words)
 
 
+def _beside_a_node(what: str, words: list[str]) -> int:
+    """Run the launcher of a node, or a process that it starts."""
+    if what == "--launcher":  # lives as long as a node: loads as little as possible
+        from transport.launcher.launcher import main as launcher
+
+        return launcher(words, _inside, _forks)
+    if what == "--template":
+        from quine.remote.template import serve
+
+        return serve(words, main)
+    from quine.staging.remote_main import main as stage
+
+    return stage(words, _detached)
+
+
 def _commands(verb: str, words: list[str]) -> int:
     """Run a verb that starts commands by way of the node."""
     if verb == "rsh":
@@ -218,6 +227,11 @@ def _inside(words: list[str]) -> Callable[[], None] | None:
         main()
 
     return run
+
+
+def _forks(words: list[str]) -> bool:
+    """A `transport.launcher.templates.Forks`: an agent, which has a mission and no verb."""
+    return words[:1] == ["--"]
 
 
 def _detach(options: RunOptions, command: list[str], tree: str, stage: Staging | None) -> int:

@@ -23,6 +23,8 @@ NAME = "quine-credentials"
 FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
 LIMIT = 64 << 20  # bytes; a memo is a few keys, and over exec a session with its mission
 
+_first = 0  # pid of the job that this process belongs to: nothing above it is of its tree
+
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -111,6 +113,12 @@ def hold_standard_streams() -> None:
                 os.close(null)
 
 
+def stand_first() -> None:
+    """Say that this process is a job that a node has just made: nothing above it is of its tree."""
+    global _first
+    _first = os.getpid()
+
+
 def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
     """Memfds of these names held by this process and its ancestors: (pid, inode, path that opens it anew) for each.
 
@@ -134,7 +142,7 @@ def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
                     held.append((pid, os.stat(path).st_ino, path))
             except OSError:
                 pass  # closed since
-        pid = _parent(pid)
+        pid = _parent(pid) if pid != _first else 0
     return found
 
 

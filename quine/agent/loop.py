@@ -234,8 +234,18 @@ class Loop:
         )
         self.messages.append(reply.message)
         self.tape.message(reply.message, usage=reply.usage._asdict(), stop=reply.stop, asked=round(begun, 6))
-        self.tape.sync()
+        if not self._only_ends(reply):
+            self.tape.sync()
         return reply
+
+    @property
+    def _has_nothing_running(self) -> bool:
+        return not self.shell.group and not self.jobs.running
+
+    def _only_ends(self, reply: Reply) -> bool:
+        """Whether nothing is left to do but to write the outcome, with which the reply goes to the disk."""
+        calls = [call.name for call in reply.message.tool_calls]
+        return calls == ["exit"] and self._has_nothing_running
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -250,7 +260,8 @@ class Loop:
                     ready[index] = Result(objection, True)
                 else:
                     # Results are on the disk before the next call begins, because that call may end this process.
-                    self.tape.sync()
+                    if call.name != "exit" or not self._has_nothing_running:
+                        self.tape.sync()
                     ready.update(dispatch.carry_out(self, index, call, calls))
             result = ready[index]
             carried = carried or not dispatch.had_no_effect(call, result)

@@ -20,13 +20,13 @@ import _thread
 import contextlib
 import os
 import select
-import signal
 import time
 from collections.abc import Callable, Iterator
 from signal import Signals as S
 from types import FrameType
 
 from quine.base import procs
+from transport.lean import signal
 from transport.stop import TOGETHER, stop_process
 
 TYPE_CHECKING = False

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 
 def mission(text: str) -> None:
     """Show another mission in `ps`, truncated to the space of the initial argv."""
+    argv(["quine", text.replace("\0", " ").encode("utf-8", "replace").decode()])
+
+
+def argv(words: Sequence[str]) -> None:
+    """Show another argv in `ps`, truncated to the space of the initial one."""
     with contextlib.suppress(OSError, ValueError):
         start, end = _stat(48, 49)
-        shown = b"quine\0" + text.encode("utf-8", "replace").replace(b"\0", b" ")
+        shown = b"\0".join(map(os.fsencode, words))
         _write(start, shown[: end - start - 1].ljust(end - start, b"\0"))
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import signal
 import struct
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from typing import NamedTuple
 
 from quine.base.errors import DEFECT, Failure, Misconfigured
 from transport.inherit import reopened
+from transport.lean import signal
 
 NAME = "quine-ledger"
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two tries for a free slot

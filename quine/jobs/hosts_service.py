@@ -8,6 +8,7 @@ Laws
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 Ask = Callable[[str, bytes], bytes]
 
 
+_read: dict[tuple[str, int, int, int], Inventory] = {}  # one
+
+
 class _Hosts(Strict):
     host: str = text(default="")
 
@@ -38,10 +42,8 @@ def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None) -> by
         return ask(NAME, quickjson.dumps({"host": asked} if asked else {}).encode())
     if inventory is None:
         return b"[]"
-    from deploy.inventory import load
-
     try:
-        known = load(Path(inventory), {})
+        known = _inventory(inventory)
     except Refused as error:
         raise RequestError(error.detail) from None
     if host and asked != host and asked not in _closure(known, host):
@@ -52,6 +54,23 @@ def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None) -> by
         return b"[]"  # it was removed from the inventory
     able = [each for each in known.hosts.values() if not each.unbuilt(agent=True)]
     return quickjson.dumps(told(able, asked)).encode()
+
+
+def _inventory(path: str) -> Inventory:
+    """Read the inventory, or take it as it was read before if its file is the same: a batch answers for each agent."""
+    from deploy.inventory import load
+
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return load(Path(path), {})  # which says why
+    version = (path, facts.st_mtime_ns, facts.st_ino, facts.st_size)
+    known = _read.get(version)
+    if known is None:
+        known = load(Path(path), {})
+        _read.clear()
+        _read[version] = known
+    return known
 
 
 def _closure(known: Inventory, host: str) -> set[str]:

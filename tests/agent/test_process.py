@@ -8,6 +8,7 @@ import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -339,3 +340,40 @@ def test_start_path_is_lean(agents: Agents) -> None:
         "asyncio", "pydantic", "httpx", "typer", "asyncssh", "fsspec", "subprocess", "dataclasses", "argparse",
         "inspect", "pathlib", "hashlib", "tempfile", "socket", "threading", "logging",
     }  # fmt: skip
+
+
+PUTS = """
+import sys
+from quine.tape.writer import FileSink
+put = FileSink.put
+def told(self, lines):
+    print(len(lines), file=sys.stderr)
+    put(self, lines)
+FileSink.put = told
+sys.argv = ["quine", "work"]
+from quine.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "puts"),
+    [
+        # The first messages; then the verdict and the outcome, between which nothing happens.
+        ([], [3, 2]),
+        # A shell is ended by the verdict, which is on the disk before that.
+        ([says(sh("sleep 61 &"))], [3, 1, 1, 1, 1]),
+        # A refused verdict goes to the disk with the result that says so.
+        ([says(call("exit", status=3))], [3, 2, 2]),
+    ],
+)
+def test_the_tape_goes_to_the_disk_before_each_effect_and_no_more_often(
+    agents: Agents, first: list[dict[str, Any]], puts: list[int]
+) -> None:
+    agents.script(*first, says(OK))
+    words = [sys.executable, "-P", "-c", PUTS]
+    done = subprocess.run(
+        words, cwd=agents.directory, env=agents.env, stdin=-3, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0
+    assert list(map(int, done.stderr.split())) == puts

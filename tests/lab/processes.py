@@ -36,7 +36,7 @@ class Process:
     @property
     def daemon(self) -> bool:
         """A node or the dial that leads to one: they outlive the command that started them, by design."""
-        return self._is_node and "--launcher" not in self.argv
+        return self._is_node and "--launcher" not in self.argv and not self.spare
 
     @property
     def carrier(self) -> bool:
@@ -51,8 +51,8 @@ class Process:
 
     @property
     def spare(self) -> bool:
-        """A process that a guard has forked ahead of a start: it is gone two seconds later."""
-        return self.name == "quine-spare"
+        """A process that a guard has made ahead of starts: it is gone some seconds after the last of them."""
+        return self.name == "quine-spare" or "--template" in self.argv
 
     @property
     def _is_node(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import deploy.inventory
 from deploy import hosts_for_agents
 from deploy.host import Host
 from deploy.inventory import Inventory
@@ -317,3 +318,23 @@ def test_the_list_of_an_inventory_is_kept_by_its_contents(
     assert [entry["about"] for entry in hosts_for_agents.of_all(str(path))] == ["two"]
     (tmp_path / ".cache" / "quine" / "hosts" / "systems").write_text("[1")
     assert hosts_for_agents.systems() == {}
+
+
+def test_an_inventory_is_read_once_for_all_agents_and_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path, read = tmp_path / "inventory.toml", []
+    load = deploy.inventory.load
+    monkeypatch.setattr(deploy.inventory, "load", lambda *words: read.append(words[0]) or load(*words))
+
+    def told() -> list[str]:
+        return [entry["name"] for entry in json.loads(hosts_service.answer(b"{}", "", str(path), None))]
+
+    path.write_text("[hosts.a]\n")
+    assert [told() for _ in range(3)] == [["a"]] * 3 and len(read) == 1
+    path.write_text("[hosts.bb]\n")
+    assert [told() for _ in range(3)] == [["bb"]] * 3 and len(read) == 2
+    path.unlink()
+    with pytest.raises(RequestError, match="no such inventory"):
+        told()

@@ -33,11 +33,12 @@ import select
 import time
 
 from transport import inherit
-from transport.launcher import child, orders, quick, spare, termination, workdir
+from transport.launcher import child, orders, quick, spare, templates, termination, workdir
 from transport.launcher.folders import Folders
+from transport.launcher.orders import Made
 from transport.launcher.outgoing import Outgoing
 from transport.launcher.sessions import Session, Sessions
-from transport.launcher.table import Table, clear, say
+from transport.launcher.table import Table, clear, say, sweep
 from transport.lean import deque, signal, socket
 
 TYPE_CHECKING = False
@@ -51,7 +52,9 @@ SOON = 0.002  # seconds by which news of a start wait for those of its end: a sh
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
-def main(words: list[str], inside: Inside = lambda words: None) -> int:
+def main(
+    words: list[str], inside: Inside = lambda words: None, forks: templates.Forks = lambda words: False
+) -> int:
     """Run `quine node --launcher TABLE CHANNEL FILES`: two descriptors, and the soft limit of open files of a job."""
     table, channel, files = map(int, words)
     inherit.close_others({table, channel})  # a job has what it is given, and nothing else that is open here
@@ -62,8 +65,8 @@ def main(words: list[str], inside: Inside = lambda words: None) -> int:
     os.chdir("/")
     raise_open_files()
     own = Table(table)
-    _sweep(own)
-    launcher = Launcher(socket.socket(fileno=channel), files, inside, own)
+    sweep(own)
+    launcher = Launcher(socket.socket(fileno=channel), files, inside, own, forks)
     launcher.run()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # from now on the kernel reaps what ends
@@ -80,37 +83,14 @@ def raise_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _sweep(own: Table) -> None:
-    """End the jobs in tables without a holder, in a child process because that takes a pause."""
-    directory = os.path.dirname(own.path)
-    try:
-        others = [name for name in os.listdir(directory) if Table.is_name(name)]
-    except OSError:
-        return  # the directory was removed
-    if others in ([], [os.path.basename(own.path)]) or os.fork():
-        return
-    try:
-        inherit.close_others(set())
-        for other in Table.abandoned(directory):
-            clear(other, abandoned=True)
-    finally:
-        os._exit(0)
-
-
-class Made:
-    """A job that was started. `slot`: its place in the table if it had a quick start."""
-
-    __slots__ = ("folder", "number", "slot")
-
-    def __init__(self, number: int, folder: str, slot: int = 0) -> None:
-        self.number = number
-        self.folder = folder
-        self.slot = slot
-
-
 class Launcher:
     def __init__(
-        self, channel: socket.socket, files: int, inside: Inside, table: Table | None = None
+        self,
+        channel: socket.socket,
+        files: int,
+        inside: Inside,
+        table: Table | None = None,
+        forks: templates.Forks = lambda words: False,
     ) -> None:
         """`files`: soft limit of open files of a job; `table`: that of the node, None if all starts are reported."""
         self._channel = channel
@@ -122,11 +102,13 @@ class Launcher:
         self._inside = inside
         self._made: dict[int, Made] = {}  # by the pid of a job
         self._pids: dict[int, int] = {}  # and the other way
+        self._ordered: dict[int, str] = {}  # the folders of jobs that templates make, by number
         self._told_to_end: set[int] = set()  # numbers of jobs that were signalled
         self._young: deque[tuple[float, int]] = (
             deque()
         )  # when the start time of a job is to be noted, and its pid
         self._spares = spare.Spares(self._prepared)
+        self._templates = templates.Templates(files, forks)
         self._slow = False  # a start has come since the last wait that took, or needed, a spare
         self._sessions = Sessions()
         self._ending: dict[int, Session] = {}  # by number
@@ -141,9 +123,10 @@ class Launcher:
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
             poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._out.waits else 0))
-            for fd in self._spares.out:
+            for fd in (*self._spares.out, *self._templates.open):
                 poll.register(fd, select.POLLIN)
             ready = dict(poll.poll(self._pause()))
+            self._hear_templates()
             if self._wake in ready:
                 os.read(self._wake, 4096)
                 self.reap()
@@ -156,6 +139,7 @@ class Launcher:
             if (due := self._sessions.due()) is not None and now >= due:
                 self._sessions.turn(now)
             self._spares.dismiss(now)
+            self._templates.dismiss(now)
             self._note_starts(now)
             self._folders.turn(now)
             self._out.turn(now)
@@ -163,6 +147,7 @@ class Launcher:
 
     def close(self) -> None:
         self._spares.close()
+        self._templates.close()
 
     def _note_starts(self, now: float) -> None:
         """Note the start times of jobs that live for longer: the table outlives them if this process is killed."""
@@ -176,6 +161,7 @@ class Launcher:
         if self._slow:
             self._slow = False
             self._spares.make()
+        self._templates.make()
         sought, self._sought = self._sought, None
         if sought:
             try:
@@ -192,7 +178,14 @@ class Launcher:
     def _pause(self) -> int | None:
         """Milliseconds until something is due, None if nothing is."""
         young = self._young[0][0] if self._young else None
-        others = (self._sessions.due(), self._spares.due(), self._out.due, self._folders.due, young)
+        others = (
+            self._sessions.due(),
+            self._spares.due(),
+            self._templates.due(),
+            self._out.due,
+            self._folders.due,
+            young,
+        )
         due = [at for at in others if at is not None]
         return max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
 
@@ -222,7 +215,7 @@ class Launcher:
         elif what == "quick":
             self._start_quick(rest, fds)
         elif what == "signal":
-            if pid := self._pids.get(rest[0]):
+            if pid := self._pid(rest[0]):
                 self._told_to_end.add(rest[0])
                 termination.signal_group(pid, rest[1])
             self._tell("signalled", rest[0])
@@ -244,6 +237,9 @@ class Launcher:
         if len(fds) < 5:
             return  # no room for the descriptors: the node sees the report closed, and tries again
         self._folders.join(order["folder"])
+        if self._templates.start(number, order, data, fds):
+            self._ordered[number] = order["folder"]
+            return  # its pid comes from the template
         key = quick.key_of(order)
         pid = self._quick.start(order, key, [*fds[:3], fds[4]], quick.Reported(fds[spare.REPORT]))
         if pid:
@@ -288,6 +284,20 @@ class Launcher:
         except OSError:  # no descriptor is free: the node holds the folder no longer than this process does
             self._out.put(("started", number, pid, -1), -1, until)
 
+    def _hear_templates(self) -> None:
+        for number, pid in self._templates.hear():
+            folder = self._ordered.pop(number, "")
+            if pid:
+                self._made[pid], self._pids[number] = Made(number, folder), pid
+            else:
+                self._folders.left(folder, removes=False)
+
+    def _pid(self, number: int) -> int:
+        """The pid of a job that runs, or 0. The node may know it before the template's message is read here."""
+        if number not in self._pids:
+            self._hear_templates()
+        return self._pids.get(number, 0)
+
     def _fork(self, report: socket.socket, data: bytes, fds: list[int]) -> int:
         """Start a job without a spare: return its pid, or 0 if the report has the reason why that failed."""
         memo = -1
@@ -319,7 +329,7 @@ class Launcher:
         self._told_to_end.add(number)
         session = self._ending[number] = Session(pid, now, pause, lambda: self._gone(number))
         self._sessions.end(session)
-        if not (adopted or number in self._pids):
+        if not (adopted or self._pid(number)):
             self._sessions.reaped(session, now)  # the node does not know that yet
 
     def _gone(self, number: int) -> None:
@@ -336,8 +346,10 @@ class Launcher:
                 return
             if ended is None:
                 return
+            if ended.si_pid not in self._made:
+                self._hear_templates()
             made = self._made.pop(ended.si_pid, None)
-            if made:  # otherwise a spare, or an orphan of a job
+            if made:  # otherwise a spare, a template, or an orphan of a job
                 # Told before the status is consumed: this process may be killed at any moment.
                 dumped = 0x80 if ended.si_code == os.CLD_DUMPED else 0
                 exited = ended.si_code == os.CLD_EXITED

@@ -1,4 +1,4 @@
-"""The orders of starts, as the node sends them to its launcher, and the launcher to a spare."""
+"""The orders of starts, as the node sends them to its launcher, and the launcher to a spare; and their jobs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
     # Given the arguments of an `own` job: does its work in a forked child; None if a new program is needed.
     Inside = Callable[[list[str]], Callable[[], None] | None]
+
+
+class Made:
+    """A job that was started. `slot`: its place in the table if it had a quick start."""
+
+    __slots__ = ("folder", "number", "slot")
+
+    def __init__(self, number: int, folder: str, slot: int = 0) -> None:
+        self.number = number
+        self.folder = folder
+        self.slot = slot
 
 
 def start_of(data: bytes, fds: list[int], inside: Inside, files: int) -> child.Start:

@@ -253,3 +253,20 @@ def say(text: str) -> None:
     """Write a line to the node's log (stderr), in the node's format."""
     with contextlib.suppress(OSError):
         os.write(2, f"{time.strftime('%F %T')},000 quine.launcher[{os.getpid()}] {text}\n".encode())
+
+
+def sweep(own: Table) -> None:
+    """End the jobs in tables without a holder, in a child process because that takes a pause."""
+    directory = os.path.dirname(own.path)
+    try:
+        others = [name for name in os.listdir(directory) if Table.is_name(name)]
+    except OSError:
+        return  # the directory was removed
+    if others in ([], [os.path.basename(own.path)]) or os.fork():
+        return
+    try:
+        inherit.close_others(set())
+        for other in Table.abandoned(directory):
+            clear(other, abandoned=True)
+    finally:
+        os._exit(0)

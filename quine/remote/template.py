@@ -1,0 +1,47 @@
+"""The template of agents: it has loaded all that an agent of one turn needs, and the agents of its node are its forks.
+
+Law: nothing is done here but imports. An agent reads its environment and its directory itself.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import deploy.paths
+import quine.agent.main
+import quine.budget.leases
+import quine.remote.compose
+import transport.rpc.call
+from quine.base import exposure
+from transport.launcher import template
+from transport.this_build import build_hash, own_command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOADED = (
+    deploy.paths,
+    quine.agent.main,
+    quine.budget.leases,
+    quine.remote.compose,
+    transport.rpc.call,
+)
+
+
+def serve(words: list[str], main: Callable[[], None]) -> int:
+    """Run `quine node --template CHANNEL FILES ROOM`; see `transport.launcher.template.main`.
+
+    ROOM is blank: the command lines of agents are written over that of this process. `main` is that of quine.
+    """
+    channel, files = map(int, words[:2])
+    own = own_command()
+    exposure.argv([*own, "node", "--template", *words[:2]])
+    build_hash()  # known from now on: it looks at every source
+
+    def become(argv: list[str]) -> None:
+        exposure.argv([*own, *argv])
+        sys.argv[1:] = argv
+        main()
+
+    return template.main(channel, files, become)
