@@ -11,7 +11,6 @@ from quine.fanout.tasks import Task
 from quine.files.select import Services
 from quine.jobs.client import Notes, caller, callers_environment, reach, starting_directory
 from transport.errors import Refused
-from transport.lean import signal
 from transport.spawn import Spawn
 from transport.status import Status
 
@@ -151,10 +150,10 @@ class Starter:
     ) -> None:
         output, cleanup = task.output, self._cleanup
         assert output
-        if task.ending:  # while it waited
+        if task.ending:  # while it waited: it is not sent
             if cleanup:
                 cleanup.end(names, Spawn([]), "", lambda: None)
-            ended(task, Status("signaled", 128 + signal.SIGTERM, "TERM"))
+            ended(task, Status("unreachable", NOT_STARTED))
             return
         spawn, answers, held = self.make(task, avoid)
         if stage:

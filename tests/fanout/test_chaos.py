@@ -1,8 +1,8 @@
 """A batch over hosts that are killed, cut, stopped and added at random, while its origin is killed and goes on.
 
 Each execution of an item adds a line to a file, so that "exactly once" is counted. QUINE_TEST_BATCH=100000 is the long
-form, QUINE_TEST_SEED another course of events. The verdict does not depend on how fast things go. What is *lost* is
-bounded by the deaths that may lose something; what the next run took over is counted.
+form, QUINE_TEST_SEED another course of events. The verdict does not depend on how fast things go. The number of *lost* ones is
+bounded by the deaths that may lose something; jobs that the next run took over are counted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Chaos:
             return self.lab.popen(self.words, stdout=out, stderr=err, cwd=self.path)
 
     def ended(self) -> int:
-        """Lines of the log. What was counted is not read again."""
+        """Lines of the log. A part that was counted is not read again."""
         try:
             with (self.path / "log").open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
