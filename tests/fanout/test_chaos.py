@@ -1,8 +1,8 @@
 """A batch over hosts that are killed, cut, stopped and added at random, while its origin is killed and goes on.
 
 Each execution of an item adds a line to a file, so that "exactly once" is counted. QUINE_TEST_BATCH=100000 is the long
-form, QUINE_TEST_SEED another course of events. The verdict does not depend on how fast things go. The number of *lost* ones is
-bounded by the deaths that may lose something; jobs that the next run took over are counted.
+form, QUINE_TEST_SEED another course of events. The verdict does not depend on how fast things go. The deaths that may
+lose something bound the number of items that are *lost*; jobs that the next run took over are counted.
 """
 
 from __future__ import annotations
