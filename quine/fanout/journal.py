@@ -5,12 +5,14 @@ Laws
    killed: it is looked for on the hosts, and is lost if none of them knows of it.
 2. An addition is one write and no fsync: after a loss of power the jobs of the last seconds may run twice.
 3. The ids of a batch are made from its own number, the item, and the try: the next run of it finds the same ones.
-4. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
+4. A job that is ended because the batch is has a note of that, before it gets TERM: its end is not its own.
+5. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
    nobody goes on with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -61,6 +63,7 @@ class Journal:
         self.hosts: dict[str, None] = {}  # on which jobs have started,
         self.wheres: dict[str, None] = {}  # and WHEREs that jobs were sent to
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
+        self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
         self._run = 1  # of this batch
         self._owner: owner.Owner | None = None  # of the run before
         self._lines = 0
@@ -89,6 +92,9 @@ class Journal:
                 elif word == "host":
                     (host,) = rest
                     self.hosts[host] = None
+                elif word == "halted":
+                    (id,) = rest
+                    self.halted[id] = None
                 elif word == "time":
                     (when,) = map(float, rest)
                     second = when if same else -inf
@@ -129,6 +135,7 @@ class Journal:
         text += (f"where {where}\n" for where in self.wheres)
         for id, sent in self.sent.items():
             text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} -\n")
+        text += (f"halted {id}\n" for id in self.halted if id in self.sent)
         self._lines, self._second = len(text), -inf
         return "".join(text)
 
@@ -179,6 +186,12 @@ class Journal:
         if host not in self.hosts:
             self.hosts[host] = None
             self._write(f"host {host}\n")
+
+    def halt(self, id: str) -> None:
+        """A job is about to be ended because the batch is. A note that cannot be written is left out."""
+        self.halted[id] = None
+        with contextlib.suppress(Failure):
+            self._write(f"halted {id}\n")
 
     def ended(self, id: str) -> None:
         """A job has its line in the log."""

@@ -16,7 +16,7 @@ from transport.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from quine.fanout.journal import Journal
     from quine.fanout.options import Options
@@ -168,6 +168,14 @@ class Starter:
             task.kept = task.job
             task.job.hold()
 
+    def end(
+        self, task: Task, at: Callable[[float, Callable[[], None]], None], running: Mapping[Task, None]
+    ) -> None:
+        """End the job of an item because the batch ends. The next run knows of it, also without a line in the log."""
+        if self._journal and task.job and task.kept is task.job and not task.ending:
+            self._journal.halt(task.sent)
+        task.end(at, running)
+
     def _note_sent(self, task: Task, spawn: Spawn, output: Output) -> None:
         """Note a job before it is sent; the end of the try before needs no longer be kept then."""
         task.entry.id = spawn.id
@@ -275,6 +283,7 @@ class Starter:
         spawn.env, spawn.cwd, spawn.lease = fresh.env, fresh.cwd, fresh.lease
         task.entry.id = task.sent = spawn.id
         task.adopted, task.kept, task.job = adopted, adopted.job, adopted.job
+        task.cut_short = spawn.id in self._journal.halted
         try:
             task.stdin = self._work.open_stdin(task.item)
             stage = self._work.stage(task.item)

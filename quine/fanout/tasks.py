@@ -9,7 +9,7 @@ from quine.base.errors import Misconfigured
 from quine.fanout.input.template import Values, Word
 from quine.fanout.joblog import Entry
 from quine.fanout.journal import hash_of
-from quine.fanout.outcome import FAILED, KILLED, NEVER, TIMEOUT
+from quine.fanout.outcome import NEVER, STOPPABLE
 from transport.lean import signal
 
 TYPE_CHECKING = False
@@ -45,7 +45,7 @@ class Task:
             "running",
             "stdin",
         ),
-        *("adopted", "facts", "halted", "kept", "sent", "timed_out", "tries", "unstarted"),
+        *("adopted", "cut_short", "facts", "halted", "kept", "sent", "timed_out", "tries", "unstarted"),
     )
 
     def __init__(self, item: Item, entry: Entry) -> None:
@@ -66,12 +66,13 @@ class Task:
         self.running = False  # over there
         self.timed_out = self.ending = False  # in this try
         self.halted = False  # it was ended because the batch was
+        self.cut_short = False  # and that by the run before
 
     def begin(self) -> None:
         """Another try."""
         self.tries += 1
         self.adopted = None
-        self.timed_out = self.ending = self.halted = self.running = False
+        self.timed_out = self.ending = self.halted = self.cut_short = self.running = False
         self.began = time.monotonic()
         self.entry.attempt = self.tries
         self.before, self.entry.started = self.entry.started, time.time()
@@ -97,7 +98,7 @@ class Task:
             self.release()
             return
         entry.kind, entry.host = kind, status.host
-        entry.stopped = self.halted and kind in (FAILED, KILLED, TIMEOUT)
+        entry.stopped = (self.halted or self.cut_short) and kind in STOPPABLE
         entry.signal = signal_number(status.signal) if status.signal else 0
         entry.code = 0 if entry.signal else status.code
         entry.seconds = time.monotonic() - self.began if self.running else 0.0
