@@ -6,7 +6,8 @@ Laws
 2. An addition is one write and no fsync: after a loss of power the jobs of the last seconds may run twice.
 3. The ids of a batch are made from its own number, the item, and the try: the next run of it finds the same ones.
 4. A job that is ended because the batch is has a note of that, before it gets TERM: its end is not its own.
-5. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
+5. An agent has a note before the first answer that it gets. One without did nothing, and may be run.
+6. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
    nobody goes on with it.
 """
 
@@ -64,6 +65,7 @@ class Journal:
         self.wheres: dict[str, None] = {}  # and WHEREs that jobs were sent to
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
         self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
+        self.begun: dict[str, None] = {}  # ids of agents that may have done something
         self._run = 1  # of this batch
         self._owner: owner.Owner | None = None  # of the run before
         self._lines = 0
@@ -95,6 +97,9 @@ class Journal:
                 elif word == "halted":
                     (id,) = rest
                     self.halted[id] = None
+                elif word == "begun":
+                    (id,) = rest
+                    self.begun[id] = None
                 elif word == "time":
                     (when,) = map(float, rest)
                     second = when if same else -inf
@@ -104,6 +109,8 @@ class Journal:
                     self.sent.pop(before, None)
             except ValueError:
                 raise Misconfigured(f"line {number} of {self._path} is damaged") from None
+        if not self._owner:  # of a build that made no such notes
+            self.begun.update(dict.fromkeys(self.sent))
 
     @property
     def is_elsewhere(self) -> bool:
@@ -135,7 +142,8 @@ class Journal:
         text += (f"where {where}\n" for where in self.wheres)
         for id, sent in self.sent.items():
             text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} -\n")
-        text += (f"halted {id}\n" for id in self.halted if id in self.sent)
+        for word, ids in (("halted", self.halted), ("begun", self.begun)):
+            text += (f"{word} {id}\n" for id in ids if id in self.sent)
         self._lines, self._second = len(text), -inf
         return "".join(text)
 
@@ -187,6 +195,12 @@ class Journal:
             self.hosts[host] = None
             self._write(f"host {host}\n")
 
+    def begin_agent(self, id: str) -> None:
+        """An agent is about to be answered. Raises Failure; then it is not."""
+        if id not in self.begun:
+            self._write(f"begun {id}\n")
+            self.begun[id] = None
+
     def halt(self, id: str) -> None:
         """A job is about to be ended because the batch is. A note that cannot be written is left out."""
         self.halted[id] = None
@@ -196,6 +210,7 @@ class Journal:
     def ended(self, id: str) -> None:
         """A job has its line in the log."""
         self.sent.pop(id, None)
+        self.begun.pop(id, None)
 
     def _write(self, text: str) -> None:
         written(self._fd, text, self._path)

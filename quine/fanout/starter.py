@@ -234,6 +234,10 @@ class Starter:
 
         return on_started, on_exit
 
+    def never_began(self, id: str) -> bool:
+        """Whether a job of the run before that is not adopted certainly never began."""
+        return False
+
     # -- jobs whose client, or its node, has died ----------------------------------------------------
 
     def hosts(self) -> list[str]:
