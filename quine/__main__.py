@@ -22,7 +22,7 @@ import os
 import time
 
 from quine.base.errors import DEFECT, LOST, NOT_STARTED, Failure, NoGuest, complain
-from transport import address, inherit
+from transport import inherit, this_build
 from transport.writes import write_all
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from quine.base.cli_options import RunOptions
-    from quine.staging.proxy import Staging
+    from quine.staging.caller_side import Staging
 
 
 def main() -> None:
@@ -148,14 +148,14 @@ def dispatch(words: list[str]) -> int:
 
         return run(words[1:], _detach)
     if verb in ("ps", "wait", "logs", "kill", "attach"):
-        from quine.cli.ps import main as ps
+        from quine.cli.job_verbs import main as ps
 
         return ps(verb, words[1:])
     if verb in ("each", "rsh", "xargs"):
         return _commands(verb, words[1:])
     if words[:2] == ["fs", "python"]:
-        if address.unpacked():
-            os.environ["PYTHONPATH"] = ":".join(filter(None, [address.ROOT, os.environ.get("PYTHONPATH")]))
+        if this_build.unpacked():
+            os.environ["PYTHONPATH"] = ":".join(filter(None, [this_build.ROOT, os.environ.get("PYTHONPATH")]))
         os.execv(sys.executable, [sys.executable, *words[2:]])
     if words[:3] == ["fs", "mount", "--keep"]:
         from quine.mount.command import keep
@@ -177,7 +177,7 @@ def dispatch(words: list[str]) -> int:
         complain(f"not built yet: quine {verb}")
         return 2
     if verb in cli_options.VERBS:
-        if address.unpacked() and not _has_typer():
+        if this_build.unpacked() and not _has_typer():
             from quine.cli.on_host import main as cli
         else:
             from quine.cli.app import main as cli
@@ -336,7 +336,7 @@ def _translated(error: Exception) -> int:
     if isinstance(error, Refused):
         complain(error.detail, error.hint, error.host)
         return error.status
-    if isinstance(error, ModuleNotFoundError) and address.unpacked():
+    if isinstance(error, ModuleNotFoundError) and this_build.unpacked():
         detail = f"{error.name} is needed for this, and the file for hosts is without it"
         complain(detail, "do it where quine was installed with pip, pipx or uv")
         return NOT_STARTED

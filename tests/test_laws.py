@@ -46,7 +46,7 @@ IMPORTERS = {
         "quine/files/stores/google.py",
     },
     "s3fs": {"quine/files/stores/object/client.py"},
-    "pydantic": {"quine/providers/reading.py"},
+    "pydantic": {"quine/providers/dialects/dialect.py"},
 }
 NEVER = {"pickle", "marshal", "shelve", "dill"}  # data from elsewhere is parsed, not revived
 
@@ -295,12 +295,12 @@ def loaded(*statements: str) -> set[str]:
         "quine.jobs.client",
         "quine.base.cli_options",
         "quine.agent.main",
-        "quine.cli.ps",
+        "quine.cli.job_verbs",
         "quine.cli.tape",
         "quine.tape.render",
         "quine.tape.verify",
         "quine.files.cli.main",
-        "quine.staging.proxy",
+        "quine.staging.caller_side",
         "quine.staging.remote_main",
     ],
 )
@@ -323,7 +323,7 @@ def test_a_client_starts_without_what_the_wrappers_of_the_standard_library_load(
         "transport.client.client",
         "transport.spawn",
         "quine.files.select",
-        "quine.staging.proxy",
+        "quine.staging.caller_side",
     )
     new = named(*client) - named()
     assert not new & {
@@ -336,13 +336,13 @@ def test_a_client_starts_without_what_the_wrappers_of_the_standard_library_load(
         "socket",
         "threading",
     }
-    answering = named(*client, "quine.staging.sender", "transport.rpc.services") - named()
+    answering = named(*client, "quine.staging.files_sender", "transport.rpc.services") - named()
     assert not answering & {"enum", "selectors", "signal", "socket"}
 
 
 def test_a_proxy_that_streams_loads_what_it_needs_to_stream_and_no_more() -> None:
     """Each of these is 3 to 10 ms of every `quine run` whose files are asked for."""
-    needed = loaded("import quine.staging.proxy", "import transport.rpc.services")
+    needed = loaded("import quine.staging.caller_side", "import transport.rpc.services")
     assert not needed & {"hashlib", "concurrent", "logging"}
 
 

@@ -38,7 +38,7 @@ def at_start(inventory: str | None, ask: Ask | None) -> str:
             return ""  # it cannot fork to a host; everything else still works
     if inventory is None:
         return ""
-    from deploy.hostlist import of_all
+    from deploy.hosts_for_agents import of_all
 
     return text(of_all(inventory))
 

@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quine.staging.proxy import Staging
+    from quine.staging.caller_side import Staging
 
 
 def main(words: list[str], detach: Callable[[RunOptions, list[str], str, Staging | None], int]) -> int:
@@ -132,7 +132,7 @@ def version() -> int:
 
 def version_text() -> str:
     from quine import __version__
-    from transport.address import build_hash
+    from transport.this_build import build_hash
 
     return f"quine {__version__} (build {build_hash()[:12]})"
 

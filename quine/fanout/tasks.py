@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quine.fanout.options import Options
     from quine.fanout.output.sinks import Output
     from quine.jobs.adoption import Adopted
-    from quine.staging.proxy import Staging
+    from quine.staging.caller_side import Staging
     from transport.client.batch import BatchJob
     from transport.status import Status
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quine.base.cli_options import RunOptions
     from quine.files.select import Services
     from quine.jobs.retry import Tries
-    from quine.staging.proxy import Staging
+    from quine.staging.caller_side import Staging
     from transport.client.output import Used
     from transport.spawn import Spawn
     from transport.status import Status
@@ -80,7 +80,7 @@ def staging(options: RunOptions, here: str = "") -> Staging | None:
 
 def mover(files: Sequence[str], returns: Sequence[str]) -> Staging:
     """Return the staging from the current directory to a job's, and back. Misconfigured if the former is gone."""
-    from quine.staging.proxy import Staging
+    from quine.staging.caller_side import Staging
 
     folder = current_directory()
     if folder is None:

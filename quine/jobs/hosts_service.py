@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.hostlist import told
+from deploy.hosts_for_agents import told
 from quine.base.allowed_hosts import NAME
 from quine.base.strict import Strict, parse, text
 from transport import quickjson

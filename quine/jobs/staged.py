@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from quine.files.select import Services
-    from quine.staging.proxy import Staging
+    from quine.staging.caller_side import Staging
     from transport.client.batch import Batch
     from transport.client.batch_job import Input
     from transport.spawn import Spawn

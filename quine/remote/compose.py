@@ -147,7 +147,7 @@ def proxy(
             on_start(pid, host)
 
     if files or returns:
-        from quine.staging.proxy import Staging
+        from quine.staging.caller_side import Staging
 
         data_dir = environ.get("QUINE_DATA_DIR") or ".quine"
         run = Staging(files or [], returns or [], os.getcwd(), data_dir).run  # type: ignore[assignment]

@@ -71,7 +71,7 @@ class Placer:
         """Keep the system facts of a remote node's greeting; agents are told them."""
         import asyncio
 
-        from deploy.hostlist import remember
+        from deploy.hosts_for_agents import remember
 
         def write() -> None:
             with self._writing:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from quine.agent.child_start import _be_proxy
 from quine.agent.children import Job
-from quine.agent.fork import _be_proxy
 from quine.agent.session import SessionSpec
 from quine.base.sessions import new_session
 from quine.tape.lines import message_of

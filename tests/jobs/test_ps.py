@@ -275,7 +275,7 @@ def test_usage(agents: Agents, words: str, error: str) -> None:
 
 
 def test_these_verbs_import_no_library() -> None:
-    code = "import quine.cli.ps, sys; print(*sys.modules)"
+    code = "import quine.cli.job_verbs, sys; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deploy import hostlist
+from deploy import hosts_for_agents
 from deploy.host import Host
 from deploy.inventory import Inventory
 from quine.agent import prompt
@@ -299,21 +299,21 @@ def test_the_list_of_an_inventory_is_kept_by_its_contents(
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "inventory.toml"
     path.write_text("[hosts.a]\nabout = 'one'\n[hosts.b]\ntransport = 'slurm'\n")
-    first = hostlist.of_all(str(path))
+    first = hosts_for_agents.of_all(str(path))
     assert first == [{"name": "a", "tags": [], "slots": "unlimited", "about": "one"}]
-    hostlist.remember(Host(name="a"), "Plan9 \x1b[1m386" + "x" * 500)
-    hostlist.remember(Host(name="a", port=23), "other")
-    monkeypatch.setattr("deploy.hostlist.made", None)  # it is not made again
-    (again,) = hostlist.of_all(str(path))
+    hosts_for_agents.remember(Host(name="a"), "Plan9 \x1b[1m386" + "x" * 500)
+    hosts_for_agents.remember(Host(name="a", port=23), "other")
+    monkeypatch.setattr("deploy.hosts_for_agents.made", None)  # it is not made again
+    (again,) = hosts_for_agents.of_all(str(path))
     assert again["system"] == "Plan9 ?[1m386" + "x" * 87
     assert (
-        hostlist.told(Inventory({"b": Host(name="b", address="a")}).hosts.values())[0]["system"]
+        hosts_for_agents.told(Inventory({"b": Host(name="b", address="a")}).hosts.values())[0]["system"]
         == again["system"]
     )
     path.write_text("[hosts.a]\nabout = 'two'\n")
-    assert hostlist.of_all(str(path)) == []  # nothing could be made
+    assert hosts_for_agents.of_all(str(path)) == []  # nothing could be made
     monkeypatch.undo()
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert [entry["about"] for entry in hostlist.of_all(str(path))] == ["two"]
+    assert [entry["about"] for entry in hosts_for_agents.of_all(str(path))] == ["two"]
     (tmp_path / ".cache" / "quine" / "hosts" / "systems").write_text("[1")
-    assert hostlist.systems() == {}
+    assert hosts_for_agents.systems() == {}

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from quine.staging import apply, remote_main, renames, scan, source, spec
+from quine.staging.caller_side import Staging
 from quine.staging.content import Feed, tell
 from quine.staging.manifest import IMPLIED, SIZE, Manifest, parse
-from quine.staging.proxy import Staging
 from quine.staging.source import Tree
 from tests.staging.wired import Relay, bring, inside, stage
 from tests.staging.wired import cache as cache

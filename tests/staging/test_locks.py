@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from quine.files.stores.local import dirfd
-from quine.staging import apply, content, receiver, remote_main, renames, scan, store
+from quine.staging import apply, content, remote_main, renames, returns_receiver, scan, store
 from quine.staging.apply import Layout
+from quine.staging.caller_side import Staging
 from quine.staging.content import Changed, measure
 from quine.staging.manifest import Manifest
-from quine.staging.proxy import Staging
 from quine.staging.scan import ASIDE
 from quine.staging.source import Tree
 from tests.staging.wired import Relay, bring, inside
@@ -108,7 +108,7 @@ def test_what_comes_back_is_what_was_announced(
 def test_no_more_comes_back_than_can_be(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(receiver, "MOST_BACK", 99)
+    monkeypatch.setattr(returns_receiver, "MOST_BACK", 99)
     (there / "a").write_bytes(bytes(size))
     failure, _ = bring(here, there, "a")
     assert ("more than can be" in failure) == (size == 100)
@@ -144,7 +144,7 @@ def test_what_is_renamed_is_renamed_by_a_process_that_no_signal_to_ours_reaches(
         close = leave
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    assert receiver._apart(Renaming(), os.fsencode(tmp_path)) == ""  # type: ignore[arg-type]
+    assert returns_receiver._apart(Renaming(), os.fsencode(tmp_path)) == ""  # type: ignore[arg-type]
     undo, apart, blocked = json.loads((tmp_path / "facts").read_text())
     assert undo and apart
     assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= set(blocked)

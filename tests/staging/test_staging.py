@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
 from quine.staging import apply, renames, scan, spec, store
+from quine.staging.caller_side import Staging
 from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
 from quine.staging.manifest import SIZE, BadManifest, Manifest, digest_of, parse, stays
-from quine.staging.proxy import Staging
 from quine.staging.source import Tree, bits, set_bits
 from tests.staging.wired import Relay, bring, stage
 from tests.staging.wired import cache as cache
@@ -557,13 +557,13 @@ def test_who_comes_after_a_crash_finds_old_or_finishes(
 
         status = 3
         try:
-            from quine.staging import receiver
+            from quine.staging import returns_receiver
 
-            receiver._apart = lambda layout, folder: layout.commit(undo=True)  # type: ignore[assignment, func-returns-value]
+            returns_receiver._apart = lambda layout, folder: layout.commit(undo=True)  # type: ignore[assignment, func-returns-value]
             os.environ["XDG_CACHE_HOME"] = str(tmp_path / "none\0"[:-1])
-            receiver.os.rename = dying  # type: ignore[assignment]
+            returns_receiver.os.rename = dying  # type: ignore[assignment]
             if not links:
-                receiver.os.link = refused_link  # type: ignore[assignment]
+                returns_receiver.os.link = refused_link  # type: ignore[assignment]
             status = 3 if any(bring(here, there, "a", "b", "c", "d")) else 0
         finally:
             os._exit(status)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quine.staging import remote_main
-from quine.staging.proxy import Staging
+from quine.staging.caller_side import Staging
 from transport.errors import Abandoned, RequestError
 
 
@@ -137,7 +137,7 @@ def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
 
 def bring(here: Path, over_there: Path, *patterns: str) -> tuple[str, list[str]]:
     """Bring the files that match `patterns` to `here`; return the error, and the patterns that match nothing."""
-    from quine.staging import receiver
+    from quine.staging import returns_receiver
 
     staging = Staging([], list(patterns), str(here), ".quine")
     taking = staging.taking()
@@ -151,6 +151,6 @@ def bring(here: Path, over_there: Path, *patterns: str) -> tuple[str, list[str]]
         relay.close()
     if taking.layout:
         if not taking.failure:
-            taking.failure = receiver._apart(taking.layout, os.fsencode(here))
+            taking.failure = returns_receiver._apart(taking.layout, os.fsencode(here))
         taking.layout.close()
     return taking.failure, taking.missing

@@ -19,7 +19,7 @@ import pytest
 
 from transport import backports
 from transport.backports import files, processes
-from transport.timeouts import Timeout
+from transport.carrier.timeouts import Timeout
 
 BOTH = pytest.mark.parametrize("own", [False, True], ids=["python's", "ours"])
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from transport.carrier.timeouts import timeout
 from transport.errors import Interrupted, Unreachable
-from transport.timeouts import timeout
 
 # sshd drops handshakes at random from the eleventh that is not yet authenticated (MaxStartups 10:30:100)
 HANDSHAKES = 5

@@ -20,8 +20,8 @@ import resource
 import stat
 import time
 
-from transport import inherit
-from transport.launcher import child, local, termination, workdir
+from transport import file_systems, inherit
+from transport.launcher import child, termination, workdir
 from transport.lean import signal, socket
 
 TYPE_CHECKING = False
@@ -67,7 +67,7 @@ def find(key: Key) -> int:
             words = head[2:].split(b"\n")[0].split()
             touched += [os.fsdecode(words[0])] if words else []
         executable = os.access(candidate, os.X_OK) and os.path.isdir(directory)
-        return place if executable and local.is_local(touched) else 0
+        return place if executable and file_systems.is_local(touched) else 0
     return 0
 
 
@@ -91,7 +91,7 @@ class Quick:
         self._directories: dict[str, float] = {}
         # An exec keeps what is ignored; the interpreter ignores two.
         self._ignored = [n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN]
-        self._mounts = local.Mounts()
+        self._mounts = file_systems.Mounts()
         self._able = hasattr(os, "posix_spawn")
 
     def is_due(self, key: Key | None) -> bool:

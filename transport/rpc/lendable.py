@@ -14,13 +14,11 @@ import os
 import resource
 import stat
 
+from transport.file_systems import is_local_device
 from transport.writes import write_all
 
 LEAST = 256 * 1024  # bytes from which lending is worth its frames
 ROUND = 256 * 1024  # bytes moved at once where the node does not
-LOCAL = frozenset(
-    ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay")
-)
 
 # Is it local, by device number. Only block devices (major > 0): other numbers are reused after an unmount.
 _known: dict[int, bool] = {}
@@ -58,12 +56,7 @@ def target(fd: int) -> int:
 def _local(device: int) -> bool:
     local = _known.get(device)
     if local is None:
-        name = f"{os.major(device)}:{os.minor(device)}"
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-            kinds = {
-                line.split(" - ", 1)[1].split(" ", 1)[0] for line in file if line.split(" ", 3)[2] == name
-            }
-        local = bool(kinds) and kinds <= LOCAL
+        local = is_local_device(device)
         if os.major(device):
             _known[device] = local
     return local

@@ -11,7 +11,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quine.agent import env, fork, prompt
+from quine.agent import child_start, env, prompt
 from quine.agent.children import Job, shown
 from quine.agent.outcome import Result, sections
 from quine.agent.session import SessionSpec
@@ -244,7 +244,7 @@ def _start(
     loop.tape.sync()  # the child may run and end before the parent continues
     held = {fd for each in prepared for fd in _held(each)}
     try:
-        fork.fork_child(loop, spec, job, child.stdin, slot, held - {child.stdin, *slot})
+        child_start.fork_child(loop, spec, job, child.stdin, slot, held - {child.stdin, *slot})
     except OSError as error:
         # The tape already has the fork, but there is no record yet: without `directory`, never_started() writes one.
         job.directory = ""

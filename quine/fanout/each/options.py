@@ -116,7 +116,7 @@ def parse(words: list[str]) -> tuple[Options, str, list[str]]:
 
 def spread(where: str) -> str:
     """Return WHERE with the hosts of its lists named one by one. Raises Misconfigured."""
-    from quine.base.hostlist import unfold
+    from quine.base.host_ranges import unfold
 
     def names(term: re.Match[str]) -> str:
         return (term[1] or ",").join([term[1] + found[0], *found[1:]]) if (found := unfold(term[2])) else ""

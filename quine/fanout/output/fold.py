@@ -89,6 +89,6 @@ def folded(names: list[str]) -> str:
         from shlex import quote
 
         return " ".join(map(quote, names))
-    from quine.base.hostlist import fold
+    from quine.base.host_ranges import fold
 
     return fold(names)

@@ -18,10 +18,11 @@ from quine.mount import mounts
 from tests.lab.machine import UNSHARE
 from tests.mount.mounting import needs_fuse
 from tests.support.launchers import Started, Told, beside, close, comes, order, released
+from transport import file_systems
 from transport.job import launched_job
 from transport.job.launcher_client import Launching
 from transport.job.launcher_process import Beside
-from transport.launcher import child, local, quick
+from transport.launcher import child, quick
 from transport.launcher.launcher import Launcher
 
 # A launcher that notes each quick start in a file, and dies at one as TEST_DIES in the job's environment says.
@@ -428,7 +429,7 @@ def test_a_folder_that_leads_elsewhere_is_entered_by_a_process_of_its_own(
 def test_a_mount_that_comes_later_is_seen(tmp_path: Path) -> None:
     script = f"""
 import os, subprocess
-from transport.launcher.local import Mounts
+from transport.file_systems import Mounts
 found, path = Mounts(), {str(tmp_path)!r}
 assert not found.leads_elsewhere(path)
 subprocess.run(["mount", "-t", "tmpfs", "none", path], check=True)
@@ -455,16 +456,16 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "26 22 0:52 / /over rw - tmpfs tmpfs rw",
     ]
     table.write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr(local, "MOUNTS", str(table))
+    monkeypatch.setattr(file_systems, "MOUNTS", str(table))
     return found
 
 
 def test_paths_below_a_mount_of_another_machine_are_not_local(remote: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(remote)
     for path in (remote, remote / "below", tmp_path / "link", tmp_path / "link" / "x", Path("relative")):
-        assert not local.is_local(["/", str(path)]), path
+        assert not file_systems.is_local(["/", str(path)]), path
     for path in (tmp_path, Path(f"{remote} 2"), Path("/over/x"), Path("/")):
-        assert local.is_local([str(path)]), path
+        assert file_systems.is_local([str(path)]), path
 
 
 @pytest.mark.parametrize("table", ["", "broken\n", "1 2 3 4 / rw - \n", None])
@@ -473,8 +474,8 @@ def test_where_the_kernel_does_not_tell_nothing_is_local(
 ) -> None:
     if table is not None:
         (tmp_path / "mountinfo").write_text(table)
-    monkeypatch.setattr(local, "MOUNTS", str(tmp_path / "mountinfo"))
-    assert not local.is_local(["/"])
+    monkeypatch.setattr(file_systems, "MOUNTS", str(tmp_path / "mountinfo"))
+    assert not file_systems.is_local(["/"])
 
 
 def program(path: Path, text: bytes = b"#!/bin/sh\n") -> str:

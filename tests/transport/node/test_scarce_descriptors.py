@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from quine.agent import fork
+from quine.agent import child_start
 from quine.agent.children import Job, Jobs
 from quine.agent.shell import Shell
 from quine.agent.signals import Signals
@@ -114,7 +114,7 @@ def reap(jobs: Jobs) -> None:
 def test_a_child_that_cannot_be_made_leaves_nothing(
     tmp_path: Path, signals: Signals, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
-    monkeypatch.setattr(fork, "_be_child", lambda *_: os._exit(0))
+    monkeypatch.setattr(child_start, "_be_child", lambda *_: os._exit(0))
     null = os.open(os.devnull, os.O_RDONLY)
     number, before = 0, (held(), children())
     while True:
@@ -122,7 +122,7 @@ def test_a_child_that_cannot_be_made_leaves_nothing(
         loop, job = give(tmp_path, signals, f"s{number}", background)
         with scarce(number) as failed:
             try:
-                fork.fork_child(loop, loop.spec, job, null, [], set())
+                child_start.fork_child(loop, loop.spec, job, null, [], set())
             except OSError as error:
                 assert error.errno == errno.EMFILE
         if not failed:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from transport import libraries
+from transport.carrier.ssh import asyncssh_imports
 
-with libraries.quickly():
+with asyncssh_imports.quickly():
     from asyncssh.crypto import cipher as library
 
 THEIRS = (library.GCMCipher.encrypt_and_sign, library.GCMCipher.verify_and_decrypt)

@@ -20,19 +20,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from transport import libraries
 from transport.carrier.dialer import TRIES, Note, SshTarget, connected, handshakes, of_sshd, pause
-from transport.carrier.ssh import cipher
+from transport.carrier.ssh import asyncssh_imports, cipher
 from transport.carrier.ssh.channel import SshDuplex
 from transport.carrier.ssh.contact import Contact, ServerKeys, version_step
 from transport.carrier.ssh.keys import message
 from transport.carrier.ssh.packets import by_packet
 from transport.carrier.ssh.proxy_command import ProxyCommand
 from transport.carrier.ssh.settings import Settings
+from transport.carrier.timeouts import timeout
 from transport.errors import Unreachable
-from transport.timeouts import timeout
 
-with libraries.quickly():
+with asyncssh_imports.quickly():
     import asyncssh
     from asyncssh.constants import MSG_IGNORE
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from transport import libraries
 from transport.carrier.dialer import Note, SshTarget
+from transport.carrier.ssh import asyncssh_imports
 from transport.carrier.ssh.host_keys import HostKeys
 from transport.carrier.ssh.proxy_command import ProxyCommand
+from transport.carrier.timeouts import Timeout
 from transport.text import harmless
-from transport.timeouts import Timeout
 
-with libraries.quickly():
+with asyncssh_imports.quickly():
     import asyncssh
 
 HEARD = 500  # bytes kept of the lines before a version

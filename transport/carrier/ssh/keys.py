@@ -13,13 +13,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from transport import libraries
 from transport.carrier.dialer import SshTarget
+from transport.carrier.ssh import asyncssh_imports
 from transport.carrier.ssh.config import Config
 from transport.carrier.ssh.host_keys import exposed
 from transport.errors import LockedKey
 
-with libraries.quickly():
+with asyncssh_imports.quickly():
     import asyncssh
 
 USUAL_KEYS = tuple(

@@ -15,14 +15,14 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from transport import libraries
 from transport.carrier.dialer import SshTarget
+from transport.carrier.ssh import asyncssh_imports
 from transport.carrier.ssh.config import Asked, Config, read
 from transport.carrier.ssh.directives import OTHER_LOGINS
 from transport.carrier.ssh.host_keys import GLOBAL_FILES, USER_FILES, Policy, strictness
 from transport.carrier.ssh.keys import AGENT, Keys, message
 
-with libraries.quickly():
+with asyncssh_imports.quickly():
     import asyncssh
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from quine.files.api import error
 from transport.carrier.dialer import SshTarget, unheard
+from transport.carrier.timeouts import timeout
 from transport.errors import Unreachable
-from transport.timeouts import timeout
 
 CONNECT = 60.0  # seconds, including the handshakes of jumps and retries
 T = TypeVar("T")

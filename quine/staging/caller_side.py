@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from quine.files.select import Services
-    from quine.staging.receiver import Taking
-    from quine.staging.sender import Giving
+    from quine.staging.files_sender import Giving
+    from quine.staging.returns_receiver import Taking
     from transport.rpc.incoming import Incoming
 
 
@@ -108,7 +108,7 @@ class Staging:
 
     def giving(self) -> Giving:
         """Return the sender of one job."""
-        from quine.staging.sender import Giving
+        from quine.staging.files_sender import Giving
 
         named = [part for pair in self._sources for part in pair]
         leave_out = scan.identity(self._data_dir) if self._data_dir else None
@@ -116,7 +116,7 @@ class Staging:
 
     def taking(self) -> Taking:
         """Return the receiver of one job."""
-        from quine.staging.receiver import Taking
+        from quine.staging.returns_receiver import Taking
 
         ours = os.path.relpath(self._data_dir, self._folder) if self._data_dir else ""
         return Taking(self._returns, os.fsencode(self._folder), os.fsencode(ours))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from transport.libraries import quickly
+from transport.carrier.ssh.asyncssh_imports import quickly
 
 STARTED = """
 import json, sys

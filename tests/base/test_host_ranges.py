@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.base.hostlist import MOST, fold, unfold
+from quine.base.host_ranges import MOST, fold, unfold
 
 FOLDED = {
     "": [],

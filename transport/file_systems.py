@@ -1,4 +1,4 @@
-"""Paths on local file systems: those whose calls wait for a disk of this machine at most, not for another machine.
+"""Local file systems: those whose calls wait for a disk of this machine at most, not for another machine or a program.
 
 Law: `is_local` may hang itself, as each call on a path may. It is called in a process that nothing waits for.
 """
@@ -26,6 +26,13 @@ def is_local(paths: list[str]) -> bool:
     return not any(_is_below(os.path.normpath(path), place) for path in found for place in remote)
 
 
+def is_local_device(device: int) -> bool:
+    """True if every mount of a device (`st_dev`) is a local file system; False if the kernel does not tell."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    kinds = {kind for name, _, kind in _table() if name == number}
+    return bool(kinds) and kinds <= TYPES
+
+
 class Mounts:
     """The mount points as they are now; read again when the kernel says on `fd` that they have changed."""
 
@@ -50,7 +57,15 @@ def mounts() -> dict[str, str]:
 
     {"/": "unknown"} if the kernel does not tell.
     """
-    found = {}
+    return {place: kind for _, place, kind in _table()} or {"/": "unknown"}
+
+
+def _table() -> list[tuple[str, str, str]]:
+    """Return the device number, the mount point and the type of every mount, in the kernel's order.
+
+    [] if the kernel does not tell, or tells what cannot be read.
+    """
+    found = []
     try:
         with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
@@ -58,10 +73,10 @@ def mounts() -> dict[str, str]:
                 place = fields[4]
                 for escape, character in _ESCAPES.items():
                     place = place.replace(escape, character)
-                found[place] = fields[fields.index("-", 6) + 1]
+                found.append((fields[2], place, fields[fields.index("-", 6) + 1]))
     except (OSError, ValueError, IndexError):
-        return {"/": "unknown"}
-    return found or {"/": "unknown"}
+        return []
+    return found
 
 
 def _is_below(path: str, place: str) -> bool:
