@@ -278,7 +278,7 @@ def _make_data_dir(path: str, shared: bool) -> int:
     held = -1
     try:
         if shared:
-            held = workdir.enter(path, 0o700, itself=True)
+            held = workdir.enter(path, 0o700)
         else:
             dirs.make(path)
         if not os.access(path, os.W_OK | os.X_OK):

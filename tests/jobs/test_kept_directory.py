@@ -69,7 +69,7 @@ def enter(folders: Folders, path: Path) -> None:
     """As a child does it, and its node."""
     folders.join(str(path))
     fd = workdir.enter(str(path))
-    folders.enter(str(path), fd, workdir.is_empty(str(path)))
+    folders.enter(str(path), fd, workdir.is_empty(fd))
 
 
 def leave(folders: Folders, path: Path) -> bool:

@@ -182,7 +182,7 @@ def _enter(start: Start, report: socket.socket) -> None:
             raise _Refused(
                 refusal(f"cannot make {start.folder}: {why}", "set workdir in the inventory")
             ) from None
-        report.sendmsg([FOLDER + _state(start.folder)], _rights(fd), socket.MSG_NOSIGNAL)
+        report.sendmsg([FOLDER + _state(fd)], _rights(fd), socket.MSG_NOSIGNAL)
         os.close(fd)
     try:
         os.chdir(start.cwd)
@@ -195,7 +195,7 @@ def _enter(start: Start, report: socket.socket) -> None:
         raise _Refused(refusal(f"cannot start in {start.cwd}: {why}", hint)) from None
 
 
-def _state(folder: str) -> bytes:
+def _state(folder: int) -> bytes:
     """Return b"1" for an empty folder."""
     try:
         return b"1" if workdir.is_empty(folder) else b"0"
@@ -207,9 +207,9 @@ def _rights(fd: int) -> list[tuple[int, int, bytes]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))]
 
 
-def send_begun(report: socket.socket, held: int, folder: str) -> None:
-    """Say that this process is about to start the job, in the `folder` that `held` holds, if any. Raises OSError."""
-    state, rights = (_state(folder), _rights(held)) if held >= 0 else (b"0", [])
+def send_begun(report: socket.socket, folder: int) -> None:
+    """Say that this process is about to start the job, in `folder` if that is not negative. Raises OSError."""
+    state, rights = (_state(folder), _rights(folder)) if folder >= 0 else (b"0", [])
     report.sendmsg([BEGUN + state + b"%d" % os.getpid()], rights, socket.MSG_NOSIGNAL)
 
 

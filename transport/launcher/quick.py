@@ -132,7 +132,7 @@ class Quick:
                 if self._mounts.leads_elsewhere(order["folder"]):
                     return 0
                 folder = workdir.enter_once(order["folder"])
-                os.chdir(order["folder"])
+                os.fchdir(folder)
             else:
                 os.chdir(order["cwd"])
             memo = fcntl.fcntl(fds[4], fcntl.F_DUPFD, inherit.FIRST_FD)
@@ -150,7 +150,7 @@ class Quick:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         pid = 0
         try:
-            child.send_begun(report, folder, order["folder"])
+            child.send_begun(report, folder)
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._files, hard[1]))
             pid = os.posix_spawn(
                 program,
