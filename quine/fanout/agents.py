@@ -1,6 +1,13 @@
-"""Agents of a batch: an item's mission from the template, and its agent from the tree of the batch."""
+"""Agents of a batch: an item's mission from the template, and its agent from the tree of the batch.
+
+Law: an agent does nothing before this process has answered its first request, and the journal has a note of it by then.
+So of an agent that has none it is known that it never began. The others die with this process: see
+docs/explanation/agents-elsewhere.md.
+"""
 
 from __future__ import annotations
+
+from functools import partial
 
 from quine.fanout.starter import Starter
 from quine.remote.crowd import Crowd
@@ -42,4 +49,10 @@ class AgentStarter(Starter):
     def make(self, task: Task, avoid: list[str]) -> tuple[Spawn, Services, list[int]]:
         task.facts = {}
         mission = " ".join(self._work.argv(task))
-        return self._crowd.agent(mission, task.stdin, avoid, task.facts)
+        spawn, answers, held = self._crowd.agent(mission, task.stdin, avoid, task.facts)
+        if self._journal:
+            answers.on_request = partial(self._journal.begin_agent, spawn.id)
+        return spawn, answers, held
+
+    def never_began(self, id: str) -> bool:
+        return self._journal is not None and id not in self._journal.begun

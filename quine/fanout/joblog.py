@@ -65,27 +65,74 @@ class Entry:
         return "\t".join(columns) + "\n"
 
 
+class Past:
+    """The runs before, as a log and its journal tell of them."""
+
+    def __init__(self, path: str, journal: Journal, keep: Iterable[str]) -> None:
+        """`keep`: kinds of the ends that count. Raises OSError, and Misconfigured."""
+        self.kept: list[str] = []  # lines
+        self._ends: dict[str, list[str]] = {}  # hash -> their kinds
+        self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
+        journal.read()
+        lines = whole_lines(path)
+        if lines and lines[0] != HEAD:
+            raise OSError(errno.EINVAL, "not a log that can be resumed")
+        for line in lines:
+            columns = line[:-1].split("\t")
+            if len(columns) != COLUMNS or not columns[0].isdigit():
+                continue
+            kind, hash = columns[-2].replace("-", " "), columns[-1]
+            journal.ended(columns[-4])
+            if kind in keep:
+                self.kept.append(line)
+                self._ends.setdefault(hash, []).append(kind)
+        for id, sent in journal.sent.items():
+            self._running.setdefault(sent.hash, []).append(id)
+
+    def take(self, hash: str) -> tuple[str, str]:
+        """Return the kind of the end that one of these items had: "" if it has none that counts.
+
+        RUNNING, and the id of its job: it was sent when the batch was killed.
+        """
+        if kinds := self._ends.get(hash):
+            return kinds.pop(), ""
+        if ids := self._running.get(hash):
+            return RUNNING, ids.pop()
+        return "", ""
+
+
+def past(path: str, keep: Iterable[str]) -> Past:
+    """Return what a log tells, and leave it as it is. Raises Misconfigured."""
+    path = os.path.realpath(path)
+    try:
+        return Past(path, Journal(path), set(keep))
+    except OSError as error:
+        raise Misconfigured(f"{path}: {(error.strerror or str(error)).lower()}") from None
+
+
 class Joblog:
     """The log of this run, and of those before if it is resumed."""
 
-    def __init__(self, path: str, keep: Iterable[str] | None = None) -> None:
+    def __init__(self, path: str, keep: Iterable[str] | None = None, elsewhere: bool = False) -> None:
         """`keep`: resume behind the lines of these kinds, and drop others; with `lost` also keep what was running.
 
-        Raises Misconfigured if it cannot be had.
+        `elsewhere`: also what ran on another machine. Raises Misconfigured if it cannot be had.
         """
         path = os.path.realpath(path)  # a rename would replace a symbolic link
         self._path = path
         self.journal = Journal(path)
         self._synced = 0.0
         self._dirty = False
-        self._before: dict[str, list[str]] = {}  # hash -> kinds of the ends of runs before
-        self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
+        self._past: Past | None = None
         self._fds: list[int] = []
         try:
             self._fds.append(_locked(path))
             kept: list[str] = [HEAD]
             if keep is not None:
-                kept += self._read(set(keep))
+                self._past = Past(path, self.journal, set(keep))
+                self.journal.check_owner(elsewhere)
+                kept += self._past.kept
+                self._past.kept = []
             mode = stat.S_IMODE(os.fstat(self._fds[0]).st_mode)
             # The journal first: a job whose line is dropped must not be in it, or it would count as lost.
             self.journal.begin()
@@ -101,36 +148,9 @@ class Joblog:
             self._close()
             raise Misconfigured(f"{path}: {(error.strerror or str(error)).lower()}") from None
 
-    def _read(self, keep: set[str]) -> list[str]:
-        """Return the lines that are kept."""
-        kept = []
-        self.journal.read()
-        lines = whole_lines(self._path)
-        if lines and lines[0] != HEAD:
-            raise OSError(errno.EINVAL, "not a log that can be resumed")
-        for line in lines:
-            columns = line[:-1].split("\t")
-            if len(columns) != COLUMNS or not columns[0].isdigit():
-                continue
-            kind, hash = columns[-2].replace("-", " "), columns[-1]
-            self.journal.ended(columns[-4])
-            if kind in keep:
-                kept.append(line)
-                self._before.setdefault(hash, []).append(kind)
-        for id, sent in self.journal.sent.items():
-            self._running.setdefault(sent.hash, []).append(id)
-        return kept
-
     def before(self, hash: str) -> tuple[str, str]:
-        """Return the kind of the end that one of these items had in a run before: "" if it has none that counts.
-
-        RUNNING, and the id of its job: it was sent when the batch was killed.
-        """
-        if kinds := self._before.get(hash):
-            return kinds.pop(), ""
-        if ids := self._running.get(hash):
-            return RUNNING, ids.pop()
-        return "", ""
+        """See `Past.take`."""
+        return self._past.take(hash) if self._past else ("", "")
 
     def end(self, entry: Entry, now: float) -> None:
         """An item has its end, and its output was passed on."""

@@ -5,10 +5,15 @@ Laws
    killed: it is looked for on the hosts, and is lost if none of them knows of it.
 2. An addition is one write and no fsync: after a loss of power the jobs of the last seconds may run twice.
 3. The ids of a batch are made from its own number, the item, and the try: the next run of it finds the same ones.
+4. A job that is ended because the batch is has a note of that, before it gets TERM: its end is not its own.
+5. An agent has a note before the first answer that it gets. One without did nothing, and may be run.
+6. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
+   nobody goes on with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -17,6 +22,7 @@ from typing import NamedTuple
 
 from quine.base import errors
 from quine.base.errors import Failure, Misconfigured
+from quine.jobs import owner
 from transport.address import boot_id
 from transport.writes import write_all
 
@@ -58,7 +64,10 @@ class Journal:
         self.hosts: dict[str, None] = {}  # on which jobs have started,
         self.wheres: dict[str, None] = {}  # and WHEREs that jobs were sent to
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
+        self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
+        self.begun: dict[str, None] = {}  # ids of agents that may have done something
         self._run = 1  # of this batch
+        self._owner: owner.Owner | None = None  # of the run before
         self._lines = 0
         self._second = -inf  # the latest one noted there
 
@@ -66,12 +75,17 @@ class Journal:
         """Go on with the batch of the file. Raises OSError, and Misconfigured if it is none."""
         lines = whole_lines(self._path)
         head = lines[0].split() if lines else []
-        if lines and (head[:2] != JOURNAL.split() or len(head) != 6 or not head[3].isdigit()):
+        if lines and (head[:2] != JOURNAL.split() or len(head) not in (6, 7) or not head[3].isdigit()):
             raise Misconfigured(f"{self._path} is none of this version")
         if head:
             self.batch, self._run, self._secret = head[2], int(head[3]) + 1, head[4]
+        try:
+            self._owner = owner.parsed(head[6]) if len(head) == 7 else None
+        except ValueError:
+            raise Misconfigured(f"line 1 of {self._path} is damaged") from None
         second = -inf
-        same = bool(head) and head[5] == boot_id()  # else the clock is another one
+        # else the clock is another one
+        same = bool(head) and head[5] == boot_id() and not self.is_elsewhere
         for number, line in enumerate(lines[1:], 2):
             try:
                 word, *rest = line.split()
@@ -80,6 +94,12 @@ class Journal:
                 elif word == "host":
                     (host,) = rest
                     self.hosts[host] = None
+                elif word == "halted":
+                    (id,) = rest
+                    self.halted[id] = None
+                elif word == "begun":
+                    (id,) = rest
+                    self.begun[id] = None
                 elif word == "time":
                     (when,) = map(float, rest)
                     second = when if same else -inf
@@ -89,6 +109,24 @@ class Journal:
                     self.sent.pop(before, None)
             except ValueError:
                 raise Misconfigured(f"line {number} of {self._path} is damaged") from None
+        if not self._owner:  # of a build that made no such notes
+            self.begun.update(dict.fromkeys(self.sent))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the run before was where its end cannot be seen from here."""
+        return self._owner is not None and self._owner.is_elsewhere(owner.this_process())
+
+    def check_owner(self, elsewhere: bool) -> None:
+        """Raise Misconfigured if the run before may go on. `elsewhere`: not if it was on another machine."""
+        before = self._owner
+        if before and before.runs(owner.this_process()):
+            raise Misconfigured(f"{self._log} is in use by another batch, or is a copy of its log")
+        if before and self.is_elsewhere and not elsewhere:
+            raise Misconfigured(
+                f"{self._log} is the log of a batch on {before.node}, which may still run there",
+                "resume it there; or, if it has ended for certain, here with --resume-elsewhere",
+            )
 
     def begin(self) -> None:
         """Write it anew, with what has no line in the log. Raises OSError."""
@@ -98,12 +136,14 @@ class Journal:
 
     def _text(self) -> str:
         text = [
-            f"{JOURNAL} {self.batch} {self._run} {self._secret} {boot_id()}\n",
+            f"{JOURNAL} {self.batch} {self._run} {self._secret} {boot_id()} {owner.this_process().word}\n",
             *(f"host {host}\n" for host in self.hosts),
         ]
         text += (f"where {where}\n" for where in self.wheres)
         for id, sent in self.sent.items():
             text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} -\n")
+        for word, ids in (("halted", self.halted), ("begun", self.begun)):
+            text += (f"{word} {id}\n" for id in ids if id in self.sent)
         self._lines, self._second = len(text), -inf
         return "".join(text)
 
@@ -155,9 +195,22 @@ class Journal:
             self.hosts[host] = None
             self._write(f"host {host}\n")
 
+    def begin_agent(self, id: str) -> None:
+        """An agent is about to be answered. Raises Failure; then it is not."""
+        if id not in self.begun:
+            self._write(f"begun {id}\n")
+            self.begun[id] = None
+
+    def halt(self, id: str) -> None:
+        """A job is about to be ended because the batch is. A note that cannot be written is left out."""
+        self.halted[id] = None
+        with contextlib.suppress(Failure):
+            self._write(f"halted {id}\n")
+
     def ended(self, id: str) -> None:
         """A job has its line in the log."""
         self.sent.pop(id, None)
+        self.begun.pop(id, None)
 
     def _write(self, text: str) -> None:
         written(self._fd, text, self._path)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from quine.fanout.joblog import Joblog
     from quine.fanout.output.sinks import Sink
     from quine.fanout.run import Run
+    from quine.fanout.tasks import Work
     from quine.fanout.view import View
     from transport.client.batch import Batch
 
@@ -55,7 +56,7 @@ def main(words: list[str]) -> int:
         raise Misconfigured(f"--{of_agents.replace('_', '-')} is about agents, and this is a command")
     command = template(options, items.command, mission)
     if options.dry_run:
-        return _print(command, items)
+        return _print(options, command, items, mission)
     _check(options)
     if store := options.spawn.fs or os.environ.get("QUINE_FS", ""):
         from quine.files.urls import absolute
@@ -108,13 +109,11 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
     from quine.fanout.progress import Progress
     from quine.fanout.run import Run
     from quine.fanout.starter import Starter
-    from quine.fanout.tasks import Work
     from quine.fanout.view import View
     from transport.client.batch import Batch
 
     now = time.monotonic()
-    material = mission and not command.replaced and not options.pipe and not options.stdin
-    work = Work(options, command, items.command, material)
+    work = _work(options, command, items, mission)
     report = Report(options, work)
     crowd = None
     if mission:
@@ -151,6 +150,13 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
     return _end(options, run)
 
 
+def _work(options: Options, command: Template, items: Items, mission: bool) -> Work:
+    from quine.fanout.tasks import Work
+
+    material = mission and not command.replaced and not options.pipe and not options.stdin
+    return Work(options, command, items.command, material)
+
+
 def _play(options: Options, run: Run, batch: Batch, sink: Sink) -> None:
     """Run the batch, which is told of the signals of this process."""
     from transport.client.signals import Caught
@@ -179,19 +185,28 @@ def _play(options: Options, run: Run, batch: Batch, sink: Sink) -> None:
         caught.uninstall()
 
 
-def _log(options: Options) -> Joblog | None:
-    if not options.joblog:
-        if options.resume or options.resume_failed:
-            raise Misconfigured("--resume and --resume-failed need --joblog FILE")
-        return None
-    from quine.fanout.joblog import Joblog
-
+def _kept(options: Options) -> set[str] | None:
+    """Return the kinds of the ends that --resume leaves as they are; None without it. Raises Misconfigured."""
+    resumes = options.resume or options.resume_failed
+    if resumes and not options.joblog:
+        raise Misconfigured("--resume and --resume-failed need --joblog FILE")
+    if options.resume_elsewhere and not resumes:
+        raise Misconfigured("--resume-elsewhere is about --resume and --resume-failed")
     keep = {outcome.DONE, outcome.LOST}
     if not options.resume_failed:
         keep |= {outcome.FAILED, outcome.KILLED, outcome.TIMEOUT}
     if options.spawn.idempotent:
         keep -= {outcome.LOST}
-    return Joblog(options.joblog, keep if options.resume or options.resume_failed else None)
+    return keep if resumes else None
+
+
+def _log(options: Options) -> Joblog | None:
+    keep = _kept(options)
+    if not options.joblog:
+        return None
+    from quine.fanout.joblog import Joblog
+
+    return Joblog(options.joblog, keep, options.resume_elsewhere)
 
 
 def _status(options: Options, run: Run) -> int:
@@ -238,11 +253,18 @@ def _end(options: Options, run: Run) -> int:
     return _status(options, run)
 
 
-def _print(command: Template, items: Items) -> int:
-    """Print the commands, as a shell would have to be given them."""
+def _print(options: Options, command: Template, items: Items, mission: bool) -> int:
+    """Print the commands, as a shell would have to be given them; with --resume only of what would be started."""
     from shlex import join
 
+    keep, before = _kept(options), None
+    if keep is not None:
+        from quine.fanout.joblog import past
+
+        before, work = past(options.joblog, keep), _work(options, command, items, mission)
     for item in _waited(items):
+        if before and before.take(work.task(item).entry.hash)[0]:
+            continue
         line = os.fsencode(join(command.argv(item)) + "\n")
         try:
             write_all(1, line)

@@ -106,6 +106,13 @@ OPTIONS: tuple[Row, ...] = (
     ("joblog", "", "FILE", V, "record how each item ended"),
     ("resume", "", "", V, "with --joblog: run the items that it does not have"),
     ("resume-failed", "", "", V, "with --joblog: run the items that it does not have as done"),
+    (
+        "resume-elsewhere",
+        "",
+        "",
+        V,
+        "with --resume: the batch of the log ran on another machine, and has ended there",
+    ),
     ("model", "", "NAME", V, "of agents: model name sent to the API (QUINE_MODEL_ID)"),
     ("max-turns", "", "N", V, "of agents: sh calls of a life, 0 = unlimited (QUINE_MAX_TURNS, 20)"),
     ("max-depth", "", "N", V, "of agents: levels of the tree (QUINE_MAX_DEPTH, 5)"),
@@ -113,7 +120,7 @@ OPTIONS: tuple[Row, ...] = (
     ("max-tokens", "", "N", V, "tokens of the batch; when they are spent it stops (QUINE_MAX_TOKENS)"),
     ("max-cost", "", "USD", V, "cost of the batch; when it is spent it stops (QUINE_MAX_COST)"),
     ("deadline", "", "SECONDS", V, "time of the batch of agents (QUINE_DEADLINE)"),
-    ("dry-run", "", "", V, "print the commands instead of running them"),
+    ("dry-run", "", "", V, "print the commands instead of running them; with --resume of what is left"),
     ("inventory", "", "FILE", V, "the hosts (QUINE_INVENTORY, ./inventory.toml)"),
     ("fs", "", "URL", V, "the files tier: origin:[DIR], file://, s3:// and others (QUINE_FS)"),
     ("quiet", "q", "", V, "no messages but errors"),
@@ -176,6 +183,7 @@ class Options:
     replace: str = ""
     results: str = ""
     resume: bool = False
+    resume_elsewhere: bool = False
     resume_failed: bool = False
     retries: str = ""
     shuf: bool = False

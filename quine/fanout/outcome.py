@@ -26,6 +26,7 @@ DONE, FAILED, KILLED, TIMEOUT, LOST, NEVER, DENIED, UNAVAILABLE = KINDS = (
     "denied",
     "unavailable",
 )
+STOPPABLE = (FAILED, KILLED, TIMEOUT)  # ends that a job may have because it was ended
 STATES = {"signaled": KILLED, "unreachable": NEVER, "denied": DENIED, "lost": LOST}
 # exit statuses of an agent that are no verdict of its own
 OF_AGENTS = {

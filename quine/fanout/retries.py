@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from quine.base import backoff
-from quine.fanout.outcome import DENIED, DONE, LOST, NEVER
+from quine.fanout.outcome import DENIED, DONE, LOST, NEVER, STOPPABLE
 from transport.lean import deque
 
 TYPE_CHECKING = False
@@ -39,6 +39,8 @@ class Retries:
         """Whether an item whose try has ended so is tried again."""
         if kind in (DONE, DENIED):
             return False
+        if task.cut_short and kind in STOPPABLE:
+            return True
         if kind == NEVER:
             # a fault of no host is the same at the next try
             return bool(status.host) and task.unstarted < STARTS

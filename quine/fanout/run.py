@@ -367,7 +367,7 @@ class Run:
 
     def _end_all(self) -> None:
         for task in list(self._running):
-            task.end(self.at, self._running)
+            self._starter.end(task, self.at, self._running)
 
     def signalled(self, number: int) -> None:
         """Take a signal that this process got."""

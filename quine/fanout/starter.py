@@ -12,13 +12,12 @@ from quine.fanout.tasks import Task
 from quine.files.select import Services
 from quine.jobs.client import Notes, caller, callers_environment, reach, starting_directory
 from transport.errors import Refused
-from transport.lean import signal
 from transport.spawn import Spawn
 from transport.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from quine.fanout.journal import Journal
     from quine.fanout.options import Options
@@ -152,10 +151,10 @@ class Starter:
     ) -> None:
         output, cleanup = task.output, self._cleanup
         assert output
-        if task.ending:  # while it waited
+        if task.ending:  # while it waited: it is not sent
             if cleanup:
                 cleanup.end(names, Spawn([]), "", lambda: None)
-            ended(task, Status("signaled", 128 + signal.SIGTERM, "TERM"))
+            ended(task, Status("unreachable", NOT_STARTED))
             return
         spawn, answers, held = self.make(task, avoid)
         if stage:
@@ -169,6 +168,14 @@ class Starter:
         if spawn.keep:
             task.kept = task.job
             task.job.hold()
+
+    def end(
+        self, task: Task, at: Callable[[float, Callable[[], None]], None], running: Mapping[Task, None]
+    ) -> None:
+        """End the job of an item because the batch ends. The next run knows of it, also without a line in the log."""
+        if self._journal and task.job and task.kept is task.job and not task.ending:
+            self._journal.halt(task.sent)
+        task.end(at, running)
 
     def _note_sent(self, task: Task, spawn: Spawn, output: Output) -> None:
         """Note a job before it is sent; the end of the try before needs no longer be kept then."""
@@ -228,6 +235,10 @@ class Starter:
 
         return on_started, on_exit
 
+    def never_began(self, id: str) -> bool:
+        """Whether a job of the run before that is not adopted certainly never began."""
+        return False
+
     # -- jobs whose client, or its node, has died ----------------------------------------------------
 
     def hosts(self) -> list[str]:
@@ -277,6 +288,7 @@ class Starter:
         spawn.env, spawn.cwd, spawn.lease = fresh.env, fresh.cwd, fresh.lease
         task.entry.id = task.sent = spawn.id
         task.adopted, task.kept, task.job = adopted, adopted.job, adopted.job
+        task.cut_short = spawn.id in self._journal.halted
         try:
             task.stdin = self._work.open_stdin(task.item)
             stage = self._work.stage(task.item)

@@ -9,7 +9,7 @@ from quine.base.errors import Misconfigured
 from quine.fanout.input.template import Values, Word
 from quine.fanout.joblog import Entry
 from quine.fanout.journal import hash_of
-from quine.fanout.outcome import FAILED, KILLED, TIMEOUT
+from quine.fanout.outcome import NEVER, STOPPABLE
 from transport.lean import signal
 
 TYPE_CHECKING = False
@@ -32,8 +32,20 @@ class Task:
     """An item, from its start to its end."""
 
     __slots__ = (
-        *("argv", "ending", "entry", "failed_on", "item", "job", "output", "began", "running", "stdin"),
-        *("adopted", "facts", "halted", "kept", "sent", "timed_out", "tries", "unstarted"),
+        *(
+            "argv",
+            "before",
+            "ending",
+            "entry",
+            "failed_on",
+            "item",
+            "job",
+            "output",
+            "began",
+            "running",
+            "stdin",
+        ),
+        *("adopted", "cut_short", "facts", "halted", "kept", "sent", "timed_out", "tries", "unstarted"),
     )
 
     def __init__(self, item: Item, entry: Entry) -> None:
@@ -49,19 +61,21 @@ class Task:
         self.output: Output | None = None
         self.stdin: int | bytes | None = None
         self.facts: dict[str, object] = {}  # of an agent: its session and tokens
+        self.before = 0.0  # time of the start of the try before
         self.began = 0.0  # monotonic, of this try's start over there
         self.running = False  # over there
         self.timed_out = self.ending = False  # in this try
         self.halted = False  # it was ended because the batch was
+        self.cut_short = False  # and that by the run before
 
     def begin(self) -> None:
         """Another try."""
         self.tries += 1
         self.adopted = None
-        self.timed_out = self.ending = self.halted = self.running = False
+        self.timed_out = self.ending = self.halted = self.cut_short = self.running = False
         self.began = time.monotonic()
         self.entry.attempt = self.tries
-        self.entry.started = time.time()
+        self.before, self.entry.started = self.entry.started, time.time()
 
     def started(self) -> None:
         since = 0.0
@@ -78,8 +92,13 @@ class Task:
         from transport.status import signal_number
 
         entry = self.entry
+        if kind == NEVER and self.halted and self.tries > 1:
+            # The batch was ended before this try began: the item has the end that it had.
+            entry.attempt, entry.started = self.tries - 1, self.before
+            self.release()
+            return
         entry.kind, entry.host = kind, status.host
-        entry.stopped = self.halted and kind in (FAILED, KILLED, TIMEOUT)
+        entry.stopped = (self.halted or self.cut_short) and kind in STOPPABLE
         entry.signal = signal_number(status.signal) if status.signal else 0
         entry.code = 0 if entry.signal else status.code
         entry.seconds = time.monotonic() - self.began if self.running else 0.0

@@ -4,6 +4,7 @@ Laws
 1. Output and messages are never mixed with the view: it is erased, they are printed, and it is painted again
    (quine/fanout/output/streams.py).
 2. It is text of this process about this process: names of hosts are shown without control characters.
+3. It ends no batch: a view or a line that cannot be written is left out.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class View:
             return
         if not self.terminal:
             self._next = now + LINE
-            self._streams.put(2, f"quine: {self.line(now)}\n".encode())
+            self._streams.tell(f"quine: {self.line(now)}\n".encode())
             return
         self._next, self._painted = now + EVERY, now
         try:

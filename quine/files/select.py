@@ -74,6 +74,7 @@ class Services(Mapping[str, "Plain | Streaming"]):
         self._reach = reach
         self._end = end
         self.host = ""
+        self.on_request: Callable[[], None] = lambda: None  # called before each request is looked at
         self._streams: dict[str, Handler] = {}
         self._answering: Answering | None = None
 
@@ -91,6 +92,7 @@ class Services(Mapping[str, "Plain | Streaming"]):
         self._streams[name] = handler
 
     def __getitem__(self, name: str) -> Plain | Streaming:
+        self.on_request()
         if name in self._plain:
             return self._plain[name]
         if name == SERVICE and self._answering is None:

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
         adopts: bool
 
+        def never_began(self, id: str) -> bool:
+            """Where it does not adopt: whether a job of the run before certainly never began."""
+
         def hosts(self) -> list[str]:
             """All hosts that may have jobs of the batch."""
 
@@ -99,7 +102,7 @@ class Orphans:
         if not self._log.sent:
             return
         if not self._starter.adopts:
-            self._missed = dict.fromkeys(self._log.sent, False)
+            self._missed = {id: self._starter.never_began(id) for id in self._log.sent}
             return
         self.first = True
         self._owner.at(time.monotonic() + FIRST, self._others_may_start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from quine.jobs import owner
+from tests.fanout.test_chaos import age
 from tests.fanout.test_xargs import SH, rows
 from tests.lab import Lab
 from tests.lab.processes import kill
@@ -228,6 +231,92 @@ def test_a_where_of_before_that_means_no_host_any_more(lab: Lab, tmp_path: Path)
     done = batch.resume()
     assert (done.returncode, done.stderr) == (0, b"")
     assert batch.ran() == [*"01234567"] and batch.states() == ["done"] * 8
+
+
+def moved(journal: Path, **fields: object) -> None:
+    """Let a journal have been written by another process, or on another machine."""
+    head, _, rest = journal.read_text().partition("\n")
+    *words, word = head.split(" ")
+    was = owner.parsed(word)._replace(**fields)
+    journal.write_text(" ".join([*words, was.word]) + "\n" + rest)
+
+
+@pytest.mark.parametrize("fields", [{"boot": "b", "machine": "m"}, {"space": "pid:[1]"}])
+def test_a_log_of_another_machine_is_resumed_only_by_an_option(
+    lab: Lab, tmp_path: Path, fields: dict[str, object]
+) -> None:
+    """Another machine, or another container of this one: whether its batch runs cannot be known."""
+    batch = Killed(lab, tmp_path, "--on", "h1,h2")
+    moved(tmp_path / "log.started", node="far", **fields)
+    batch.go()
+    before = (tmp_path / "log").read_text(), (tmp_path / "log.started").read_text()
+    done = batch.resume()
+    log = os.path.realpath(tmp_path / "log")
+    assert done.returncode == 2 and done.stdout == b""
+    assert done.stderr.decode() == (
+        f"quine: error: {log} is the log of a batch on far, which may still run there\n"
+        "quine: hint: resume it there; or, if it has ended for certain, here with --resume-elsewhere\n"
+    )
+    assert before == ((tmp_path / "log").read_text(), (tmp_path / "log.started").read_text())
+    done = batch.resume("--resume-elsewhere")
+    assert (done.returncode, done.stderr, batch.states()) == (0, b"", ["done"] * 8)
+    assert batch.ran() == [*"01234567"]
+
+
+def test_what_ran_on_the_other_machine_itself_is_lost(lab: Lab, tmp_path: Path) -> None:
+    """The node here has known of all its jobs for long, and says nothing about those of another one."""
+    until(lambda: age(lab, "local") > 1, "the node knows of all since before the batch")
+    batch = Killed(lab, tmp_path, "--on", "local")
+    batch.go()
+    journal = tmp_path / "log.started"
+    other = journal.read_text().splitlines()
+    for number, line in enumerate(other):
+        if len(words := line.split()) == 4 and number:
+            other[number] = " ".join(["f" * 32 + words[0][32:] + str(number), *words[1:]])
+    journal.write_text("\n".join(other) + "\n")
+    moved(journal, space="pid:[1]")
+    done = batch.resume("--resume-elsewhere")
+    assert (done.returncode, batch.states().count("lost")) == (74, 2)
+    assert len(batch.ran()) == 8
+
+
+def test_after_a_boot_of_this_machine_no_option_is_needed(lab: Lab, tmp_path: Path) -> None:
+    batch = Killed(lab, tmp_path, "--on", "h1")
+    moved(tmp_path / "log.started", boot="before")
+    batch.go()
+    assert batch.resume().returncode == 0 and batch.ran() == [*"01234567"]
+
+
+def test_a_copy_of_the_log_of_a_batch_that_runs_is_refused(lab: Lab, tmp_path: Path) -> None:
+    batch = Killed(lab, tmp_path, "--on", "h1")
+    words = [*batch.words, "--resume", *batch.items]
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        until(lambda: (tmp_path / "log.started").read_text().split()[3] == "2", "it has the log")
+        for name in ("log", "log.started"):
+            shutil.copy(tmp_path / name, tmp_path / name.replace("log", "copy"))
+        copied = ["copy" if word == "log" else word for word in words]
+        done = lab.run(copied, cwd=tmp_path)
+        assert (
+            done.returncode == 2
+            and b"copy is in use by another batch, or is a copy of its log" in done.stderr
+        )
+        batch.go()
+        assert process.communicate(timeout=PATIENCE)[1] == b"" and process.returncode == 0
+    assert batch.ran() == [*"01234567"]
+
+
+def test_a_dry_run_shows_what_is_left(lab: Lab, tmp_path: Path) -> None:
+    """Not what has its end, nor what is looked for first; and it leaves the log as it is."""
+    batch = Killed(lab, tmp_path, "--on", "h1")
+    before = (tmp_path / "log").read_text(), (tmp_path / "log.started").read_text()
+    done = batch.resume("--dry-run")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [shlex.split(line)[3] for line in done.stdout.decode().splitlines()] == [*"567"]
+    assert before == ((tmp_path / "log").read_text(), (tmp_path / "log.started").read_text())
+    batch.go()
+    assert batch.resume().returncode == 0
+    assert batch.resume("--dry-run").stdout == b""
+    assert batch.ran() == [*"01234567"]
 
 
 # Item 0 ends when another one runs, which waits for a file. The last argument makes a line of the log long.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.lab import Lab
-from tests.support.agents import OK, call, says
+from tests.support.agents import OK, call, says, until
 from tests.support.remote_agents import tapes
 
 UPPER = [says(call("sh", command="tr a-z A-Z <&3 >&4; echo $QUINE_NODE_NAME >&4")), says(OK)]
@@ -131,3 +133,36 @@ def test_a_limit_of_cost_stops_the_batch_delivers_what_is_finished_and_goes_on(
     assert (status, report["code"], report["spent"]) == (0, 0, False)
     assert not first & second and len(first | second) == 12
     assert set(log.values()) == {"done"} and len(log) == 12
+
+
+@pytest.mark.parametrize("where", ["local", "few"])
+def test_of_the_agents_of_a_batch_that_is_killed_those_that_began_are_lost_and_end(
+    lab: Lab, tmp_path: Path, where: str
+) -> None:
+    """Their inferences were made and paid for by it, each once. Those that wait for a slot never began, and are run."""
+    lab.alias("few", "h1", slots=2)
+    began = 2 if where == "few" else 4
+    ran = tmp_path / "ran"
+    waits = f"echo $QUINE_SESSION_ID >>{ran}; until test -e {tmp_path}/go; do sleep 0.05; done"
+    env = with_guest(lab, tmp_path, [says(call("sh", command=waits)), says(OK)])
+    words = ["xargs", "-P4", "--on", where, "--joblog", "log", "--resume", "look at {}", ":::", *"12345"]
+    with lab.popen(words, env=env, cwd=tmp_path) as process:
+        until(lambda: ran.exists() and len(ran.read_text().split()) == began)
+        until(lambda: (tmp_path / "log.started").read_text().count(" 1 -\n") == 4)
+        process.kill()
+    first = set(ran.read_text().split())
+    until(lambda: not [job for job in (*lab.jobs(), *lab["h1"].jobs()) if f"{tmp_path}/go" in str(job)])
+    spent = {tape[0]["data"]["session_id"]: inferences(tape) for tape in tapes(tmp_path / "data").values()}
+    assert spent == dict.fromkeys(first, 1)
+    (tmp_path / "go").touch()
+    done = lab.run(words, env=env, cwd=tmp_path)
+    assert done.returncode == 74 and done.stderr.count(b"no host has it or its end any more") == began
+    rows = [line.split("\t") for line in (tmp_path / "log").read_text().splitlines()[1:]]
+    assert Counter(row[12] for row in rows) == {"lost": began, "done": 5 - began}
+    assert {row[10] for row in rows if row[12] == "lost"} == first
+    assert len(ran.read_text().split()) == 5
+    assert sorted(map(inferences, tapes(tmp_path / "data").values())) == [1] * began + [2] * (5 - began)
+
+
+def inferences(tape: list[dict[str, Any]]) -> int:
+    return sum(entry["type"] == "message" and entry["data"]["role"] == "assistant" for entry in tape)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from quine.fanout.joblog import Entry
-from quine.fanout.outcome import Hosts
+from quine.fanout.outcome import Hosts, kind_of
 from quine.fanout.retries import Retries
 from quine.fanout.run import Run
+from quine.fanout.starter import Starter
 from quine.fanout.tasks import Task
 from quine.fanout.timers import Timers
 from transport.status import Status
@@ -52,3 +53,45 @@ def test_the_next_try_of_an_adopted_item_is_a_start_of_its_own() -> None:
     assert retries.may(task, Status("lost", 74), "lost")
     retries.add(task, "h1", "lost")
     assert task.adopted is None and list(retries.ready) == [task]
+
+
+@pytest.mark.parametrize("tries", [0, 1])
+def test_an_item_that_waits_at_the_end_of_its_batch_has_the_end_that_it_had(tries: int) -> None:
+    """Here for --cleanup: it is not sent, and was not killed."""
+    starter: Any = object.__new__(Starter)
+    waiting: list[Any] = []
+    starter._cleanup = SimpleNamespace(
+        names=lambda task: ["f"],
+        begin=lambda names: None,
+        wait=lambda names, call: waiting.append(call) or True,
+        end=lambda names, job, host, over: over(),
+    )
+    starter._report = SimpleNamespace(open=lambda task, sink: SimpleNamespace(size=7, drop=lambda: None))
+    starter._work = SimpleNamespace(open_stdin=lambda item: None, stage=lambda item: object())
+    starter._sink, starter._journal, starter._batch = None, None, None
+    task, ends = a_task(), []
+    for _ in range(tries):
+        task.begin()
+        task.entry.started = 5.0
+        task.ended(Status("exited", 3, host="h1"), "failed")
+
+    def ended(task: Task, status: Status) -> None:
+        task.ended(status, kind_of(status))
+        ends.append(status.state)
+
+    starter.start(task, [], None, ended)
+    assert not ends
+    task.end(lambda when, call: None, {})
+    waiting.pop()()
+    entry = task.entry
+    assert ends == ["unreachable"] and not entry.stopped and not entry.signal
+    if tries:
+        assert (entry.kind, entry.code, entry.host, entry.attempt, entry.started) == (
+            "failed",
+            3,
+            "h1",
+            1,
+            5.0,
+        )
+    else:
+        assert entry.kind == "never started"

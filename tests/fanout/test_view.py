@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,8 +131,8 @@ class Quiet:
     def __init__(self) -> None:
         self.text = b""
 
-    def put(self, _: int, data: bytes) -> None:
-        self.text += data
+    def tell(self, text: bytes) -> None:
+        self.text += text
 
 
 def view_of(lab: Lab, streams: Quiet, total: int | None = 1000) -> View:
@@ -166,6 +168,29 @@ def test_a_line_every_half_a_minute(lab: Lab) -> None:
     first, second = streams.text.decode().splitlines()
     assert first == "quine: 16 of 1000: 14 done, 2 failed, 4 running, 0.0/s, ETA 8:12"
     assert second.startswith("quine: 16 of 1000: ")
+
+
+# Lines follow each other at once, so one is due before any job has ended.
+PROGRESS = """
+import sys
+from quine.fanout import view
+view.LINE = 0.0001
+from quine.__main__ import main
+sys.argv[1:] = ["xargs", "-P1", "--joblog", "log", "--", "echo", ":::", "a", "b"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("closed", ["/dev/full", ""])
+def test_a_line_that_cannot_be_written_ends_no_batch(lab: Lab, tmp_path: Path, closed: str) -> None:
+    def close() -> None:
+        os.dup2(os.open(closed, os.O_WRONLY), 2) if closed else os.close(2)
+
+    words = [sys.executable, "-c", PROGRESS]
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, env=lab.env, cwd=tmp_path, preexec_fn=close, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stdout) == (0, b"a\nb\n")
 
 
 def test_an_input_whose_end_is_not_known_has_no_eta(lab: Lab) -> None:

@@ -436,23 +436,40 @@ def test_the_second_interrupt_ends_all(lab: Lab, tmp_path: Path) -> None:
     assert [row[12] for row in rows(tmp_path / "log")] == ["stopped", "stopped"]
 
 
-@pytest.mark.parametrize("options", [[], ["--line-buffer"]])
-def test_a_signal_ends_a_batch_whose_output_nobody_reads(
-    lab: Lab, tmp_path: Path, options: list[str]
-) -> None:
+def test_a_signal_ends_a_batch_whose_output_nobody_reads(lab: Lab, tmp_path: Path) -> None:
     """The output of an item that has ended is passed on when the batch is resumed."""
-    words = ["xargs", "--joblog", "log", *options]
-    items = [*SH, "head -c 3000000 /dev/zero", ":::", "1"]
+    words = ["xargs", "--joblog", "log"]
+    items = [*SH, "echo >>ran; head -c 3000000 /dev/zero", ":::", "1"]
     with lab.popen([*words, *items], stdout=subprocess.PIPE, cwd=tmp_path) as process:
         assert process.stdout
         read_until(process.stdout.fileno(), b"\0")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == -signal.SIGTERM
-    if options:
-        return  # by lines it was running, and has been ended
     assert rows(tmp_path / "log") == []
     done = lab.run([*words, "--resume", *items], cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, bytes(3000000))
+    assert (done.returncode, done.stdout, done.stderr) == (0, bytes(3000000), b"")
+    assert (tmp_path / "ran").read_text() == "\n"
+
+
+def test_by_lines_what_a_signal_has_ended_before_its_output_was_read_is_run_again(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """It has no line in the log, and its host tells of an end that was not its own."""
+    words = ["xargs", "--joblog", "log", "--line-buffer"]
+    # More than the reader and its pipe take, less than a window beside that: so the end comes here.
+    items = [*SH, "echo >>ran; yes | head -c 140000; test -e go || exec sleep 1000", ":::", "1"]
+    with lab.popen([*words, *items], stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"y\n")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+    assert rows(tmp_path / "log") == [] and "\nhalted " in (tmp_path / "log.started").read_text()
+    until(lambda: not [job for job in lab.jobs() if "140000" in str(job)], "the job has been ended")
+    (tmp_path / "go").touch()
+    done = lab.run([*words, "--resume", *items], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.endswith(b"y\n" * 70000) and (tmp_path / "ran").read_text() == "\n\n"
+    assert [row[12] for row in rows(tmp_path / "log")] == ["done"]
 
 
 def test_copies_that_cannot_be_made(lab: Lab, tmp_path: Path) -> None:

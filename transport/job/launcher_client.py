@@ -235,8 +235,9 @@ class Launching:
     def find(self, slot: int, command: str, since: float) -> int:
         """Return the pid of the process that a killed launcher has made for an entry of the table; 0 if there is none.
 
-        It is a child of this process, and leads a session. It holds the job's memo. Of one that has ended its name is
-        left, and that it started after `since` (seconds since boot).
+        It is a child of this process, and holds the job's memo. It leads a session, or is about to: it is still in ours
+        then. An orphan of the job is in the job's session. Of one that has ended its name is left, and that it started
+        after `since` (seconds since boot).
         """
         holding = holders(self.table.entry(slot).memo)
         known = {child.made for child in self._children.values()}
@@ -244,7 +245,8 @@ class Launching:
         found = [
             pid
             for pid in set(_children()) - known
-            if _is_leader(pid) and (pid in holding or (_has_ended(pid) and _name(pid) == name))
+            if (_is_leader(pid) and (pid in holding or (_has_ended(pid) and _name(pid) == name)))
+            or (pid in holding and not _is_of_a_job(pid))
         ]
         tick = int(since * os.sysconf("SC_CLK_TCK"))
         return min((pid for pid in found if start_time(pid) >= tick), key=start_time, default=0)

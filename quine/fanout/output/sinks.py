@@ -81,10 +81,7 @@ class Sink:
 
     def say(self, text: str) -> None:
         """Pass on a message of this process; that it cannot be read is no fault of the batch."""
-        try:
-            self._streams.put(2, text.encode("utf-8", "replace"))
-        except OSError:
-            pass
+        self._streams.tell(text.encode("utf-8", "replace"))
 
     def put_last(self, chunks: Chunks) -> None:
         """Pass on what is no output of an item, behind all of them."""

@@ -38,6 +38,7 @@ class Streams:
         self._at_line = True  # the terminal's last line is empty
         self._queue: deque[tuple[Chunks, Callable[[], None]]] = deque()
         self._put = {1: 0, 2: 0}  # bytes in all
+        self._owed = {1: 0, 2: 0}  # and those up to the end of the last output of a job
         self._unwritten: deque[tuple[dict[int, int], Callable[[], None]]] = (
             deque()
         )  # done when so much is written
@@ -60,18 +61,27 @@ class Streams:
         """Outputs of jobs that wait, too."""
         return len(self._queue) + len(self._unwritten)
 
-    def put(self, stream: int, data: bytes) -> None:
+    def tell(self, text: bytes) -> None:
+        """Print what is no output of a job: on a stderr that cannot be written nobody misses it."""
+        try:
+            self.put(2, text, owed=False)
+        except OSError as error:
+            self.on_error(error)  # of an output before it
+
+    def put(self, stream: int, data: bytes, owed: bool = True) -> None:
         if not data:
             return
         if self.terminal and (stream == 2 or self._alike):
             if self.painted:
                 self._erase()
             self._at_line = data.endswith(b"\n")
-        self._pass_on(stream, data)
+        self._pass_on(stream, data, owed)
 
-    def _pass_on(self, stream: int, data: bytes) -> None:
+    def _pass_on(self, stream: int, data: bytes, owed: bool = False) -> None:
         for each in (1, 2) if self._alike else (stream,):
             self._put[each] += len(data)
+            if owed:
+                self._owed[each] = self._put[each]
         self._outputs[stream].put(data)
         self._write(stream)
 
@@ -137,13 +147,13 @@ class Streams:
         )
 
     def _write(self, stream: int) -> None:
-        """Raises BrokenPipeError if the reader has gone, and OSError if it cannot be written."""
+        """Raises BrokenPipeError if the reader of stdout has gone, and OSError if a job's output cannot be written."""
         output = self._outputs[stream]
         if output.write():
             return
         self._unwatch(2 if self._alike else stream)
         name = "stdout" if stream == 1 else "stderr"
-        if output.error:
+        if output.error and (stream == 1 or output.taken < self._owed[stream]):
             raise OSError(0, output.error, name)
         if stream == 1:
             raise BrokenPipeError(32, "Broken pipe", name)

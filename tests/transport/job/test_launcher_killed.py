@@ -8,14 +8,18 @@ import errno
 import os
 import select
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.lab import processes
 from tests.support.launchers import Started, Told, close, comes, is_up, order, released
 from tests.support.launchers import started as started
+from transport import inherit
 from transport.job import launched_job, launcher_client
 from transport.job.launcher_client import Launching
 from transport.launcher import termination
@@ -413,3 +417,32 @@ def test_what_jobs_leave_after_their_launcher_was_killed_is_reaped(started: Star
         close(running)
 
     started.run(main)
+
+
+def test_a_process_is_found_before_it_has_a_session_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher was killed in posix_spawn. An orphan of the job, in another session, is not taken for the job."""
+    launching: Any = object.__new__(Launching)
+    memo = inherit.write({})
+    launching.table = SimpleNamespace(entry=lambda slot: SimpleNamespace(memo=os.fstat(memo).st_ino))
+    launching._children = {}
+    orphan = "sleep 1000 & echo $!; exec sleep 1000"
+    with (
+        subprocess.Popen(["sleep", "1000"], pass_fds=[memo]) as early,
+        subprocess.Popen(
+            ["sh", "-c", orphan], pass_fds=[memo], start_new_session=True, stdout=subprocess.PIPE
+        ) as leader,
+    ):
+        assert leader.stdout
+        below = int(leader.stdout.readline())
+        try:
+            for children, found in (
+                ([early.pid], early.pid),
+                ([below], 0),
+                ([below, leader.pid], leader.pid),
+            ):
+                monkeypatch.setattr(launcher_client, "_children", lambda children=children: children)
+                assert launching.find(1, "other", 0.0) == found
+        finally:
+            os.killpg(leader.pid, signal.SIGKILL)
+            early.kill()
+    os.close(memo)
