@@ -47,8 +47,8 @@ def build_hash() -> str:
 
 def _stamped() -> str:
     try:
-        with open(f"{ROOT}/transport/{STAMP}") as file:
-            build = file.read(65)
+        with open(f"{ROOT}/transport/{STAMP}", "rb", buffering=0) as file:
+            build = file.read(65).decode()
     except (OSError, ValueError):
         return ""
     return build if len(build) == 64 else ""
@@ -220,8 +220,8 @@ def boot_id() -> str:
     global _boot
     if not _boot:
         try:
-            with open("/proc/sys/kernel/random/boot_id") as file:
-                _boot = file.read().strip()
+            with open("/proc/sys/kernel/random/boot_id", "rb", buffering=0) as file:
+                _boot = file.read(64).decode().strip()
         except OSError:
             _boot = os.uname().nodename
     return _boot

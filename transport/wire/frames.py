@@ -147,6 +147,12 @@ def pack(body: dict[str, Any], limit: int = MAX_PAYLOAD) -> bytes:
     return payload
 
 
+def first_frame(facts: dict[str, Any]) -> bytes:
+    """The hello of an end with these facts, which follows its greeting."""
+    payload = pack({"version": VERSION, **facts})
+    return header(Kind.HELLO, 0, 0, 0, len(payload)) + payload
+
+
 def _parsed(source: bytes | bytearray, at: int) -> tuple[int, int, int, int, int]:
     """The header at `at`: kind, channel, stream, offset, length of the payload. Raises ProtocolError."""
     length, kind, stream, channel, offset = HEADER.unpack_from(source, at)

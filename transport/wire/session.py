@@ -32,6 +32,7 @@ from transport.wire.frames import (
     Decoder,
     Frame,
     Kind,
+    first_frame,
     header,
     pack,
 )
@@ -97,7 +98,7 @@ class Session:
         self._outbox = Outbox()
         if hello is not None:
             self._outbox.control.append(GREETING)
-            self._outbox.put(Kind.HELLO, 0, 0, 0, pack({"version": VERSION, **hello}))
+            self._outbox.control.append(first_frame(hello))
 
     # -- receiving ---------------------------------------------------------------------------------
 
