@@ -1,4 +1,4 @@
-"""The modules of a client in one file: what an installation loads, and all that makes it load them as ever."""
+"""The modules of a client in one file: an installation loads them from it, or as ever wherever the file is in doubt."""
 
 from __future__ import annotations
 
