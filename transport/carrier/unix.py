@@ -23,6 +23,9 @@ LITTLE = (
     16 * 1024
 )  # while no more comes than this: the memory for more is mapped and given back with each call
 ROUND = 256 * 1024  # bytes pulled at once
+ROOM = (
+    1024 * 1024
+)  # of the socket, once it has been full: with the usual room each frame is a wakeup of both ends
 IOV_MAX = 512
 MOST = 200  # descriptors of one message; Linux takes 253
 
@@ -37,6 +40,7 @@ class Wire:
         self._session = session
         self._fds: list[int] = []  # sent with the next message
         self._count = 0
+        self._roomy = False
         self._most = LITTLE  # bytes of the next read
 
     def attach(self, fd: int) -> int:
@@ -71,6 +75,12 @@ class Wire:
             try:
                 sent = self.socket.sendmsg(self.unsent[:IOV_MAX], rights(self._fds))
             except BlockingIOError:
+                if not self._roomy:
+                    self._roomy = True
+                    self.socket.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM
+                    )  # or as much as is allowed
+                    continue
                 return
             except (BrokenPipeError, ConnectionResetError):
                 self.unsent.clear()

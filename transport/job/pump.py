@@ -68,7 +68,7 @@ class Source:
 
     def _readable(self) -> None:
         flow = self._link.session.flow(self._number, self._stream)
-        most = min(CHUNK, flow.credit)
+        most = flow.piece
         try:
             data = os.read(self._fd, most if self._left < 0 else min(most, self._left))
         except BlockingIOError:
@@ -80,7 +80,7 @@ class Source:
         if not data:
             self.close()
             return
-        if len(data) == CHUNK and not self._large:
+        if len(data) >= CHUNK and not self._large:
             self._large = True
             enlarge(self._fd)
         self._link.session.data(self._number, self._stream, data)

@@ -255,7 +255,7 @@ class Session:
         self._outbox.put(kind, number, LIFE, offset, payload)
 
     def data(self, number: int, stream: int, payload: bytes) -> None:
-        """Queue stream bytes, at most MAX_PAYLOAD. The caller has to respect `credit`."""
+        """Queue stream bytes, at most MAX_PAYLOAD, of output BULK_PAYLOAD. The caller has to respect `credit`."""
         flow = self._move(number, stream, Kind.DATA)
         offset = flow.offset
         flow.data(offset, len(payload))

@@ -31,9 +31,14 @@ class Channel(SimpleNamespace):
             _send_window=1 << 20,
             _recv_window=1 << 20,
             _send_pktsize=1000,
+            _send_buf_len=0,
             _session=SshDuplex.__new__(SshDuplex),
         )
         self.got: list[bytes] = []
+        self.flushed: list[int] = []  # buffers that were left to the library
+
+    def _flush_send_buf(self) -> None:
+        self.flushed.append(len(self._send_buf))
 
     def _accept_data(self, data: memoryview) -> None:
         self._recv_window -= len(data)
@@ -77,7 +82,7 @@ class Connection(SimpleNamespace):
 def test_the_data_arrive_in_packets_that_the_library_understands(chunks: list[bytes]) -> None:
     connection = Connection()
     channel = connection.channel
-    assert quick.sender(connection, channel)(chunks)
+    assert quick.Sender(connection, channel).send(chunks)
     whole = b"".join(chunks)
     count = -(-len(whole) // 1000)
     assert len(connection.sent) == count
@@ -115,8 +120,31 @@ def test_the_data_arrive_in_packets_that_the_library_understands(chunks: list[by
 def test_nothing_is_sent_where_the_library_has_to_decide(change: Any) -> None:
     connection = Connection()
     change(connection)
-    assert not quick.sender(connection, connection.channel)([b"da", b"ta"])
+    assert not quick.Sender(connection, connection.channel).send([b"da", b"ta"])
     assert not connection.sent and connection._send_seq == 0xFFFFFFFF
+
+
+def test_data_that_waited_for_the_window_go_when_it_opens() -> None:
+    connection = Connection()
+    channel = connection.channel
+    kept = [os.urandom(2500), os.urandom(700), b"stderr", b"x"]
+    kinds = [None, None, 1, None]
+    channel._send_buf = [(bytearray(data), kind) for data, kind in zip(kept, kinds, strict=True)]
+    channel._send_buf_len, channel._send_window = sum(map(len, kept)), 1800
+    sender = quick.Sender(connection, channel)
+    sender.flush()
+    assert (channel._send_window, channel._send_buf_len) == (0, sum(map(len, kept)) - 1800)
+    channel._send_window = 5000
+    vars(connection)["_kex_complete"] = False
+    sender.flush()
+    assert channel._send_window == 5000
+    vars(connection)["_kex_complete"] = True
+    channel._flush_send_buf()  # as the library calls it
+    assert connection.taken(connection.sent) == []
+    assert b"".join(channel.got) == kept[0] + kept[1]
+    assert channel._send_buf == [(b"stderr", 1), (b"x", None)] and channel._send_buf_len == 7
+    assert channel.flushed == [4, 4, 2]  # it does the rest each time
+    assert not sender.send([b"y"])  # kept data go first
 
 
 @pytest.mark.parametrize(
@@ -133,7 +161,7 @@ def test_nothing_is_sent_where_the_library_has_to_decide(change: Any) -> None:
 )
 def test_the_library_takes_what_it_has_to_decide(change: Any) -> None:
     connection = Connection()
-    assert quick.sender(connection, connection.channel)([b"data"])
+    assert quick.Sender(connection, connection.channel).send([b"data"])
     change(connection)
     assert connection.taken(connection.sent) == connection.sent
     assert not connection.channel.got and connection._recv_seq == 0xFFFFFFFF
@@ -151,7 +179,7 @@ def test_another_message_and_a_false_length_are_the_library_s(plain: bytes) -> N
 
 def test_a_packet_that_was_changed_is_the_library_s() -> None:
     connection = Connection()
-    assert quick.sender(connection, connection.channel)([os.urandom(100)])
+    assert quick.Sender(connection, connection.channel).send([os.urandom(100)])
     changed = bytearray(connection.sent[0])
     changed[30] ^= 1
     assert connection.taken([bytes(changed)]) == [bytes(changed)]

@@ -90,7 +90,7 @@ async def connect(target: SshTarget, command: str, note: Note, news: News = _unh
         raise
     duplex = cast(SshDuplex, cast(object, session))
     duplex.connections = connections
-    duplex.quick = quick.sender(connections[-1], duplex._channel)
+    duplex.quick = quick.Sender(connections[-1], duplex._channel).send
     return duplex
 
 

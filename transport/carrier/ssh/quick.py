@@ -54,34 +54,62 @@ def receiver(connection: Any, library: Callable[[bytes], object]) -> Callable[[m
     return received
 
 
-def sender(connection: Any, channel: Any) -> Callable[[list[bytes]], bool]:
-    """Return a function that sends data and returns True, or returns False where asyncssh's own way has to."""
-    plain = bytearray()
+class Sender:
+    """Sends data on a channel. It flushes what the library has kept while the window was used up, too."""
 
-    def send(chunks: list[bytes]) -> bool:
-        nonlocal plain
-        size = sum(map(len, chunks))
-        gcm = cipher.of(connection._send_encryption)
-        if (
-            gcm is None
-            or not connection._transport
-            or not connection._kex_complete
-            or connection._compressor
-            or connection._rekey_bytes_sent + size >= connection._rekey_bytes
-            or (connection._rekey_seconds and time.monotonic() >= connection._rekey_time)
-            or channel._send_state != "open"
-            or channel._send_buf
-            or size > channel._send_window
-        ):
+    def __init__(self, connection: Any, channel: Any) -> None:
+        self._connection, self._channel = connection, channel
+        self._plain = bytearray(HEAD + channel._send_pktsize + LEAST + BLOCK)
+        self._library = channel._flush_send_buf
+        channel._flush_send_buf = self.flush
+
+    def send(self, chunks: list[bytes]) -> bool:
+        """Send all of `chunks` and return True, or return False where the library's own way has to."""
+        channel, size = self._channel, sum(map(len, chunks))
+        if channel._send_state != "open" or channel._send_buf or size > channel._send_window:
             return False
-        most = channel._send_pktsize
-        if len(plain) < HEAD + most + LEAST + BLOCK:
-            plain = bytearray(HEAD + most + LEAST + BLOCK)
+        if not self._ready(size):
+            return False
+        self._emit(chunks, size)
+        return True
+
+    def flush(self) -> None:
+        """As the library's own flush of a channel, which does the rest: end of file, close, pause."""
+        channel = self._channel
+        while channel._send_buf and channel._send_window:
+            data, kind = channel._send_buf[0]
+            size = min(len(data), channel._send_window)
+            if kind is not None or not self._ready(size):
+                break
+            self._emit([bytes(data[:size])], size)
+            if size < len(data):
+                del data[:size]
+            else:
+                del channel._send_buf[0]
+            channel._send_buf_len -= size
+        self._library()
+
+    def _ready(self, size: int) -> bool:
+        """Return whether the keys are of GCM and good for so many bytes more."""
+        one = self._connection
+        return bool(
+            cipher.of(one._send_encryption)
+            and one._transport
+            and one._kex_complete
+            and not one._compressor
+            and one._rekey_bytes_sent + size < one._rekey_bytes
+            and not (one._rekey_seconds and time.monotonic() >= one._rekey_time)
+            and self._channel._send_state != "closed"
+        )
+
+    def _emit(self, chunks: list[bytes], size: int) -> None:
+        connection, channel = self._connection, self._channel
+        gcm = cipher.of(connection._send_encryption)
         head = bytes([DATA]) + channel._send_chan.to_bytes(4, "big")
-        for pieces, length in packets(chunks, size, most):
+        for pieces, length in packets(chunks, size, channel._send_pktsize):
             padding = -(HEAD + length) % BLOCK
             padding += BLOCK if padding < LEAST else 0
-            with memoryview(plain) as view:
+            with memoryview(self._plain) as view:
                 view[0] = padding
                 view[1:6] = head
                 view[6:HEAD] = length.to_bytes(4, "big")
@@ -95,9 +123,6 @@ def sender(connection: Any, channel: Any) -> Callable[[list[bytes]], bool]:
             connection._send_seq = (connection._send_seq + 1) & 0xFFFFFFFF
             connection._rekey_bytes_sent += at
             channel._send_window -= length
-        return True
-
-    return send
 
 
 def packets(chunks: list[bytes], size: int, most: int) -> list[tuple[list[bytes | memoryview], int]]:
