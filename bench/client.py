@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.measure import Row, alternate, processor
 from tests.lab import Lab, Process
+from tests.support.installation import install
 
 SERIAL = """
 import sys, time, statistics
@@ -30,8 +31,16 @@ def warm_client(lab: Lab) -> list[Row]:
     master = ["-o", "ControlMaster=auto", "-o", f"ControlPath={lab.tmp}/cm", "-o", "ControlPersist=60"]
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": lab.env, "check": True}
 
+    script = install(lab.tmp / "installed")
+
     def quine() -> None:
+        subprocess.run([script, "run", "--on", "h1", "--", "true"], **quiet)  # type: ignore[call-overload]
+
+    def checkout() -> None:
         subprocess.run([lab.quine, "run", "--on", "h1", "--", "true"], **quiet)  # type: ignore[call-overload]
+
+    def python() -> None:
+        subprocess.run([script.with_name("python"), "-c", "pass"], **quiet)  # type: ignore[call-overload]
 
     def cold() -> None:
         subprocess.run([*lab.ssh("h1", "-c", "aes128-gcm@openssh.com"), "true"], **quiet)  # type: ignore[call-overload]
@@ -40,14 +49,15 @@ def warm_client(lab: Lab) -> list[Row]:
         subprocess.run([*lab.ssh("h1", *master), "true"], stderr=subprocess.DEVNULL, **quiet)  # type: ignore[call-overload]
 
     try:
-        ours, cold_time, mux_time = (1000 * t for t in alternate(25, quine, cold, mux))
+        timed = alternate(25, quine, cold, mux, checkout, python)
+        ours, cold_time, mux_time, editable, bare = (1000 * t for t in timed)
         own, mux_own = (1000 * t for t in processor(25, quine, mux))
         serial = 1000 * serial_spawn(lab, "h1", 200)
     finally:
         subprocess.run([*lab.ssh("h1", *master), "-O", "exit"], capture_output=True, env=lab.env, check=False)
     return [
         Row(
-            "`quine run --on h -- true`, warm, whole process",
+            "`quine run --on h -- true`, warm, installed, whole process",
             ours,
             "ms",
             "ssh cold",
@@ -65,6 +75,8 @@ def warm_client(lab: Lab) -> list[Row]:
             ours <= 2 * mux_time,
         ),
         Row("its client alone, processor", own, "ms", "ssh ControlMaster", mux_own),
+        Row("the same of a checkout, whole process", editable, "ms", "ssh ControlMaster", mux_time),
+        Row("the same beside a Python that does nothing", ours, "ms", "python -c pass", bare),
         Row(
             "spawn to exit record, serial, warm",
             serial,

@@ -21,6 +21,7 @@ import gc
 import os
 import time
 
+from quine import packed
 from quine.base.errors import DEFECT, LOST, NOT_STARTED, Failure, NoGuest, complain
 from transport import inherit, this_build
 from transport.writes import write_all
@@ -63,6 +64,7 @@ def main() -> None:
                 stream.flush()
         except OSError as error:
             status = status or _unwritten(error, name)
+    packed.keep()
     os._exit(status)
 
 

@@ -67,8 +67,8 @@ def boot_id() -> str:
     global _boot
     if not _boot:
         try:
-            with open("/proc/sys/kernel/random/boot_id") as file:
-                _boot = file.read().strip()
+            with open("/proc/sys/kernel/random/boot_id", "rb", buffering=0) as file:
+                _boot = file.read(64).decode().strip()
         except OSError:
             _boot = os.uname().nodename
     return _boot

@@ -9,7 +9,6 @@ Laws
 
 from __future__ import annotations
 
-import fcntl
 import os
 
 from transport import quickjson
@@ -24,9 +23,6 @@ FIRST_FD = 20  # above the single digits that shells redirect, below a small RLI
 LIMIT = 64 << 20  # bytes; a memo is a few keys, and over exec a session with its mission
 
 _first = 0  # pid of the job that this process belongs to: nothing above it is of its tree
-
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-
 
 # NPMTOKEN and PGPASSWORD end in such a word, AWS_SECRET_ACCESS_KEY_ID has one in the middle.
 _SECRET_ENDS = (
@@ -77,10 +73,12 @@ def write(memo: Mapping[str, object]) -> int:
     Pass it on with `pass_fds=[fd]` (or os.set_inheritable) and name it in the child's environment under
     VARIABLE. The caller owns the descriptor.
     """
+    import fcntl
+
     raw = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(raw, quickjson.dumps(memo).encode())
-        fcntl.fcntl(raw, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(raw, fcntl.F_ADD_SEALS, _seals())
         return fcntl.fcntl(raw, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
     finally:
         os.close(raw)
@@ -88,14 +86,27 @@ def write(memo: Mapping[str, object]) -> int:
 
 def read(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
     """The inherited memo; {} if there is none, or the descriptor is not a sealed memo of this program."""
+    named = environ.get(VARIABLE, "")
+    if not named:
+        return {}
+    import fcntl  # here: most clients have no memo
+
+    seals = _seals()
     try:
-        fd = int(environ.get(VARIABLE, ""))
-        if fd < 0 or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        fd = int(named)
+        if fd < 0 or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals != seals:
             return {}
         memo = quickjson.loads(os.pread(fd, min(os.fstat(fd).st_size, LIMIT), 0))
     except (ValueError, OSError):
         return {}
     return memo if isinstance(memo, dict) else {}
+
+
+def _seals() -> int:
+    """Return the seals of a memo: nobody changes it, nor the seals."""
+    import fcntl
+
+    return fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 def hold_standard_streams() -> None:
@@ -148,6 +159,8 @@ def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
 
 def reopened(path: str, flags: int) -> int:
     """Open `path` at a descriptor above those that shells redirect. Raises OSError."""
+    import fcntl
+
     low = os.open(path, flags | os.O_CLOEXEC)
     try:
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)

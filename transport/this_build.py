@@ -41,8 +41,8 @@ def build_hash() -> str:
 
 def _stamped() -> str:
     try:
-        with open(f"{ROOT}/transport/{STAMP}") as file:
-            build = file.read(65)
+        with open(f"{ROOT}/transport/{STAMP}", "rb", buffering=0) as file:
+            build = file.read(65).decode()
     except (OSError, ValueError):
         return ""
     return build if len(build) == 64 else ""

@@ -169,6 +169,8 @@ def show(
     from transport.client import client
     from transport.client.output import Used
 
+    if freeze := getattr(gc, "freeze", None):  # not in every Python
+        freeze()  # else the first collection looks at everything that modules have made
     gc.enable()
     inherit.hold_standard_streams()
     started, begun = time.time(), time.monotonic()

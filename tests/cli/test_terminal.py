@@ -233,10 +233,10 @@ def test_nobody_at_the_terminal_any_more(lab: Lab) -> None:
 def test_a_defect_of_ours(lab: Lab, screen: Screen) -> None:
     program = """
 import os, sys
-from transport.client import client
+from transport.client import client, proxy
 from transport.spawn import Spawn
 from transport.terminal import description
-client.Proxy.tell_size = lambda self: 1 / 0
+proxy.Proxy.tell_size = lambda self: 1 / 0
 command = ["sh", "-c", "echo up; cat"]
 context = {"inventory": os.environ["QUINE_INVENTORY"]}
 client.run(Spawn(command, where="h1", context=context, terminal=description(0, os.environ)))

@@ -101,6 +101,9 @@ class FdDuplex:
     """
 
     READ_SIZE = 256 * 1024
+    LITTLE = (
+        16 * 1024
+    )  # while no more comes than this: memory for more is mapped and given back with each read
     HIGH_WATER = 128 * 1024  # bytes that wait here: one scheduling round of the link, no more
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
@@ -109,6 +112,8 @@ class FdDuplex:
         self._protocol: DuplexProtocol | None = None
         self._buffer: deque[bytes] = deque()
         self._size = 0
+        self._most = self.LITTLE  # bytes of the next read
+        self._roomy = False
         self._paused = False
         self._closed = False
         for fd in {read_fd, write_fd}:
@@ -137,13 +142,14 @@ class FdDuplex:
         except OSError as error:
             self._lost(error.strerror or "read failed")
             return
+        self._most = self.READ_SIZE if len(data) >= self.LITTLE else self.LITTLE
         if not data:
             self._lost("")
         elif self._protocol:
             self._protocol.data_received(data)
 
     def _take(self) -> bytes:
-        return os.read(self._read_fd, self.READ_SIZE)
+        return os.read(self._read_fd, self._most)
 
     def write(self, data: bytes) -> None:
         self.writelines([data])
@@ -156,6 +162,9 @@ class FdDuplex:
             chunks = self._write_now(chunks)
             if not chunks or self._closed:
                 return
+            if not self._roomy:
+                self._roomy = True
+                self._make_room()
             self._loop.add_writer(self._write_fd, self._writable)
         self._buffer.extend(chunks)
         self._size += sum(map(len, chunks))
@@ -178,6 +187,9 @@ class FdDuplex:
                 return [chunk[sent:], *chunks[index + 1 :]]
             sent -= len(chunk)
         return []
+
+    def _make_room(self) -> None:
+        """The kernel has not taken all of a write, for the first time."""
 
     def _writable(self) -> None:
         left = self._write_now(list(self._buffer))
@@ -220,7 +232,7 @@ class ClientDuplex(FdDuplex):
 
     def _take(self) -> bytes:
         data, ancillary, flags, _ = self._socket.recvmsg(
-            self.READ_SIZE, socket.CMSG_SPACE(4 * self.MOST), socket.MSG_CMSG_CLOEXEC
+            self._most, socket.CMSG_SPACE(4 * self.MOST), socket.MSG_CMSG_CLOEXEC
         )
         for fd in descriptors(ancillary):
             self.lent[self._count] = fd
@@ -230,6 +242,9 @@ class ClientDuplex(FdDuplex):
         if flags & socket.MSG_CTRUNC:  # some had no room, and later ones would get their numbers
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return data
+
+    def _make_room(self) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BULK_PIPE)  # or as much as is allowed
 
     def close(self) -> None:
         if not self._closed:

@@ -11,6 +11,7 @@ import errno
 import os
 import struct
 
+from transport.errors import ProtocolError
 from transport.lean import socket
 
 TYPE_CHECKING = False
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
     from transport.wire.session import Session
 
 RECEIVE = 512 * 1024  # bytes taken from the socket at once; with the frames made of it, the client's memory
+LITTLE = (
+    16 * 1024
+)  # while no more comes than this: the memory for more is mapped and given back with each call
 ROUND = 256 * 1024  # bytes pulled at once
+ROOM = (
+    1024 * 1024
+)  # of the socket, once it has been full: with the usual room each frame is a wakeup of both ends
 IOV_MAX = 512
 MOST = 200  # descriptors of one message; Linux takes 253
 
@@ -29,10 +36,12 @@ class Wire:
     def __init__(self, connection: socket.socket, session: Session, first: bytes) -> None:
         connection.setblocking(False)
         self.socket = connection
-        self.unsent = [first]
+        self.unsent = [first] if first else []
         self._session = session
         self._fds: list[int] = []  # sent with the next message
         self._count = 0
+        self._roomy = False
+        self._most = LITTLE  # bytes of the next read
 
     def attach(self, fd: int) -> int:
         """Send a copy of a descriptor, before all bytes queued from now on. Return its number on this connection.
@@ -48,7 +57,9 @@ class Wire:
     def receive(self) -> bytes | None:
         """Return the bytes that have come, b"" if there are none, None at the end."""
         try:
-            return self.socket.recv(RECEIVE) or None
+            data = self.socket.recv(self._most)
+            self._most = RECEIVE if len(data) >= LITTLE else LITTLE
+            return data or None
         except BlockingIOError:
             return b""
         except ConnectionResetError:
@@ -64,6 +75,12 @@ class Wire:
             try:
                 sent = self.socket.sendmsg(self.unsent[:IOV_MAX], rights(self._fds))
             except BlockingIOError:
+                if not self._roomy:
+                    self._roomy = True
+                    self.socket.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM
+                    )  # or as much as is allowed
+                    continue
                 return
             except (BrokenPipeError, ConnectionResetError):
                 self.unsent.clear()
@@ -73,6 +90,11 @@ class Wire:
                 sent -= len(self.unsent.pop(0))
             if sent:
                 self.unsent[0] = self.unsent[0][sent:]
+
+    def skip(self, sent: bytes) -> None:
+        """Take from the session the bytes that were sent before it was made. Raises ProtocolError if it has others."""
+        if b"".join(self._session.pull(ROUND)) != sent:
+            raise ProtocolError("the session begins with other bytes than were sent")
 
     def drop(self) -> None:
         """Close the queued descriptors: they were sent, or never will be."""

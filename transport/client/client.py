@@ -1,41 +1,25 @@
-"""The blocking client: a proxy that makes a job on a node look like a local process.
+"""The blocking client: starts a job by this machine's node, and is its proxy until it ends.
 
-The state machine of `core.py` decides; this module has its descriptors, signals and clock.
-
-Laws
-1. Standard library only and no event loop: scripts start many clients in a loop.
-2. One poll waits for everything: node, stdin, stdout, stderr, signals. No descriptor of the caller is made
-   non-blocking, because processes that share its open file would see that.
+Law: the modules of the proxy are loaded once the spawn is on its way.
 """
 
 from __future__ import annotations
 
 import os
-import select
-import time
 
-from transport import node_socket, this_build
-from transport.carrier.unix import Wire
+from transport import node_socket
+from transport.client import opening
 from transport.client.connect import connect
-from transport.client.core import FATAL, FORWARDED, OURS, Core
-from transport.client.output import Output, Used
-from transport.client.signals import Caught
-from transport.errors import ProtocolError
-from transport.lean import signal
-from transport.stop import stop_process
-from transport.wire.session import STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from transport.lean import socket
-    from transport.rpc.services import Service, Services
+    from transport.client.output import Used
+    from transport.rpc.services import Service
     from transport.spawn import Spawn
     from transport.status import Status
-    from transport.terminal import Terminal
-    from transport.wire.session import Session
 
 
 def run(
@@ -65,7 +49,12 @@ def run(
     """
     spawn.capability = os.urandom(16).hex()
     for _ in range(node_socket.TRIES):
-        proxy = Proxy(connect(), spawn, (stdin, stdout, stderr), services or {}, used)
+        connection = connect()
+        sent = opening.send(connection, spawn)
+
+        from transport.client.proxy import Proxy  # here: the node works on the spawn while this is loaded
+
+        proxy = Proxy(connection, spawn, (stdin, stdout, stderr), services or {}, used, sent)
         proxy.on_start, proxy.on_note, proxy.on_refused, proxy.on_sent = (
             on_start,
             on_note,
@@ -79,202 +68,3 @@ def run(
             proxy.close()
         # The node went idle while we connected, before it had read a byte. The next try starts another.
     raise node_socket.short_lived()
-
-
-class Proxy:
-    """The proxy of one job: this process's streams and signals, one connection to the node. The Driver of a Core."""
-
-    def __init__(
-        self,
-        connection: socket.socket,
-        spawn: Spawn,
-        streams: tuple[int, int, int],
-        services: Mapping[str, Service],
-        used: Used | None = None,
-    ) -> None:
-        self._core = Core(
-            spawn, {"build": this_build.build_hash(), "pid": os.getpid()}, self, used, node_socket.log_path()
-        )
-        self._wire = Wire(connection, self._core.session, node_socket.CLIENT)
-        self._spawn = spawn
-        self._stdin = streams[STDIN]
-        self._core.stdin_open = self._stdin >= 0
-        self._outputs = {STDOUT: Output(streams[STDOUT]), STDERR: Output(streams[STDERR])}
-        self.on_sent: Callable[[], None] | None = None
-        self.on_start: Callable[[int, str], None] | None = None
-        self.on_note: Callable[[dict[str, Any]], None] | None = None
-        self.on_refused: Callable[[str], None] | None = None
-        self._terminal: Terminal | None = None
-        self._handlers = services
-        self._caught = Caught()
-        if spawn.terminal:
-            from transport.terminal import Terminal
-
-            self._terminal = Terminal(self._stdin)
-
-    # -- the loop ----------------------------------------------------------------------------------
-
-    def run(self) -> Status | None:
-        """Return the status of the job; None if the node ended before it had read anything."""
-        core = self._core
-        core.begin()
-        if core.over:
-            return core.status
-        # A ^C that is ignored in this process (nohup, a background job) stays ignored over there.
-        self._caught.install(FORWARDED + OURS if self._terminal else FORWARDED)
-        if self._terminal:
-            # Python repeats a read that a signal interrupts. So a stop in a read would come again, with a TERM only
-            # noted. With SIGTTIN ignored, the read fails instead.
-            self._caught.ignore(signal.SIGTTIN)
-        try:
-            self._loop()
-        except (OSError, ProtocolError) as error:
-            if not core.over:
-                core.fail(str(error))
-        finally:
-            if self._terminal:
-                self._terminal.restore()
-            self._caught.uninstall()
-        return core.status
-
-    def _loop(self) -> None:
-        core = self._core
-        if self.on_sent:
-            self._wire.flush()
-            self.on_sent()
-        while True:
-            self._wire.flush()
-            core.tick(time.monotonic())
-            if core.over:
-                self._wire.flush()
-                return
-            events_by_fd = self._poll().poll(core.relieve(self._pause()))
-            # Signals first: one that came before an end of file must not arrive over there after it.
-            while not core.over and (number := self._caught.take()):
-                core.signalled(number, time.monotonic())
-            for fd, events in events_by_fd:
-                if core.over:
-                    break
-                if fd == self._wire.socket.fileno():
-                    if events & ~select.POLLOUT:
-                        self._receive()
-                elif fd == self._caught.fd:
-                    if self._caught.drain():  # readable by a signal, or because replies are ready
-                        core.answered()
-                elif fd == self._stdin and core.room:
-                    self._read_stdin()
-                for stream, output in self._outputs.items():
-                    if fd == output.poll_fd and (output.pending or events & ~select.POLLOUT):
-                        self._write(stream)
-
-    def _poll(self) -> select.poll:
-        poll = select.poll()
-        poll.register(self._wire.socket, select.POLLIN | (select.POLLOUT if self._wire.unsent else 0))
-        poll.register(self._caught.fd, select.POLLIN)
-        if self._core.room and (not self._terminal or self._terminal.taken):
-            poll.register(self._stdin, select.POLLIN)
-        for output in self._outputs.values():
-            if output.poll_fd >= 0:
-                poll.register(output.poll_fd, select.POLLOUT if output.pending else 0)
-        return poll
-
-    def _pause(self) -> int | None:
-        """Return the milliseconds until the core has something to do."""
-        if (due := self._core.due) is None:
-            return None
-        return max(0, int(1000 * (due - time.monotonic())) + 1)
-
-    def _receive(self) -> None:
-        data = self._wire.receive()
-        if data is None:
-            self._core.closed()
-        else:
-            self._core.receive(data, time.monotonic())
-
-    def _read_stdin(self) -> None:
-        try:
-            data = os.read(self._stdin, self._core.room)
-        except BlockingIOError:
-            return  # another process made it non-blocking, and read first
-        except OSError:
-            if self._terminal and self._terminal.behind:
-                self.take_terminal()  # stops us as the read would have done, but returns for a TERM
-                return
-            data = b""  # a closed descriptor, a directory, a terminal that hung up: there is no more
-        self._core.typed(data, time.monotonic())
-
-    def _write(self, stream: int) -> None:
-        output = self._outputs[stream]
-        alive = output.write()
-        self._core.took(stream, output.taken, time.monotonic(), alive=alive, error=output.error)
-
-    # -- what the core asks for --------------------------------------------------------------------
-
-    def write(self, stream: int, data: bytes) -> None:
-        self._outputs[stream].put(data)
-        self._write(stream)
-
-    def close_stdin(self) -> None:
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, self._stdin)  # the number stays taken: nothing else may land on it
-        os.close(null)
-
-    def started(self, pid: int, host: str) -> None:
-        if self.on_start:
-            self.on_start(pid, host)
-
-    def noted(self, body: dict[str, Any]) -> None:
-        if self.on_note:
-            self.on_note(body)
-
-    def services(self, session: Session) -> Services:
-        from transport.rpc.services import Services
-
-        capability = self._spawn.capability
-        return Services(
-            session, self._handlers, self._caught.fd_in, capability, self.on_refused, self._wire.attach
-        )
-
-    def stop(self) -> None:
-        self._wire.flush()
-        stop_process(lambda: signal.SIGCONT in self._caught)
-
-    def suspend(self) -> None:
-        if self._terminal:
-            self._terminal.restore()
-            self._caught.stop(signal.SIGTSTP, FATAL + OURS)
-
-    def take_terminal(self) -> None:
-        if not self._terminal:
-            return
-        if self._terminal.behind and signal.getsignal(signal.SIGTTOU) is not signal.SIG_IGN:
-            # The core calls this again for the noted CONT, after any other signal
-            if self._caught.stop(signal.SIGTTOU, FATAL + OURS) and signal.SIGCONT not in self._caught:
-                raise OSError("in the background of its terminal, where no shell can continue it")
-            return
-        try:
-            self._terminal.raw()
-        except InterruptedError:
-            return  # put into the background at this moment, and stopped there by the kernel
-        if self._terminal.size != self._core.size:
-            self.tell_size()
-
-    def tell_size(self) -> None:
-        if self._terminal:
-            self._core.resized(*self._terminal.size)
-
-    def say_escapes(self) -> None:
-        from transport.terminal import ESCAPES
-
-        if self._terminal:
-            self._terminal.say(ESCAPES)
-
-    def close(self) -> None:
-        self._core.close()
-        self._wire.drop()
-        self._wire.socket.close()
-        self._caught.close()
-        if self._terminal:
-            self._terminal.close()
-        for output in self._outputs.values():
-            output.close()

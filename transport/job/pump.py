@@ -84,7 +84,7 @@ class Source:
     def _read(self) -> bool:
         """Read once. False if there was nothing, or it has ended."""
         flow = self._flow
-        most = min(CHUNK, flow.credit)
+        most = flow.piece
         try:
             data = os.read(self._fd, most if self._left < 0 else min(most, self._left))
         except BlockingIOError:
@@ -96,7 +96,7 @@ class Source:
         if not data:
             self.close()
             return False
-        if len(data) == CHUNK and not self._large:
+        if len(data) >= CHUNK and not self._large:
             self._large = True
             enlarge(self._fd)
         self._link.session.data(self._number, self._stream, data)

@@ -14,6 +14,7 @@ Laws
 from __future__ import annotations
 
 from transport.errors import ProtocolError
+from transport.wire.frames import BULK, CHUNK
 
 INITIAL_WINDOW = 64 * 1024  # held by a node for a client that does not read; there may be a thousand of them
 QUICK_WINDOW = 1024 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
@@ -58,6 +59,11 @@ class Flow:
         if self.ended or self.stopped:
             return 0
         return max(0, self.window - (self.offset - self.acked))
+
+    @property
+    def piece(self) -> int:
+        """Bytes of the next frame: a quarter of a large window. So frames on a slow line stay small."""
+        return min(self.credit, max(CHUNK, min(self.window // 4, BULK)))
 
     def data(self, offset: int, length: int) -> None:
         """Account for bytes sent or arrived. A hole, a repetition, bytes after eof, a flood: ProtocolError."""

@@ -7,7 +7,7 @@ Laws
 
 A frame is a header of 18 bytes, big-endian, and its payload:
 
-    u32 length of the payload, at most MAX_PAYLOAD
+    u32 length of the payload, at most MAX_PAYLOAD; of output, BULK_PAYLOAD
     u8  kind
     u8  stream     0 stdin, 1 stdout, 2 stderr of the channel, or LIFE for the channel itself
     u32 channel    number of a job or request on this link; 0 is the link
@@ -34,9 +34,13 @@ VERSION = 2
 GREETING = b"\0quine\x01\n"  # a NUL first: no login banner holds one
 MAX_NOISE = 64 * 1024  # bytes before the greeting; no login banner is longer
 MAX_PAYLOAD = 64 * 1024  # one pipe's worth: a read of a full pipe is one frame
+BULK_PAYLOAD = (
+    256 * 1024
+)  # of output on a line that keeps up: each frame costs every process on its way the same
 HEADER = struct.Struct(">IBBIQ")
 HEADER_SIZE = HEADER.size
 CHUNK = MAX_PAYLOAD - HEADER_SIZE  # stream bytes in one frame: with its header two whole packets of ssh
+BULK = BULK_PAYLOAD - HEADER_SIZE  # and in one of bulk
 LIFE = 255  # the stream number that means the channel itself: exit record taken, or nobody waits
 
 
@@ -151,11 +155,17 @@ def pack(body: dict[str, Any], limit: int = MAX_PAYLOAD) -> bytes:
     return payload
 
 
+def first_frame(facts: dict[str, Any]) -> bytes:
+    """The hello of an end with these facts, which follows its greeting."""
+    payload = pack({"version": VERSION, **facts})
+    return header(Kind.HELLO, 0, 0, 0, len(payload)) + payload
+
+
 def _parsed(source: bytes | bytearray, at: int) -> tuple[int, int, int, int, int]:
     """The header at `at`: kind, channel, stream, offset, length of the payload. Raises ProtocolError."""
     length, kind, stream, channel, offset = HEADER.unpack_from(source, at)
-    if length > MAX_PAYLOAD:
-        raise ProtocolError(f"frame of {length} bytes")
+    if length > MAX_PAYLOAD and (kind != Kind.DATA or stream not in (1, 2) or length > BULK_PAYLOAD):
+        raise ProtocolError(f"frame of {length} bytes")  # many senders of bodies (stream 0) share one bound
     if kind not in NAMES:
         raise ProtocolError(f"frame of unknown kind {kind}")
     return kind, channel, stream, offset, length

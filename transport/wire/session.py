@@ -33,6 +33,7 @@ from transport.wire.frames import (
     Decoder,
     Frame,
     Kind,
+    first_frame,
     header,
     pack,
 )
@@ -102,7 +103,7 @@ class Session:
         self._outbox = Outbox()
         if hello is not None:
             self._outbox.control.append(GREETING)
-            self._outbox.put(Kind.HELLO, 0, 0, 0, pack({"version": VERSION, **hello}))
+            self._outbox.control.append(first_frame(hello))
 
     # -- receiving ---------------------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class Session:
         self._outbox.put(kind, number, LIFE, offset, payload)
 
     def data(self, number: int, stream: int, payload: bytes) -> None:
-        """Queue stream bytes, at most MAX_PAYLOAD. The caller has to respect `credit`."""
+        """Queue stream bytes, at most MAX_PAYLOAD, of output BULK_PAYLOAD. The caller has to respect `credit`."""
         flow = self._move(number, stream, Kind.DATA)
         offset = flow.offset
         flow.data(offset, len(payload))

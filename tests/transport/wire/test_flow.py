@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from transport.errors import ProtocolError
 from transport.wire.flow import ACK_QUANTUM, INITIAL_WINDOW, MAX_WINDOW, Flow
+from transport.wire.frames import BULK, CHUNK
 
 
 @given(st.lists(st.tuples(st.sampled_from(["data", "ack"]), st.integers(0, 70_000)), max_size=60))
@@ -140,3 +141,15 @@ def test_the_next_sender_has_the_window_that_the_receiver_goes_by() -> None:
     assert flow.take_over() == 3 * INITIAL_WINDOW
     assert flow.credit == 4 * INITIAL_WINDOW
     assert flow.take_over() == 0
+
+
+def test_frames_grow_with_a_large_window_and_never_beyond_the_credit() -> None:
+    flow = Flow()
+    assert flow.piece == CHUNK
+    for window, piece in ((CHUNK * 4, CHUNK), (600_000, 150_000), (MAX_WINDOW, BULK)):
+        flow.window = window
+        assert flow.piece == piece
+    flow.data(0, MAX_WINDOW - 10)
+    assert flow.piece == flow.credit == 10
+    flow.eof(MAX_WINDOW - 10)
+    assert flow.piece == 0

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from transport.errors import ProtocolError
 from transport.wire.frames import (
+    BULK_PAYLOAD,
     GREETING,
     HEADER,
     HEADER_SIZE,
+    LIFE,
     MAX_NOISE,
     MAX_PAYLOAD,
     NAMES,
@@ -20,6 +22,7 @@ from transport.wire.frames import (
     Frame,
     Kind,
     encode,
+    header,
     pack,
 )
 
@@ -78,7 +81,7 @@ def test_byte_by_byte() -> None:
 
 def test_the_announced_length_is_refused_before_anything_is_kept() -> None:
     decoder = Decoder()
-    header = HEADER.pack(MAX_PAYLOAD + 1, Kind.DATA, 1, 1, 0)
+    header = HEADER.pack(BULK_PAYLOAD + 1, Kind.DATA, 1, 1, 0)
     with pytest.raises(ProtocolError, match="frame of"):
         list(decoder.feed(GREETING + header))
     with pytest.raises(ProtocolError, match="after a protocol error"):
@@ -133,3 +136,14 @@ def test_arguments_that_are_not_text_survive() -> None:
     name = b"caf\xe9".decode(errors="surrogateescape")
     body = Frame(Kind.SPAWN, payload=pack({"argv": [name]})).body()
     assert body["argv"][0].encode(errors="surrogateescape") == b"caf\xe9"
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2, LIFE])
+@pytest.mark.parametrize("kind", [Kind.DATA, Kind.SPAWN, Kind.EXIT])
+def test_output_alone_comes_in_large_frames(kind: int, stream: int) -> None:
+    longest = BULK_PAYLOAD if kind == Kind.DATA and stream in (1, 2) else MAX_PAYLOAD
+    decoder = Decoder()
+    (frame,) = decoder.feed(GREETING + header(kind, 1, stream, 0, longest) + bytes(longest))
+    assert len(frame.payload) == longest
+    with pytest.raises(ProtocolError, match=f"frame of {longest + 1} bytes"):
+        list(decoder.feed(header(kind, 1, stream, 0, longest + 1)))

@@ -71,9 +71,10 @@ class SshDuplex:
         self.connections: Sequence[Connection] = ()  # those of the jump hosts, then the channel's own
         self.stderr = b""
         self.exit: int | None = None
+        self.quick: Callable[[list[bytes]], bool] | None = None  # sends data if it can: see quick.py
         self._channel: Channel | None = None
         self._protocol: DuplexProtocol | None = None
-        self._buffer: list[bytes] = []
+        self._buffer: list[bytes | memoryview] = []
         self._size = 0  # bytes in it that came after `attach`
         self._ended: str | None = None  # the reason of the end, once it has ended
         self._over = False
@@ -98,7 +99,7 @@ class SshDuplex:
         while not self._buffer and self._ended is None:
             self._news.clear()
             await self._news.wait()
-        return self._buffer.pop(0) if self._buffer else b""
+        return bytes(self._buffer.pop(0)) if self._buffer else b""
 
     def unread(self, data: bytes) -> None:
         """Give back bytes that were read too far; the next read or `attach` delivers them first."""
@@ -106,6 +107,8 @@ class SshDuplex:
             self._buffer.insert(0, data)
 
     def writelines(self, chunks: list[bytes]) -> None:
+        if self._ended is None and self.quick is not None and self.quick(chunks):
+            return
         self.write(b"".join(chunks))  # each write is at least one packet, and a packet costs more than a copy
 
     def write(self, data: bytes) -> None:
@@ -162,16 +165,17 @@ class SshDuplex:
     def session_started(self) -> None:
         pass
 
-    def data_received(self, data: bytes, datatype: int | None) -> None:
+    def data_received(self, data: bytes | memoryview, datatype: int | None) -> None:
         if datatype is not None:
             self.stderr = (self.stderr + data)[-STDERR_KEPT:]
         elif self._over:
             pass  # connection_lost was the last call
         else:
-            self._buffer.append(data)
             if self._protocol is None:
+                self._buffer.append(bytes(data))
                 self._news.set()
                 return
+            self._buffer.append(data)
             self._size += len(data)
             if self._size >= AT_ONCE:
                 self._deliver()  # so the listener can pause before asyncssh lets go all that it kept
@@ -181,7 +185,7 @@ class SshDuplex:
     def _deliver(self) -> None:
         """Deliver all bytes of one turn of the loop at once: handling each piece costs more than the copy."""
         if self._buffer and self._protocol is not None and not self._over:
-            data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+            data = b"".join(self._buffer)
             self._buffer.clear()
             self._size = 0
             self._protocol.data_received(data)

@@ -22,6 +22,27 @@ def install() -> None:
     library.GCMCipher.verify_and_decrypt = _verify_and_decrypt  # type: ignore[method-assign]
 
 
+def of(encryption: Any) -> Any:
+    """Return the GCM cipher of a connection's encryption; None if it is another one."""
+    cipher = getattr(encryption, "_cipher", None)
+    return cipher if isinstance(cipher, library.GCMCipher) else None
+
+
+def sealed(gcm: Any, header: bytes, data: bytes | memoryview) -> bytes:
+    """Return the next packet: header, sealed data and tag."""
+    packet = header + _key(gcm).encrypt(gcm._iv, data, header)
+    gcm._update_iv()
+    return packet  # type: ignore[no-any-return]
+
+
+def opened(gcm: Any, header: memoryview, data: memoryview) -> bytes | None:
+    """Return the next packet's content; None if it was changed. `data` ends with the tag. The cipher stays as it is."""
+    try:
+        return _key(gcm).decrypt(gcm._iv, data, header)  # type: ignore[no-any-return]
+    except library.InvalidTag:  # type: ignore[attr-defined]
+        return None
+
+
 def _key(cipher: Any) -> Any:
     try:
         return cipher.one
