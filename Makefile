@@ -65,7 +65,7 @@ mutants: setup
 	$(BIN)/python scripts/mutants.py $(ARGS)
 
 soak: setup
-	$(BIN)/python -m tests.sim --soak $(SECONDS)
+	$(BIN)/python -m tests.sim $(if $(BATCH),--batch) --soak $(SECONDS)
 
 lint: setup
 	$(BIN)/ruff check .
