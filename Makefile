@@ -77,7 +77,7 @@ types: setup
 check: lint types test-all test-hosts test-carriers
 
 bench: setup
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(ARGS)
 
 # The command line's reference and the man pages, from the tables of the program.
 reference: setup
