@@ -37,26 +37,36 @@ from transport.wire.session import STDERR, STDOUT
 
 SLOTS = 4  # of each host
 HOSTS = (10, 30, 100, 300, 1000)
-LENGTHS = (0.01, 1.0, 10.0)  # seconds of a job
-WARM = 4.0  # seconds until all hosts are reached
-WINDOW = 5.0  # seconds that are measured
+LENGTHS = (0.01, 1.0, 5.0)  # seconds of a job
+WARM = 2.0  # seconds before anything is measured, and as many jobs as there are hosts: all links are up
+WINDOW = 5.0  # seconds that are measured, and two lengths of a job at least
+IDLE = 3.0  # seconds for the share of the node with all links and no job
 MILLION = 1_000_000
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Point(NamedTuple):
-    """What was measured: jobs a second, and seconds of a processor a second of the client and of the node."""
+    """What was measured: jobs a second, and seconds of a processor a second of the client and of the node.
+
+    `idle` is that of the node when no job is there: its heartbeats to all hosts.
+    """
 
     hosts: int
     length: float
     rate: float
     client: float
     node: float
+    idle: float = 0.0
+
+    def cost(self, name: str) -> float:
+        """Seconds of a processor that a job takes of the client, or of the node."""
+        used = self.client if name == "client" else self.node - self.idle
+        return max(used / self.rate, 1e-6) if self.rate else 1e-6
 
     @property
     def most(self) -> float:
-        """Jobs a second with a processor for each of the two, by what a job takes of it."""
-        return self.rate / max(self.client, self.node, 1e-9)
+        """Jobs a second with a processor for each of the two: where the origin saturates."""
+        return min(1 / self.cost("client"), max(1 - self.idle, 0.01) / self.cost("node"))
 
     @property
     def wanted(self) -> float:
@@ -224,8 +234,11 @@ def measure(hosts: int, length: float, warm: float = WARM, window: float = WINDO
                 client = subprocess.Popen(words, stdin=feed.stdout, **quiet)
                 assert feed.stdout
                 feed.stdout.close()
-                point = _watched(folder, (client, node), Point(hosts, length, 0, 0, 0), warm, window, items)
+                empty = Point(hosts, length, 0, 0, 0)
+                point = _watched(folder, (client, node), empty, warm, max(window, 2 * length), items)
                 client.kill()
+            if not items:
+                point = point._replace(idle=_idle(node.pid))
         finally:
             for process in (client, node, far):
                 if process:
@@ -246,7 +259,9 @@ def _watched(
         return int.from_bytes((folder / "counter").read_bytes(), "little")
 
     _until(lambda: ended() > 0)
-    time.sleep(0 if items else warm)
+    if not items:
+        time.sleep(warm)
+        _until(lambda: ended() > point.hosts)
     began, jobs, used = time.monotonic(), ended(), [seconds_of(process.pid) for process in pair]
     if items:
         _until(lambda: ended() >= items, 3600.0)
@@ -255,6 +270,14 @@ def _watched(
     took, done = time.monotonic() - began, ended() - jobs
     client, node = (seconds_of(process.pid) - before for process, before in zip(pair, used, strict=True))
     return point._replace(rate=done / took, client=client / took, node=node / took)
+
+
+def _idle(pid: int) -> float:
+    """The share of a node once the jobs of a client that was killed are over."""
+    time.sleep(IDLE / 2)
+    before = seconds_of(pid)
+    time.sleep(IDLE)
+    return (seconds_of(pid) - before) / IDLE
 
 
 def _until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -266,24 +289,19 @@ def _until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 def run(_: Lab) -> list[Row]:
-    """All numbers of hosts and all lengths of jobs, and the plots of them; in the long form a million items, too."""
+    """All numbers of hosts and all lengths of jobs, and the plots of them; in the long form a million items, too.
+
+    The cost of a job is processor time, which a busy machine changes little; the rate beside it is that of the machine.
+    """
     points = [measure(hosts, length) for length in LENGTHS for hosts in HOSTS[:: size(4, 1)]]
     if Form.plots:
         draw(points, Form.plots)
     rows = []
     for point in points:
         figure = f"{point.hosts} hosts of {SLOTS} slots, jobs of {point.length:g} s"
-        share = f"client {100 * point.client:.0f} %, node {100 * point.node:.0f} % of a processor; "
-        rows.append(
-            Row(
-                figure,
-                point.rate,
-                "jobs/s",
-                "what the slots allow",
-                point.wanted,
-                f"{share}≤ {point.most:.0f}/s",
-            )
-        )
+        share = " and ".join(f"{1e6 * point.cost(name):.0f} µs of the {name}" for name in ("client", "node"))
+        figure += f", a job takes {share}; idle {100 * point.idle:.0f} %; saturates at {point.most:.0f}/s"
+        rows.append(Row(figure, point.rate, "jobs/s", "the slots allow", point.wanted))
     if size(0, 0, 1):
         whole = measure(HOSTS[-1], LENGTHS[0], items=MILLION)
         rows.append(Row(f"{MILLION} items over {HOSTS[-1]} hosts", whole.rate, "jobs/s"))
@@ -296,15 +314,19 @@ def draw(points: list[Point], directory: Path) -> None:
     lines = []
     for length in lengths:
         mine = [point for point in points if point.length == length]
-        lines.append(plot.Line(f"jobs of {length:g} s", [(p.hosts, max(p.rate, 0.1)) for p in mine]))
-        lines.append(plot.Line("what the slots allow", [(p.hosts, p.wanted) for p in mine], dashed=True))
-    title = f"Jobs a second at one origin, hosts of {SLOTS} slots"
+        lines.append(
+            plot.Line(f"slots: jobs of {length:g} s", [(p.hosts, p.wanted) for p in mine], dashed=True)
+        )
+    counts = sorted({point.hosts for point in points})
+    most = [(count, max(point.most for point in points if point.hosts == count)) for count in counts]
+    lines.append(plot.Line("the origin", most))
+    title = f"Jobs a second that the origin serves, and that hosts of {SLOTS} slots take"
     plot.write_lines(directory / "scale-rate.svg", title, "hosts", "jobs/s", lines)
     lines = []
     for length in lengths:
         mine = [point for point in points if point.length == length and point.rate]
         for name in ("client", "node"):
-            used = [(p.hosts, max(1e6 * getattr(p, name) / p.rate, 1.0)) for p in mine]
+            used = [(p.hosts, 1e6 * p.cost(name)) for p in mine]
             lines.append(plot.Line(f"{name}, jobs of {length:g} s", used, dashed=name == "client"))
     title = "Processor time of one job at the origin"
     plot.write_lines(directory / "scale-cost.svg", title, "hosts", "µs", lines)
