@@ -65,7 +65,7 @@ mutants: setup
 	$(BIN)/python scripts/mutants.py $(ARGS)
 
 soak: setup
-	$(BIN)/python -m tests.sim --soak $(SECONDS)
+	$(BIN)/python -m tests.sim $(if $(BATCH),--batch) --soak $(SECONDS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -77,7 +77,7 @@ types: setup
 check: lint types test-all test-hosts test-carriers
 
 bench: setup
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(ARGS)
 
 # The command line's reference and the man pages, from the tables of the program.
 reference: setup

@@ -12,11 +12,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `unit` is ms, MB/s, MB; `peer` is None if there is none."""
+    """One line of the table. `unit` is ms, MB/s, MB; `peer` is None if there is none, and `peer_name` may say why."""
 
     figure: str
     value: float
@@ -25,6 +26,18 @@ class Row:
     peer: float | None = None
     reach: str = ""
     met: bool | None = None
+
+
+class Form:
+    """The form of figures that is wanted: 0 short, 1 that of every day, 2 long; and the directory of plots, if any."""
+
+    chosen = 1
+    plots: Path | None = None
+
+
+def size(*sizes: int) -> int:
+    """Return the size for the form that was chosen: of a short, a usual and perhaps a long one."""
+    return sizes[min(Form.chosen, len(sizes) - 1)]
 
 
 def timed(action: Callable[[], object]) -> float:

@@ -57,7 +57,8 @@ class Inventory:
                     refused |= self._term(term.strip(), where)
         if not positive and "!" in where:
             wanted = set(self.hosts)
-        chosen = [host for name, host in self.hosts.items() if name in wanted - refused]
+        wanted -= refused  # once: for each host it made placing among a thousand take milliseconds
+        chosen = [host for name, host in self.hosts.items() if name in wanted]
         if not chosen:
             raise self._nobody(where)
         return chosen

@@ -55,6 +55,7 @@ class Starter:
         self._limits = limits(spawn)
         self._where = spawn.on or "local"
         self._context = caller(spawn)
+        self._inventory: object = None  # the version of it whose hosts are in the journal
         # One tree: its jobs on a host share a directory, if --cwd names none, and one that is empty goes at the end.
         self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
         self.most = options.number("jobs", 0)
@@ -69,6 +70,7 @@ class Starter:
         """Have jobs outlive this process; those of the next one are in the same directories."""
         self._journal = journal
         journal.sends_to(self._where)
+        self._note_hosts()
         self._context["batch"] = journal.batch
         self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or journal.batch
 
@@ -182,6 +184,7 @@ class Starter:
         task.entry.id = spawn.id
         if not self._journal:
             return
+        self._note_hosts()
         self._journal.start(spawn.id, task.entry.hash, task.tries, task.sent)
         task.sent, task.adopted = spawn.id, None
         if task.kept:
@@ -240,6 +243,23 @@ class Starter:
         return False
 
     # -- jobs whose client, or its node, has died ----------------------------------------------------
+
+    def _note_hosts(self) -> None:
+        """Note the hosts that --on means, before a job is sent: one may leave the inventory with a job that began."""
+        if self._inventory != (version := self._version()):
+            self._inventory = version
+            assert self._journal
+            for host in self.hosts():
+                if host == "local" or host not in self._journal.wheres:
+                    self._journal.on_host(host)
+
+    def _version(self) -> object:
+        """Something that changes with the inventory."""
+        try:
+            facts = os.stat(str(self._context.get("inventory") or ""))
+        except OSError:
+            return ()
+        return facts.st_mtime_ns, facts.st_ino
 
     def hosts(self) -> list[str]:
         """The hosts that may have jobs of this batch."""

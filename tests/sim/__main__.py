@@ -8,12 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-from tests.sim.drawing import draw
+from tests.sim.batch.mutations import MUTATIONS
+from tests.sim.batch.simulation import BATCHES
 from tests.sim.run import report, run_seeds
-from tests.sim.simulation import simulate
+from tests.sim.shrink import NODES
 from tests.sim.taken_back import TAKEN_BACK
 
-LAST = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quine-sim-seed"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def main() -> int:
@@ -22,31 +23,36 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first of several seeds")
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--soak", type=float, metavar="SECONDS", help="go on from where the last soak ended")
-    parser.add_argument("--without", choices=sorted(TAKEN_BACK), help="take this fix back first")
+    parser.add_argument("--batch", action="store_true", help="batches over hosts, in place of single jobs")
+    parser.add_argument("--without", choices=sorted(TAKEN_BACK | MUTATIONS), help="take this fix back first")
     parser.add_argument("--no-shrink", action="store_true", help="report a scenario as it was drawn")
     args = parser.parse_args()
-    mutation = TAKEN_BACK[args.without].restore if args.without else None
+    kind, table = (BATCHES, MUTATIONS) if args.batch else (NODES, TAKEN_BACK)
+    if args.without and args.without not in table:
+        parser.error(f"--without {args.without}: there are {', '.join(table)}")
+    mutation = table[args.without].restore if args.without else None
+    last = CACHE / f"quine-sim-seed{'-batch' * args.batch}"
     if args.seed is not None:
         trace: list[str] = []
-        scenario = draw(args.seed)
+        scenario = kind.draw(args.seed)
         print(scenario.describe())
-        violation = simulate(scenario, trace, mutation)
+        violation = kind.simulate(scenario, trace, mutation)
         print("\n".join(trace))
         return 1 if violation else 0
     first, until = args.first, None
     if args.soak is not None:
-        first = int(LAST.read_text()) if LAST.exists() else 1_000_000
+        first = int(last.read_text()) if last.exists() else 1_000_000
         until = time.monotonic() + args.soak
         args.seeds = 1 << 40
     begin = time.monotonic()
-    done, found = run_seeds(range(first, first + args.seeds), mutation, until)
+    done, found = run_seeds(range(first, first + args.seeds), mutation, until, kind)
     if args.soak is not None:
-        LAST.parent.mkdir(parents=True, exist_ok=True)
-        LAST.write_text(str(first + done))
+        last.parent.mkdir(parents=True, exist_ok=True)
+        last.write_text(str(first + done))
     seconds = time.monotonic() - begin
     print(f"seeds {first} to {first + done - 1}: {done / seconds:.0f} a second")
     if found:
-        print(report(*found, mutation, shrinks=not args.no_shrink))
+        print(report(*found, mutation, shrinks=not args.no_shrink, kind=kind))
         if args.without:
             print(f"without {args.without}: caught after {done} seeds")
     if args.without:

@@ -32,6 +32,7 @@ class Machine:
         self.launches: list[tuple[str, Process]] = []
         self.ends: list[End] = []  # the ends of its node
         self.nodes = 0  # started so far
+        self.judged = 0  # launches that a rule has seen
         self._pids = number * 100_000
         self.start_node()
 

@@ -60,7 +60,7 @@ class End:
         self._under_way += len(data)
         if not self.hole and data:
             self._later(self.peer.arrive, data)
-        if self._under_way > HIGH_WATER and not self._paused and self.protocol:
+        if self._under_way > HIGH_WATER and not self._paused and self.protocol is not None:
             self._paused = True
             self.protocol.pause_writing()
         if breaks:
@@ -110,7 +110,12 @@ class End:
             self._wake()
 
     def _wake(self) -> None:
-        if not self._due and self.protocol and self._reading and (self._buffer or self._lost is not None):
+        if (
+            not self._due
+            and self.protocol is not None
+            and self._reading
+            and (self._buffer or self._lost is not None)
+        ):
             self._due = True
             self.soon(self._deliver)
 

@@ -9,15 +9,18 @@ A script is a list of steps. The pipes are the kernel's, so that `pump` runs as 
     ("fork", steps)          a child of the same session, with copies of all streams
     ("ask", size)            a request to the origin with a body of so many bytes; waits for its answer
     ("spawn", name)          ask for another job of the scenario, as its client; waits for its end
+    ("status",)              write what `quine node --status` does
     ("exit", code)           at the end of a script: exit 0
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from transport import this_build
@@ -84,6 +87,7 @@ class Process:
         self.alive = True
         self.wait_status = 0
         self.ended_by_node = False  # by a signal that nobody sent but its node or its guard
+        self.signals = 0  # that it got from its client
         self.at_exit = [0, 0, 0]  # bytes of each pipe when it ended
         self.got = bytearray()  # of stdin
         self.on_exit: Callable[[], None] | None = None
@@ -95,6 +99,7 @@ class Process:
         self._blocked = False
         self._asking: Asking | None = None
         self._client: Any = None
+        self._text: bytes | None = None  # of the status, as far as it was not written yet
         self.answers: list[str] = []
         self.memo: dict[str, Any] = parent.memo if parent else {}
         for pipe, is_open in zip(self.pipes, self.open, strict=True):
@@ -141,6 +146,22 @@ class Process:
                 return False
             pipe.count += sent
             self._left -= sent
+            self.machine.look()
+        return True
+
+    def _status(self) -> bool:
+        node, pipe = self.machine.node, self.pipes[1]
+        assert node
+        if self._text is None:
+            self._text = json.dumps(self.machine.loop.do(node.status)).encode()
+        while self._text:
+            try:
+                self._text = self._text[os.write(pipe.fd, self._text) :]
+            except BlockingIOError:
+                return False
+            except BrokenPipeError:
+                self.die(signal.SIGPIPE)
+                return False
             self.machine.look()
         return True
 
@@ -201,6 +222,7 @@ class Process:
         if not self.alive:
             return
         self.ended_by_node = self.ended_by_node or by_node
+        self.signals += not by_node
         if number == signal.SIGTERM and self.on_term[0] != "die":
             if self.on_term[0] == "exit":
                 self._turn += 1  # the step that was under way is not finished
@@ -278,6 +300,9 @@ class Asking:
             self._answered(f"the node ended: {why}")
 
 
+STATUS = SimpleNamespace(steps=(("status",),), on_term=("die",), refused=False, unsure=False)
+
+
 class Running:
     """transport.job.interface.Running."""
 
@@ -294,7 +319,7 @@ class Running:
 
     def _start(self) -> None:
         machine, argv = self._machine, self._order.argv
-        script = machine.scripts[argv[0]]
+        script = STATUS if self._order.own else machine.scripts[argv[0]]
         if script.refused:
             self._owner.on_not_started(Status("unreachable", NOT_STARTED, detail="cannot start"))
             return

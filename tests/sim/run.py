@@ -6,20 +6,21 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.sim.drawing import draw
-from tests.sim.shrink import shrink
-from tests.sim.simulation import simulate
+from tests.sim.shrink import NODES, Kind, shrink
 from tests.sim.world import Violation
 
 
 def run_seeds(
-    seeds: Iterable[int], mutation: Callable[[], Any] | None = None, until: float | None = None
+    seeds: Iterable[int],
+    mutation: Callable[[], Any] | None = None,
+    until: float | None = None,
+    kind: Kind = NODES,
 ) -> tuple[int, tuple[int, Violation] | None]:
     """Run them until one fails, or until time.monotonic() is `until`: how many were run, and the one that failed."""
     done = 0
     for seed in seeds:
         done += 1
-        if violation := simulate(draw(seed), mutation=mutation):
+        if violation := kind.simulate(kind.draw(seed), mutation=mutation):
             return done, (seed, violation)
         if until is not None and time.monotonic() >= until:
             break
@@ -27,13 +28,17 @@ def run_seeds(
 
 
 def report(
-    seed: int, violation: Violation, mutation: Callable[[], Any] | None = None, shrinks: bool = True
+    seed: int,
+    violation: Violation,
+    mutation: Callable[[], Any] | None = None,
+    shrinks: bool = True,
+    kind: Kind = NODES,
 ) -> str:
     """Return the failure, the command that repeats it, and the least scenario that fails in the same way."""
-    lines = [f"seed {seed}: {violation}", f"again: .venv/bin/python -m tests.sim --seed {seed}"]
+    lines = [f"seed {seed}: {violation}", f"again: .venv/bin/python -m tests.sim{kind.option} --seed {seed}"]
     if shrinks:
-        least, how = shrink(draw(seed), violation, mutation)
+        least, how = shrink(kind.draw(seed), violation, mutation, kind)
         trace: list[str] = []
-        simulate(least, trace, mutation)
+        kind.simulate(least, trace, mutation)
         lines += ["", f"the least that fails so: {how}", least.describe(), "", *trace[-60:]]
     return "\n".join(lines)

@@ -111,7 +111,9 @@ class BatchJob(JobCore):
 
     def forget(self) -> None:
         """The end of a job that is kept (`Spawn.keep`) is on record here: its node needs to keep it no longer."""
-        if self.spawn.keep and self.over and not self.severed and self.number in self.session.channels:
+        if not (self.spawn.keep and self.over and self.number) or self.severed:
+            return  # one without a number was never sent, and has no session
+        if self.number in self.session.channels:
             self.session.last_word(self.number)
 
     def more(self) -> None:

@@ -7,7 +7,8 @@ Laws
 1. A byte of output is kept until it is acknowledged, and the record until the opener has said that it has it. So the
    next opener gets all that the one before has not acknowledged, from the first such byte on.
 2. The bytes that are kept of a stream are bounded by its window: behind it the job waits in its write(2).
-3. A job that had not begun when its opener died is dropped, and never runs.
+3. A job that had not begun when its opener died is dropped, and never runs. So is one that could not be started: its
+   next opener is told that it is not here, and may start it again.
 4. An id that is not here was never begun here, as long as this node `remembers`: it does from its start on, and from
    when it last dropped a job that had begun without its opener's word that the record was taken.
 """
@@ -78,7 +79,8 @@ class Attic:
             self._since = self._loop.time()
 
     def status(self) -> dict[str, object]:
-        return {"ids": list(self.jobs), "remembers": round(self._loop.time() - self._since, 3)}
+        ids = [id for id, keeper in self.jobs.items() if not keeper.refused]
+        return {"ids": ids, "remembers": round(self._loop.time() - self._since, 3)}
 
 
 class Keeper:
@@ -235,8 +237,14 @@ class Keeper:
             self.behind.on_lost(why)
 
     @property
+    def refused(self) -> bool:
+        """Whether its record says that nothing was started."""
+        return self._exit is not None and self._exit.get("state") in ("unreachable", "denied")
+
+    @property
     def _begun(self) -> bool:
-        return bool(getattr(self.behind, "begun", True))  # False of one that waits for its turn
+        waits = not getattr(self.behind, "begun", True)  # for its turn
+        return not waits and not self.refused
 
     def adopt(self, link: Link, number: int) -> None:
         """Serve the job on another channel. The bytes that were not acknowledged come again there."""

@@ -1,0 +1,156 @@
+"""The course of a batch: its items, its options, and what befalls it. A value, so that it can be shrunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+from tests.sim.scenario import Fault, Job, Scenario
+from tests.sim.world import weighted
+
+BATCH = "batch"  # where a fault of the client is
+LEASES = ((5.0, 1), (30.0, 2), (600.0, 4))
+
+
+@dataclass(frozen=True)
+class Course(Scenario):
+    """`slots` are those of each host, `most` is -P (0: as many as the hosts take), `rate` that of the output's reader.
+
+    A fault at BATCH hits the client: `kill_client` (how "node": its node, too), `stop_client`, `signal`. The next
+    client goes on `again` seconds after one has ended before its items have.
+    """
+
+    items: tuple[Job, ...] = ()
+    lease: float = 600.0
+    most: int = 0
+    retries: int = 1
+    idempotent: bool = False
+    reads: bool = False  # the jobs have their items on stdin
+    rate: float = 0.0
+    again: float = 1.0
+
+    def describe(self) -> str:
+        words = [
+            f"-P {self.most}",
+            f"--retries {self.retries}",
+            f"lease {self.lease:g}",
+            f"rate {self.rate:g}",
+        ]
+        words += ["--idempotent"] * self.idempotent + ["--stdin item"] * self.reads
+        lines = [f"hosts: {' '.join(self.hosts)}; slots: {self.slots}; {', '.join(words)}"]
+        lines += [f"again after {self.again:g} s; limits: {self.limits}"]
+        for item in self.items:
+            odd = "".join(f", {name}" for name in ("refused", "unsure") if getattr(item, name))
+            lines.append(f"item {item.name}: term {item.on_term}{odd}, {item.steps}")
+        return "\n".join([*lines, *(f"fault {fault}" for fault in self.faults)])
+
+
+def draw(seed: int) -> Course:
+    """The course of a seed."""
+    random = Random(f"batch {seed}")
+    hosts = tuple(f"h{n}" for n in range(1, weighted(random, ((3, 5), (4, 3), (5, 1)))))
+    slots = weighted(random, ((1, 2), (2, 4), (4, 1)))
+    count = weighted(random, ((6, 2), (15, 3), (40, 1)))
+    quick = random.random() < 0.4  # many short jobs: they are sent ahead of their slots
+    items = tuple(_item(random, f"i{n}", quick) for n in range(1 + random.randrange(count)))
+    natural = sum(item.seconds - 5.0 for item in items) / (len(hosts) * slots) + 2.0
+    faults: list[Fault] = []
+    for _ in range(weighted(random, ((0, 1), (1, 3), (2, 4), (3, 3), (5, 1)))):
+        fault = _fault(random, hosts, natural)
+        if faults and random.random() < 0.5:  # while another one lasts, or is mended
+            before = random.choice(faults)
+            fault = replace(fault, at=round(before.at + (before.seconds + 3.0) * random.random(), 4))
+        faults.append(fault)
+    limits = {"UNSTARTED": random.choice((2, 5, 64)), "WAITING": random.choice((2, 8, 32))}
+    limits |= {"UNRECORDED": random.choice((3, 4096)), "COMPACT": random.choice((0, 20_000))}
+    return Course(
+        seed,
+        hosts,
+        (),
+        tuple(sorted(faults, key=lambda fault: fault.at)),
+        slots,
+        limits=limits,
+        items=items,
+        lease=weighted(random, LEASES),
+        most=weighted(random, ((0, 3), (1, 1), (5, 2))),
+        retries=weighted(random, ((1, 4), (3, 1))),
+        idempotent=random.random() < 0.1,
+        reads=random.random() < 0.3,
+        rate=weighted(random, ((0.0, 4), (4000.0, 1))),
+        again=round(random.choice((0.2, 3.0, 12.0)) * random.uniform(0.5, 1.5), 3),
+    )
+
+
+def _item(random: Random, name: str, quick: bool) -> Job:
+    steps: list[tuple[object, ...]] = []
+    for _ in range(random.randint(0, 2)):
+        if random.random() < 0.6:
+            size = weighted(random, ((10, 4), (3000, 2), (20_000, 1)))
+            steps.append(("write", weighted(random, ((1, 4), (2, 1))), size))
+        else:
+            steps.append(("read", -1))
+    longest = 0.1 if quick else weighted(random, ((0.2, 2), (3.0, 3), (15.0, 1)))
+    steps.insert(random.randrange(len(steps) + 1), ("sleep", round(longest * random.random(), 3)))
+    if code := weighted(random, ((0, 12), (1, 1), (7, 1))):
+        steps.append(("exit", code))
+    odd = random.random()
+    term = weighted(random, ((("die",), 4), (("ignore",), 1), (("exit", (("write", 1, 70), ("exit", 0))), 1)))
+    return Job(name, "", steps=tuple(steps), on_term=term, refused=odd < 0.02, unsure=0.02 < odd < 0.03)
+
+
+def _fault(random: Random, hosts: tuple[str, ...], natural: float) -> Fault:
+    at = round(1.0 + natural * random.random() * random.choice((0.3, 1.0, 1.3)), 4)
+    short, long = round(random.uniform(0.1, 5.0), 3), round(random.uniform(5.0, 40.0), 3)
+    seconds, host = random.choice((short, short, long)), random.choice(hosts)
+    kind = weighted(
+        random,
+        (
+            *(("cut", 3), ("cut_bytes", 3), ("hole", 2), ("down", 3), ("late", 2), ("leave", 2)),
+            *(("stop_node", 3), ("suspend", 2), ("kill_node", 3), ("crash", 2)),
+            *(("kill_client", 6), ("stop_client", 2), ("signal", 1)),
+        ),
+    )
+    if kind == "cut":
+        return Fault(at, kind, host, how=random.choice(("clean", "drop")))
+    if kind == "cut_bytes":
+        number = random.choice((20, 400, 4000)) * random.randint(1, 9)
+        return Fault(at, kind, host, how=random.choice(("there", "back")), number=number)
+    if kind == "hole":
+        return Fault(at, kind, host, how=random.choice(("both", "there", "back")))
+    if kind == "down":
+        return Fault(at, kind, host, seconds, how=random.choice(("interrupted", "refused", "hang")))
+    if kind == "late":
+        return Fault(at, kind, host, seconds, how=random.choice(("cut", "hang")))
+    if kind == "leave":
+        return Fault(at, kind, hosts[-1], seconds) if len(hosts) > 1 else Fault(at, "cut", host, how="drop")
+    if kind in ("stop_node", "suspend"):
+        return Fault(at, kind, random.choice((host, "o")), seconds)
+    if kind == "kill_node":
+        return Fault(at, kind, random.choice((host, "o")))
+    if kind == "crash":
+        return Fault(at, kind, host, seconds)
+    if kind == "signal":
+        return Fault(at, kind, BATCH, how=random.choice(("TERM", "INT", "INT")))
+    if kind == "kill_client":
+        return Fault(at, kind, BATCH, how=random.choice(("", "", "node")))
+    return Fault(at, kind, BATCH, seconds)
+
+
+def lesser(course: Course) -> Iterator[Course]:
+    """Courses that have a little less in them, those that have least first."""
+    half = len(course.items) // 2
+    if half > 1:
+        yield replace(course, items=course.items[:half])
+        yield replace(course, items=course.items[half:])
+    for item in course.items if len(course.items) > 1 else ():
+        yield replace(course, items=tuple(other for other in course.items if other is not item))
+    for fault in course.faults:
+        yield replace(course, faults=tuple(other for other in course.faults if other is not fault))
+    for name, least in (("rate", 0.0), ("reads", False), ("most", 0), ("retries", 1), ("limits", {})):
+        if getattr(course, name) != least:
+            yield replace(course, **{name: least})
+    for item in course.items:
+        for number in range(len(item.steps)):
+            less = replace(item, steps=item.steps[:number] + item.steps[number + 1 :])
+            yield replace(course, items=tuple(less if other is item else other for other in course.items))

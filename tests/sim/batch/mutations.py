@@ -1,0 +1,150 @@
+"""Mutations of the fan-out that the simulator has to notice: fixes that are taken back, and plain faults.
+
+A row says what is wrong for as long as it is entered, which rules that breaks, and within how many seeds it is caught.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from quine.fanout.retries import Retries
+from quine.fanout.run import Run
+from quine.fanout.starter import Starter
+from quine.jobs import adoption
+from tests.sim.taken_back import TakenBack, replaced
+from transport.client.batch_core import BatchCore
+from transport.client.batch_job import BatchJob
+from transport.client.feed import Feed
+from transport.node.kept import Keeper
+from transport.node.slots import Slots
+from transport.node.turns import Turns
+
+
+def held_forgotten() -> contextlib.AbstractContextManager[None]:
+    """A job that its node gives back is forgotten."""
+    given_back = Feed.given_back
+
+    def mutant(self: Feed, job: BatchJob, now: float) -> None:
+        before, self.waiting = self.waiting, deque()
+        given_back(self, job, now)
+        self.waiting = before
+
+    return replaced(Feed, "given_back", mutant)
+
+
+def started_given_back() -> contextlib.AbstractContextManager[None]:
+    """A job whose node has ended is sent again, as one that was given back."""
+    lost = BatchCore.lost
+
+    def mutant(self: BatchCore, why: str) -> None:
+        for job in list(self._sent.values()):
+            if job.pid and not job.over and not job.spawn.adopt:
+                del self._sent[job.number]
+                job.forget()
+                job.again()
+                self._feeds[job.where].waiting.append(job)
+                self._waiting += 1
+        lost(self, why)
+
+    return replaced(BatchCore, "lost", mutant)
+
+
+def lost_again() -> contextlib.AbstractContextManager[None]:
+    """An item that is lost is tried again, without --idempotent."""
+
+    def mutant(self: Retries, task: Any, status: Any, kind: str) -> bool:
+        return kind in ("lost", "never started") and bool(status.host) and task.tries < 4
+
+    return replaced(Retries, "may", mutant)
+
+
+def reported_twice() -> contextlib.AbstractContextManager[None]:
+    """An item whose end comes late has two lines in the log."""
+    written = Run._written
+
+    def mutant(self: Run, task: Any) -> None:
+        written(self, task)
+        if task.adopted and self._log:
+            self._log.end(task.entry, 0.0)
+
+    return replaced(Run, "_written", mutant)
+
+
+def output_not_held() -> contextlib.AbstractContextManager[None]:
+    """Output is acknowledged when it was read, although a death of the client loses it."""
+    return replaced(BatchJob, "hold", lambda self: None)
+
+
+def guessed_never() -> contextlib.AbstractContextManager[None]:
+    """A job that no host has was never begun, whether all of them have answered and remember or not."""
+
+    def mutant(self: adoption.Search) -> None:
+        ids, self._ids = self._ids, {}
+        for id in ids:
+            self._missed(id, True)
+        self._concluded()
+
+    return replaced(adoption.Search, "_conclude", mutant)
+
+
+@contextlib.contextmanager
+def slots_ignored() -> Iterator[None]:
+    """A host begins jobs that should wait there for their turn."""
+
+    def mutant(self: Turns, job: Any, limit: int) -> Any:
+        self._running.add(job)
+        job.start()
+        return job
+
+    with replaced(Turns, "submit", mutant), replaced(Slots, "_ahead", property(lambda self: 4)):
+        yield
+
+
+def done_unseen() -> contextlib.AbstractContextManager[None]:
+    """A job that its client lost sight of is taken for done."""
+    judge = Run._judge
+
+    def mutant(self: Run, task: Any, status: Any) -> None:
+        if status.state == "lost":
+            status.state, status.code = "exited", 0
+        judge(self, task, status)
+
+    return replaced(Run, "_judge", mutant)
+
+
+def never_sent() -> contextlib.AbstractContextManager[None]:
+    """A job that was never sent is forgotten as one that was: the client dies of it."""
+
+    def restored(self: BatchJob) -> None:
+        if self.spawn.keep and self.over and not self.severed and self.number in self.session.channels:
+            self.session.last_word(self.number)
+
+    return replaced(BatchJob, "forget", restored)
+
+
+def refused_kept() -> contextlib.AbstractContextManager[None]:
+    """A job that could not be started is kept for the next client as one that has begun."""
+    return replaced(Keeper, "refused", property(lambda self: False))
+
+
+def hosts_unnoted() -> contextlib.AbstractContextManager[None]:
+    """A host is in the journal once a job has started there, and not when one may be sent to it."""
+    return replaced(Starter, "_note_hosts", lambda self: None)
+
+
+MUTATIONS = {
+    "held-forgotten": TakenBack(held_forgotten, frozenset({"drains"}), 20),
+    "started-given-back": TakenBack(started_given_back, frozenset({"twice", "truth"}), 20),
+    "lost-again": TakenBack(lost_again, frozenset({"twice"}), 20),
+    "reported-twice": TakenBack(reported_twice, frozenset({"line"}), 20),
+    "output-not-held": TakenBack(output_not_held, frozenset({"bytes", "whole", "lost"}), 150),
+    "guessed-never": TakenBack(guessed_never, frozenset({"twice"}), 20),
+    "slots-ignored": TakenBack(slots_ignored, frozenset({"slots"}), 20),
+    "done-unseen": TakenBack(done_unseen, frozenset({"done", "truth"}), 20),
+    "never-sent": TakenBack(never_sent, frozenset({"defect"}), 350),
+    "refused-kept": TakenBack(refused_kept, frozenset({"lost"}), 250),
+    "hosts-unnoted": TakenBack(hosts_unnoted, frozenset({"twice"}), 200),
+}

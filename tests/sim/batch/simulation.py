@@ -1,0 +1,260 @@
+"""Runs the course of one batch: client after client, until one has come to its end; then the rules are checked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from deploy.host import Host
+from deploy.inventory import Inventory
+from quine.base import backoff
+from quine.fanout import outcome
+from quine.fanout.input.items import Items
+from quine.fanout.joblog import Joblog
+from quine.fanout.main import template
+from quine.fanout.options import Options
+from quine.fanout.output import sinks
+from quine.fanout.output.sinks import Sink
+from quine.fanout.progress import Progress
+from quine.fanout.run import Run
+from quine.fanout.starter import Starter
+from quine.fanout.tasks import Work
+from quine.fanout.view import View
+from quine.jobs import remote
+from tests.sim.batch.batch import Killed, SimulatedBatch
+from tests.sim.batch.course import Course, draw, lesser
+from tests.sim.batch.judge import check, check_slots
+from tests.sim.batch.streams import SimulatedReport, SimulatedStreams
+from tests.sim.scenario import HANG, NOTICE, ORIGIN, Fault
+from tests.sim.shrink import Kind
+from tests.sim.simulation import PAUSE, QUIET, Simulation, patched
+from tests.sim.world import Violation, World
+from transport.node.kept import BEYOND
+from transport.node.served import KEPT as KEPT_LINK
+from transport.spawn import Spawn
+
+CLIENTS = 12  # one after the other
+SETTLED = 120.0  # seconds for an orphan to be looked for, and for starts to be tried again
+KEPT = {outcome.DONE, outcome.LOST, outcome.FAILED, outcome.KILLED, outcome.TIMEOUT}  # by --resume
+MEMORY = 3500  # bytes of an output that are kept in memory: less than a window, which is not acknowledged till then
+
+
+class BatchSimulation(Simulation):
+    """`log` is the path of the log of the batch; `shown` the outputs that were passed on, by item."""
+
+    def __init__(self, course: Course, world: World, log: str) -> None:
+        super().__init__(course, world)
+        self.course, self.log = course, log
+        self.scripts.update((item.name, item) for item in course.items)
+        self.shown: dict[str, list[int]] = {}
+        self.batch: SimulatedBatch | None = None
+        self.run_under_way: Run | None = None
+        self.deaths = self.told = 0  # of clients and of nodes at the origin; signals to clients
+        self._away: dict[str, float] = {}  # hosts that the inventory does not have, and until when
+        world.watchers.append(lambda: check_slots(self))
+
+    # -- placement ---------------------------------------------------------------------------------
+
+    def inventory(self) -> Inventory:
+        known = [name for name in self.course.hosts if self._away.get(name, 0.0) <= self.world.now]
+        return Inventory({name: Host(name, slots=self.course.slots) for name in known})
+
+    def _place(self, spawn: Spawn, running: Any) -> Any:
+        avoid = spawn.context.get("avoid") or []
+        inventory = self.inventory()
+        if spawn.where in self.course.hosts:
+            name = inventory.host(spawn.where).name
+        else:
+            name = inventory.select(spawn.where, running, avoid, spawn.own).name
+        target = self.routes[name].target(self.course.slots)
+
+        def settings(spawn: Spawn) -> None:
+            spawn.lease = self.course.lease
+
+        target.settings = settings
+        return target
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def _leave(self, fault: Fault) -> None:
+        """The inventory has no such host for a while."""
+        self._away[fault.where] = self.world.now + fault.seconds
+
+    def _kill_node(self, fault: Fault) -> None:
+        self.deaths += fault.where == ORIGIN
+        super()._kill_node(fault)
+
+    def _kill_client(self, fault: Fault) -> None:
+        if self.batch:
+            self.deaths += 1
+            self.world.say("the client is killed")
+            self.batch.kill()
+        if fault.how == "node":
+            self._kill_node(Fault(0.0, "kill_node", ORIGIN))
+
+    def _stop_client(self, fault: Fault) -> None:
+        if self.batch:
+            self.batch.stop(fault.seconds)
+
+    def _signal(self, fault: Fault) -> None:
+        if self.batch and (run := self.run_under_way):
+            self.told += 1
+            self.batch.soon(lambda: run.signalled(getattr(signal, f"SIG{fault.how}")))
+
+    # -- the run -----------------------------------------------------------------------------------
+
+    @property
+    def natural(self) -> float:
+        """Seconds that the items take one after the other."""
+        return sum(item.seconds for item in self.course.items) * self.course.retries
+
+    def run(self) -> None:
+        """Raises Violation."""
+        world, course = self.world, self.course
+        world.run(world.now + 0.9, lambda: False)  # all nodes run, and know of all jobs from then on
+        last = world.now + max([fault.end + fault.seconds for fault in course.faults], default=0.0)
+        until = last + self.natural + 2 * course.lease + CLIENTS * (course.again + SETTLED) + NOTICE + HANG
+        for _ in range(CLIENTS):
+            if self._client(until):
+                break
+            world.run(world.now + course.again, lambda: False)
+        else:
+            raise Violation("drains", f"none of {CLIENTS} clients came to its end")
+        check(self)
+        until = max(world.now, last) + course.lease + NOTICE + HANG + 2 * PAUSE
+        if not world.run(until, lambda: not self._alive()):
+            raise Violation("orphans", f"alive and nobody hears of it: {', '.join(self._alive())}")
+        check(self)
+        # The word that a record was taken may be lost with its link: then the host keeps that, and after it the record.
+        until = max(world.now, last) + 2 * course.lease + KEPT_LINK + BEYOND + NOTICE + QUIET + 15
+        if not world.run(until, lambda: not self._held()):
+            raise Violation("held", "; ".join(self._held()))
+
+    def _held(self) -> list[str]:
+        attics = [(m.name, list(m.node._attic.jobs)) for m in self.machines.values() if m.node]
+        return [*super()._held(), *(f"{name}: kept jobs {jobs}" for name, jobs in attics if jobs)]
+
+    def _client(self, until: float) -> bool:
+        """One process of `quine xargs --resume`. Return whether it came to its end, and all items with it."""
+        course, world = self.course, self.world
+        words = {
+            "joblog": self.log,
+            "resume": True,
+            "on": "any",
+            "quiet": True,
+            "retries": str(course.retries),
+        }
+        words |= {"jobs": str(course.most), "stdin": "item" if course.reads else ""}
+        options = Options(**words, idempotent=course.idempotent)
+        items = Items(options, ["{}", ":::", *(item.name for item in course.items)])
+        work = Work(options, template(options, items.command), items.command)
+        self.batch = batch = SimulatedBatch(self.origin, until)
+        report = SimulatedReport(options, work, world, self.shown)
+        streams: Any = SimulatedStreams(batch, course.rate)
+        sink = Sink(streams, False, False)
+        starter = Starter(options, batch, work, sink, report)
+        starter._version = lambda: tuple(self.inventory().hosts)  # type: ignore[method-assign]
+        log = Joblog(self.log, KEPT - ({outcome.LOST} if course.idempotent else set()))
+        starter.record(log.journal)
+        now = self.origin.clock.time()
+        view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now)
+        run = self.run_under_way = Run(options, batch, starter, work, items, sink, report, log, view)
+        world.say("a client begins")
+        try:
+            run.run()
+        except Killed:
+            self._close_files(run)
+            log._close()
+            return False
+        except BaseException as error:
+            self._close_files(run)
+            log._close()
+            if isinstance(error, Violation):
+                raise
+            raise Violation("defect", repr(error)) from error
+        finally:
+            self.batch = self.run_under_way = None
+        batch.close(goes_on=not run.killed)
+        log.close()
+        world.say(f"the client ends: {run.text()}")
+        if run.fault:
+            raise Violation("defect", repr(run.fault))
+        return not run.ended_by
+
+    @staticmethod
+    def _close_files(run: Run) -> None:
+        """As the kernel does."""
+        for task in run._running:
+            if task.output and task.output._spool._file:
+                task.output._spool._file.close()
+
+
+@contextlib.contextmanager
+def fanned(course: Course, world: World, sim: Callable[[], BatchSimulation]) -> Iterator[None]:
+    """Give the code of a batch the clock, the chance, the constants and the hosts of a simulation."""
+    undo: list[tuple[Any, str, Any]] = []
+
+    def put(owner: Any, name: str, value: Any) -> None:
+        undo.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    clock = SimpleNamespace(
+        monotonic=lambda: sim().origin.clock.time(),
+        time=lambda: world.now,
+        clock_gettime=lambda _: world.now,
+        CLOCK_BOOTTIME=7,
+        CLOCK_MONOTONIC=1,
+    )
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("quine.fanout", "quine.jobs.adoption")):
+            if getattr(module, "time", None) is time:
+                put(module, "time", clock)
+            for constant, value in {**course.limits, "MEMORY": MEMORY}.items():
+                if constant in vars(module):
+                    put(module, constant, value)
+    put(backoff, "random", world.random("backoff"))
+    put(sinks, "QUEUED", 4)
+    put(os, "fsync", lambda fd: None)
+    put(remote, "hosts", lambda where, options: list(sim().inventory().hosts))
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(undo):
+            setattr(owner, name, value)
+
+
+def simulate(
+    course: Course, trace: list[str] | None = None, mutation: Callable[[], Any] | None = None
+) -> Violation | None:
+    """Run a course; return its violation, or None. `trace` gets the events."""
+    world = World(course.seed)
+    world.trace = trace
+    made: list[BatchSimulation] = []
+    folder = tempfile.mkdtemp(prefix="quine-sim-")
+    with (
+        patched(course, world),
+        fanned(course, world, lambda: made[0]),
+        mutation() if mutation else contextlib.nullcontext(),
+    ):
+        sim = BatchSimulation(course, world, os.path.join(folder, "log"))
+        made.append(sim)
+        try:
+            sim.run()
+            return None
+        except Violation as violation:
+            world.say(f"VIOLATION {violation}")
+            return violation
+        finally:
+            sim.close()
+            shutil.rmtree(folder)
+
+
+BATCHES = Kind(draw, simulate, lesser, " --batch")

@@ -1,0 +1,82 @@
+"""A batch in a simulation: hundreds of seeds keep every rule, and a mutation of the fan-out is noticed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.sim.batch.course import BATCH, Course, draw
+from tests.sim.batch.mutations import MUTATIONS
+from tests.sim.batch.simulation import BATCHES, simulate
+from tests.sim.run import report, run_seeds
+from tests.sim.scenario import Fault, Job
+
+SEEDS, SHORT = 1000, 200  # of `make test-all`, and of `make test`
+PART = 25  # of one test, so that workers share them
+LONG = int(os.environ.get("QUINE_TEST_SEEDS", 0))
+QUICK = 20  # a mutation that so many seeds show is tried in `make test`, too
+
+
+def rest(value: object, is_long: bool) -> object:
+    return pytest.param(value, marks=pytest.mark.long) if is_long else value
+
+
+@pytest.mark.parametrize("first", [rest(first, first >= SHORT) for first in range(0, SEEDS, PART)])
+def test_every_rule_holds(first: int) -> None:
+    _, found = run_seeds(range(first, first + PART), kind=BATCHES)
+    assert not found, report(*found, kind=BATCHES)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.skipif(not LONG, reason="QUINE_TEST_SEEDS=N")
+def test_every_rule_holds_for_many_seeds() -> None:
+    _, found = run_seeds(range(SEEDS, LONG), kind=BATCHES)
+    assert not found, report(*found, kind=BATCHES)
+
+
+@pytest.mark.parametrize("name", [rest(name, row.seeds > QUICK) for name, row in sorted(MUTATIONS.items())])
+def test_a_mutation_is_noticed(name: str) -> None:
+    row = MUTATIONS[name]
+    _, found = run_seeds(range(row.seeds), row.restore, kind=BATCHES)
+    assert found and found[1].rule in row.rules, found
+
+
+def fails_without(name: str, course: Course) -> None:
+    """A course keeps every rule, and breaks one of those of a fix without it."""
+    assert simulate(course) is None
+    violation = simulate(course, mutation=MUTATIONS[name].restore)
+    assert violation and violation.rule in MUTATIONS[name].rules, violation
+
+
+def test_a_batch_that_is_told_to_end_forgets_jobs_that_were_never_sent() -> None:
+    """One job is sent at a time, and none has started: the others have no session yet."""
+    items = tuple(Job(f"i{n}", "") for n in range(3))
+    faults = (Fault(0.91, "signal", BATCH, how="TERM"),)
+    fails_without("never-sent", Course(1, ("h1",), (), faults, 1, limits={"UNSTARTED": 1}, items=items))
+
+
+def test_a_job_that_could_not_be_started_is_not_taken_over() -> None:
+    """Its record says that nothing ran, and the next client took that for a link that was lost, ten times."""
+    faults = (Fault(1.809, "kill_client", BATCH, how="node"),)
+    items = (Job("i2", "", refused=True),)
+    fails_without("refused-kept", Course(233, ("h1", "h2"), (), faults, 2, items=items, again=2.616))
+
+
+def test_a_host_is_asked_that_has_left_before_its_first_start_was_heard_of() -> None:
+    """The journal did not have it, and all others knew nothing of the job: it ran a second time."""
+    faults = (Fault(1.439, "kill_client", BATCH), Fault(3.174, "leave", "h2", 1.744))
+    items = (Job("i0", ""), Job("i1", ""))
+    fails_without("hosts-unnoted", Course(191, ("h1", "h2"), (), faults, 4, items=items, again=2.797))
+
+
+def test_a_seed_is_the_same_again_and_leaves_no_descriptor_open() -> None:
+    before, traces = set(os.listdir("/proc/self/fd")), []
+    for _ in range(2):
+        trace: list[str] = []
+        for seed in range(12):
+            simulate(draw(seed), trace)
+        traces.append(trace)
+    assert traces[0] == traces[1] and len(traces[0]) > 100
+    assert set(os.listdir("/proc/self/fd")) == before
