@@ -245,7 +245,7 @@ def field(name: str) -> str:
     return "from_" if name == "from" else name.replace("-", "_")
 
 
-def as_words(options: RunOptions, names: Iterable[str]) -> list[str]:
+def as_words(options: object, names: Iterable[str]) -> list[str]:
     """Return the options of these names as words of a command line."""
     words = []
     for name in names:

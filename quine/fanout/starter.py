@@ -55,6 +55,8 @@ class Starter:
         self._limits = limits(spawn)
         self._where = spawn.on or "local"
         self._context = caller(spawn)
+        if spawn.job:  # detached: a job waits for this machine as long as a detached agent does
+            self._context["detached"] = True
         # One tree: its jobs on a host share a directory, if --cwd names none, and one that is empty goes at the end.
         self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
         self.most = options.number("jobs", 0)

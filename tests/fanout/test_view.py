@@ -11,7 +11,8 @@ import pytest
 
 from quine.fanout.outcome import Tally
 from quine.fanout.progress import Progress
-from quine.fanout.view import View, duration, number
+from quine.fanout.view import View
+from quine.jobs.batch_state import duration, number
 from tests.cli.screen import Screen
 from tests.lab import Lab
 from tests.support.agents import OK, PATIENCE, says
@@ -141,7 +142,7 @@ def view_of(lab: Lab, streams: Quiet, total: int | None = 1000) -> View:
 
     options, _, _ = parse(["--on", "any"])
     Counted.total = total  # type: ignore[attr-defined]
-    return View(streams, Progress(Tally(), 0.0), Counted(), options, None, 0.0)  # type: ignore[arg-type]
+    return View(streams, Progress(Tally(), 0.0), Counted(), options, None, 0.0, {})  # type: ignore[arg-type]
 
 
 def run_some(view: View, hosts: int, each: int) -> None:
