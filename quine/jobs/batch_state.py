@@ -68,14 +68,18 @@ class Published:
     def __init__(self) -> None:
         self._number = 0
         self._size = 0
-        try:
-            self._fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
-        except OSError:
-            self._fd = -1
+        self._fd = -1
+        self._closed = False
 
     def put(self, state: Mapping[str, Any]) -> None:
-        if self._fd < 0:
+        if self._closed:
             return
+        if self._fd < 0:
+            try:
+                self._fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
+            except OSError:
+                self._closed = True
+                return
         self._number += 1
         data = b"%d\n%s\n%d" % (self._number, quickjson.dumps(state).encode(), self._number)
         try:
@@ -87,6 +91,7 @@ class Published:
             self.close()  # a limit on the size of files
 
     def close(self) -> None:
+        self._closed = True
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -24,7 +24,7 @@ from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, Not
 from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from quine.jobs.client import caller, directory_here, leave, services, show, starting_directory
-from quine.jobs.job_files import collect, command_text, directory_of, remove, taken
+from quine.jobs.job_files import collect, command_text, directory_of, keep_mission, remove, taken
 from quine.tape.registry import state_directory
 from transport import address, inherit
 from transport.detached import supervisor
@@ -193,10 +193,7 @@ def _start(
             os.rmdir(directory)
             raise
         if mission:
-            with open(
-                os.open(f"{directory}/mission", os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8"
-            ) as file:
-                file.write(mission)
+            keep_mission(directory, mission)
     except OSError as error:
         why = (error.strerror or "").lower()
         raise Failure(NOT_STARTED, f"{error.filename or jobs}: {why}", "set XDG_STATE_HOME") from None

@@ -36,6 +36,12 @@ def directory_of(job: str) -> str:
     return os.path.join(state_directory(), "jobs", job)
 
 
+def keep_mission(directory: str, mission: str) -> None:
+    fd = os.open(f"{directory}/mission", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(mission)
+
+
 # -- input -----------------------------------------------------------------------------------------
 
 

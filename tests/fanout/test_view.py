@@ -164,6 +164,7 @@ def test_a_line_every_half_a_minute(lab: Lab) -> None:
     run_some(view, 2, 8)
     for now in range(61):
         view.tick(float(now))
+    view.close()
     first, second = streams.text.decode().splitlines()
     assert first == "quine: 16 of 1000: 14 done, 2 failed, 4 running, 0.0/s, ETA 8:12"
     assert second.startswith("quine: 16 of 1000: ")
