@@ -151,6 +151,10 @@ def dispatch(words: list[str]) -> int:
         from quine.cli.ps import main as ps
 
         return ps(verb, words[1:])
+    if verb == "top":
+        from quine.cli.top.main import main as top
+
+        return top(words[1:])
     if verb in ("each", "rsh", "xargs"):
         return _commands(verb, words[1:])
     if words[:2] == ["fs", "python"]:

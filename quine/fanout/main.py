@@ -158,7 +158,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
         starter.record(log.journal)
     facts = {
         "id": options.spawn.job or (crowd.root if crowd else new_session()),
-        **{"pid": os.getpid(), "detached": bool(options.spawn.job), "command": shown},
+        **{"tree": starter.tree, "pid": os.getpid(), "detached": bool(options.spawn.job), "command": shown},
     }
     view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now, facts)
     view.totals = crowd.totals if crowd else None

@@ -35,6 +35,8 @@ KINDS = ("done", "failed", "killed", "timeout", "lost", "never started", "denied
 # The keys of a state with their types and the value of one that is left out; those of a host below.
 FIELDS: dict[str, tuple[tuple[type, ...], object]] = {
     "id": ((str,), ""),
+    "tree": ((str,), ""),
+    "host": ((str,), "local"),
     "pid": ((int,), 0),
     "started": ((int, float), 0.0),
     "seconds": ((int, float), 0.0),

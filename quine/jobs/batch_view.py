@@ -35,7 +35,7 @@ def wanted(agent: Agent) -> bool:
 def shown(pid: int, outputs: list[Output]) -> Iterator[Painter]:
     """Make stdout and stderr one queue if they are one terminal. Erase the view at the end, also by a signal."""
     if os.isatty(1) and os.fstat(1).st_rdev == os.fstat(2).st_rdev:
-        outputs[0] = outputs[1]  # what is written to either has one order then
+        outputs[0] = outputs[1]  # one order of all that is written to it
     painter = Painter(pid, outputs)
     previous = [(number, signal.signal(number, _raise)) for number in (signal.SIGTERM, signal.SIGHUP)]
     ended = ""
