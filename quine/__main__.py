@@ -147,14 +147,8 @@ def dispatch(words: list[str]) -> int:
         from quine.cli.run import main as run
 
         return run(words[1:], _detach)
-    if verb in ("ps", "wait", "logs", "kill", "attach"):
-        from quine.cli.ps import main as ps
-
-        return ps(verb, words[1:])
-    if verb == "top":
-        from quine.cli.top.main import main as top
-
-        return top(words[1:])
+    if verb in ("ps", "top", "wait", "logs", "kill", "attach"):
+        return _jobs(verb, words[1:])
     if verb in ("each", "rsh", "xargs"):
         return _commands(verb, words[1:])
     if words[:2] == ["fs", "python"]:
@@ -187,6 +181,17 @@ def dispatch(words: list[str]) -> int:
             from quine.cli.app import main as cli
         return cli(words)
     return agent(words)
+
+
+def _jobs(verb: str, words: list[str]) -> int:
+    """Run a verb on agents and jobs."""
+    if verb == "top":
+        from quine.cli.top.main import main as top
+
+        return top(words)
+    from quine.cli.ps import main as ps
+
+    return ps(verb, words)
 
 
 def _commands(verb: str, words: list[str]) -> int:

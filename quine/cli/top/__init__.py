@@ -1,1 +1,1 @@
-"""top: what runs, live: looked for (`look`), laid out as text (`draw`), and shown on a terminal (`screen`)."""
+"""top: a live view of all that runs: it is looked for (`look`), laid out (`draw`), and put on a terminal (`screen`)."""

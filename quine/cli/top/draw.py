@@ -1,7 +1,7 @@
 """The text of `quine top`: a line on all, the batches with their hosts, then the agents and jobs as trees.
 
 Laws
-1. No clock, no descriptor: what was found is given, and the size; None is no limit.
+1. No clock, no descriptor: the batches, the rows and the size are given; None is no limit.
 2. All that comes from items, missions, hosts and tapes is made harmless, and no line is wider than the terminal.
 """
 

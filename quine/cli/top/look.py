@@ -1,4 +1,4 @@
-"""What `quine top` shows: batches, agents and jobs that run, and the totals of trees.
+"""The batches, agents and jobs that run, and the totals of trees, for `quine top`.
 
 Laws
 1. What has ended is looked at once: later looks cost as much as there is alive, whatever a data directory holds.
