@@ -1,7 +1,7 @@
 """The batches, agents and jobs that run, and the totals of trees, for `quine top`.
 
 Laws
-1. What has ended is looked at once: later looks cost as much as there is alive, whatever a data directory holds.
+1. An ended session is looked at once: later looks cost as much as there is alive, whatever a data directory holds.
 2. Nothing is started. A batch publishes its own state (quine/jobs/batch_state.py), a tree has its ledger, all else is
    as `quine ps` reads it.
 3. The jobs of a batch are counts in its state; only its agents have rows of their own.
@@ -47,7 +47,7 @@ class Tree(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What one look has found; `silent` are the hosts that gave no list, "" for a node of this machine."""
+    """The findings of one look; `silent` are the hosts that gave no list, "" for a node of this machine."""
 
     batches: list[Facts]
     rows: list[Facts]  # as of `quine ps --json`

@@ -1,4 +1,4 @@
-"""The verb `top`: what runs, live on a terminal, or printed as text or as JSON."""
+"""The verb `top`: all that runs, live on a terminal, or printed as text or as JSON."""
 
 from __future__ import annotations
 
