@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…]"
 OF_AGENTS = ("model", "max_turns", "max_depth", "max_agents", "max_tokens", "max_cost", "deadline")
+NO_LOG = "--resume and --resume-failed need --joblog FILE"
 DETACHED = "QUINE_DETACHED"  # the id of its job, in the environment of a batch that was detached
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -95,12 +96,25 @@ def _check(options: Options) -> None:
 
 
 def _check_detached(options: Options) -> None:
+    """Refuse here what the batch would refuse once it is detached, where only its log tells of it."""
+    from quine.base.cli_options import environment, limits
+    from quine.fanout.output import results, tables
+    from quine.fanout.retries import Retries
+    from quine.fanout.timers import Timers
+
     if options.spawn.report.isdecimal():
         raise Misconfigured("--report FD does not go with --detach: nothing waits", "--report FILE")
+    results.check(options, tables.kind_of(options.results))
+    environment(options.spawn, os.environ)
+    limits(options.spawn)
+    options.number("jobs", 0)
+    Retries(options, Timers())
     if options.joblog:
         from quine.fanout.joblog import check_free
 
         check_free(options.joblog)
+    elif options.resume or options.resume_failed:
+        raise Misconfigured(NO_LOG)
 
 
 def _check_mission(words: list[str]) -> None:
@@ -210,7 +224,7 @@ def _play(options: Options, run: Run, batch: Batch, sink: Sink) -> None:
 def _log(options: Options) -> Joblog | None:
     if not options.joblog:
         if options.resume or options.resume_failed:
-            raise Misconfigured("--resume and --resume-failed need --joblog FILE")
+            raise Misconfigured(NO_LOG)
         return None
     from quine.fanout.joblog import Joblog
 

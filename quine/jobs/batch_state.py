@@ -209,6 +209,8 @@ def host_lines(state: Mapping[str, Any]) -> list[str]:
 
 def lines(state: Mapping[str, Any], width: int, height: int) -> list[str]:
     """At most `height` lines of at most `width` columns; hosts stand beside each other where there is room."""
+    first = _wrapped(line(state), width)[: max(1, height - 1)]
+    height -= len(first) - 1
     hosts = host_lines(state)
     cell = max(map(len, hosts), default=0)
     columns = max(1, (width + len(GAP)) // (cell + len(GAP))) if cell else 1
@@ -217,10 +219,22 @@ def lines(state: Mapping[str, Any], width: int, height: int) -> list[str]:
     if rows + bool(more) > height - 1:
         rows = max(1, height - 2)
         more += max(0, len(hosts) - rows * columns)
-    found = [line(state)]
+    found = list(first)
     for at in range(rows):
         found.append(GAP.join(host.ljust(cell) for host in hosts[at : rows * columns : rows]).rstrip())
     return [each[:width] for each in [*found, *([f"and {more} more hosts"] if more else [])]]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Break a line behind commas, where it is too long."""
+    lines = [""]
+    for part in text.split(", "):
+        if lines[-1] and len(lines[-1]) + len(part) + 2 > width:
+            lines[-1] += ","
+            lines.append(part)
+        else:
+            lines[-1] += (", " if lines[-1] else "") + part
+    return lines
 
 
 def _cells(host: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -114,7 +114,7 @@ def _check_guest(options: RunOptions) -> None:
 
 def batch(options: RunOptions, shown: str, inputs: Inputs, agents: bool) -> int:
     """`quine xargs --detach`: start a batch, of agents or of commands. `shown` is its command line for people."""
-    job = _job(options)
+    job = _job(options.replace(report=""))  # the batch writes it itself
     memo = inherit.read()
     if agents and "token" in memo and "lineage" in memo:
         raise NotBuilt("--detach of agents on a host that is not the origin")

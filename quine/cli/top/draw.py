@@ -57,9 +57,10 @@ def summary(found: Found) -> str:
     """Return how much there is of each kind."""
     kinds = [row["kind"] for row in found.rows]
     agents = [row for row in found.rows if row["turns"] is not None or row["kind"] == "agent"]
+    batches = {state["id"] for state in found.batches}
     counts = (
         (len(found.batches), "batch", "batches"),
-        (len({row["root"] or row["id"] for row in agents}), "tree", "trees"),
+        (len({row["root"] or row["id"] for row in agents} - batches), "tree", "trees"),
         (len(agents), "agent", "agents"),
         (len(kinds) - len(agents), "job", "jobs"),
     )
