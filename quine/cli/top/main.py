@@ -88,7 +88,7 @@ def _live(options: RunOptions, delay: float) -> int:
                     found = looker.look()
                 screen.paint(draw(found, _now(), *screen.size, notes))
                 pause = (asking.due if asking else due) - time.monotonic()
-                keys = screen.wait(max(0.0, pause), *(asking.fds if asking else ()))
+                keys = screen.wait(min(delay, max(0.0, pause)), *(asking.fds if asking else ()))
                 if keys is None or b"q" in keys or b"Q" in keys:
                     return OK
     finally:
@@ -128,9 +128,9 @@ class _Asking:
         from transport.address import own_command
 
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
-        # A group of its own: ^C ends it by way of this process alone.
+        # A session of its own: ^C ends it by way of this process alone.
         self._process = subprocess.Popen(
-            [*own_command(), *self._words], stdin=null, stdout=pipe, stderr=pipe, process_group=0
+            [*own_command(), *self._words], stdin=null, stdout=pipe, stderr=pipe, start_new_session=True
         )
         assert self._process.stdout and self._process.stderr
         self._parts = {self._process.stdout.fileno(): [], self._process.stderr.fileno(): []}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ENTER = b"\x1b[?1049h\x1b[?7l\x1b[?25l"  # the second screen, no wrapping, no cursor
 LEAVE = b"\x1b[?25h\x1b[?7h\x1b[?1049l"
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+LONGEST = 3600.0  # seconds of one wait
 OTHERS = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 
 
@@ -81,7 +82,7 @@ class Screen:
         return width or 80, height or 24
 
     def paint(self, lines: list[str]) -> None:
-        text = "\x1b[K\r\n".join(lines)
+        text = "\x1b[K\n".join(lines)
         write_all(1, f"\x1b[H{text}\x1b[K\x1b[J".encode())
 
     def wait(self, seconds: float, *others: int) -> bytes | None:
@@ -94,7 +95,7 @@ class Screen:
         for fd in (self._caught.fd, self._keys, *others):
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(max(0, int(seconds * 1000) + 1))}
+        ready = {fd for fd, _ in poll.poll(int(min(seconds, LONGEST) * 1000) + 1)}
         if self._caught.fd in ready:
             self._caught.drain()
             while number := self._caught.take():
