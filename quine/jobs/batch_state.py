@@ -41,6 +41,7 @@ FIELDS: dict[str, tuple[tuple[type, ...], object]] = {
     "started": ((int, float), 0.0),
     "seconds": ((int, float), 0.0),
     "detached": ((bool,), False),
+    "stopped": ((bool,), False),  # as its reader has found
     "agents": ((int,), None),
     "tokens": ((int,), None),
     "cost": ((int, float), None),
@@ -173,12 +174,28 @@ def _taken(value: object, types: tuple[type, ...], default: object) -> object:
 
 
 def shown(words: list[str]) -> str:
-    """Return the command line of a batch for people, without its items."""
+    """Return the command line of a batch for people, without its items, and without the values of --env and --fs.
+
+    It is written to the disk, where no environment variable and no key may be.
+    """
     from quine.jobs.job_files import quoted
 
+    words = [_without_value(word, before) for before, word in zip(["", *words], words)]
     end = next((at for at, word in enumerate(words) if word.startswith(":::")), len(words))
     text = " ".join(map(quoted, ["quine", "xargs", *words[:end], *words[end : end + 1]]))
     return text[:TEXT] + (" …" if end < len(words) else "")
+
+
+def _without_value(word: str, before: str) -> str:
+    option, given, value = word.partition("=") if word.startswith(("--env=", "--fs=")) else (before, "", word)
+    if option == "--env":
+        name, equals, secret = value.partition("=")
+        hidden = f"{name}{equals}{'…' if secret else ''}"
+    elif option == "--fs":
+        hidden = value.partition("://")[0] + "://…" if "://" in value else value
+    else:
+        return word
+    return f"{option}={hidden}" if given else hidden
 
 
 def line(state: Mapping[str, Any]) -> str:

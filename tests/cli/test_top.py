@@ -87,6 +87,9 @@ def test_a_detached_batch_and_job(lab: Lab, work: Path, go: Path) -> None:
     assert found[batch]["command"].startswith("quine xargs --detach -P1 -- sh -c")
     text = lab.run(["top"]).stdout.decode()
     assert "\x1b" not in text and r"\x1b[31m" in text and ", detached  quine xargs" in text
+    assert lab.run(["kill", "-STOP", batch]).returncode == 0
+    until(lambda: b", detached, stopped  quine" in lab.run(["top"]).stdout, "it is shown as stopped")
+    assert lab.run(["kill", "-CONT", batch]).returncode == 0
 
 
 def test_agents_are_a_tree_with_its_totals(tmp_path: Path) -> None:

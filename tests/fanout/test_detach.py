@@ -237,6 +237,16 @@ def test_agents_without_a_guest_are_refused_at_once(lab: Lab, work: Path) -> Non
     assert done.returncode == 2 and done.stdout == b"" and b"no-such" in done.stderr
 
 
+def test_no_variable_is_in_the_command_line_that_is_shown(lab: Lab, work: Path) -> None:
+    words = ["--env", "A=secret-1", "--env=B=secret-2", "--env", "C", "--fs", "s3://b?key=secret-3"]
+    shown = batch_state.shown([*words, "--fs=origin:", "--", "echo", "a b", ":::", "item"])
+    hidden = "quine xargs --env 'A=…' '--env=B=…' --env C --fs 's3://…' --fs=origin: -- echo 'a b' ::: …"
+    assert shown == hidden
+    job = detach(lab, work, "--env", "A=secret-1", *SH, "echo $A", ":::", "1")
+    assert lab.run(["attach", job]).stdout == b"secret-1\n"
+    assert b"secret" not in (folder(job, lab.home) / "job").read_bytes()
+
+
 # -- the state that a batch publishes --------------------------------------------------------------
 
 

@@ -92,7 +92,7 @@ def _batches(found: Found, brief: int, width: int | None, room: int | None) -> l
 
 
 def _head(state: Facts, brief: int) -> str:
-    how = ", detached" if state["detached"] else ""
+    how = (", detached" if state["detached"] else "") + (", stopped" if state["stopped"] else "")
     where = plain(state["host"], newlines=False)
     command = plain(state["command"][:MOST], newlines=False)
     return (

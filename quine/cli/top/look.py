@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from quine.base import procs
 from quine.base.sessions import SHOWN
 from quine.budget.shared_counters import NAME, SharedCounters
 from quine.cli.ps_table import facts_of, progress_of
@@ -73,7 +74,7 @@ class Looker:
     def look(self) -> Found:
         files = census.open_files()
         batches = [
-            state
+            {**state, "stopped": _is_stopped(held.pid)}
             for held in files
             if held.target == batch_state.LINK and (state := batch_state.read(held.path, held.pid))
         ]
@@ -138,6 +139,11 @@ class Looker:
         return rows, batches, silent
 
 
+def _is_stopped(pid: int) -> bool:
+    process = procs.look(pid)
+    return process is not None and process.state in "Tt"
+
+
 def parsed(lines: Iterable[bytes], host: str) -> tuple[list[Facts], list[Facts]]:
     """Return the rows and the batches that a host has printed; without `host` each names its own."""
     rows, batches = [], []
@@ -148,6 +154,12 @@ def parsed(lines: Iterable[bytes], host: str) -> tuple[list[Facts], list[Facts]]
         elif row := remote.fact_of(line, host):
             rows.append(row if host else {**row, "host": str(quickjson.loads(line).get("host"))[:SHOWN]})
     return [row for row in rows if row["state"] in ALIVE], batches
+
+
+def trees_of(lines: Iterable[bytes]) -> dict[str, Tree]:
+    """Return the totals that `Found.to_json` of this program has printed."""
+    told = [quickjson.loads(line) for line in lines if line.startswith(b'{"kind":"tree"')]
+    return {one["id"]: Tree(one["id"], one["agents"], one["tokens"], one["cost"]) for one in told}
 
 
 def _folded(batches: list[Facts], rows: list[Facts]) -> tuple[list[Facts], list[Facts]]:

@@ -10,7 +10,7 @@ from quine.base.cli_options import as_words, parse_around
 from quine.base.errors import NOT_STARTED, OK, Misconfigured
 from quine.cli.ps import folders_of
 from quine.cli.top.draw import draw
-from quine.cli.top.look import Found, Looker, parsed
+from quine.cli.top.look import Found, Looker, parsed, trees_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,12 +69,14 @@ def _now() -> str:
 
 
 def _live(options: RunOptions, delay: float) -> int:
-    from quine.cli.top.screen import Screen
+    from quine.cli.top.screen import Screen, Signalled
+    from transport.status import die_of
 
     looker = Looker(folders_of(options), options)
     asking = _Asking(options, delay) if options.elsewhere else None
     found = Found([], [], {}, [])
     due = 0.0
+    ended = ""
     try:
         with Screen() as screen:
             while True:
@@ -91,9 +93,13 @@ def _live(options: RunOptions, delay: float) -> int:
                 keys = screen.wait(min(delay, max(0.0, pause)), *(asking.fds if asking else ()))
                 if keys is None or b"q" in keys or b"Q" in keys:
                     return OK
+    except Signalled as signalled:
+        ended = signalled.name
     finally:
         if asking:
             asking.close()
+    die_of(ended)
+    return OK
 
 
 class _Asking:
@@ -149,7 +155,7 @@ class _Asking:
         if not self._parts:
             self.close()
             rows, batches = parsed(self._out, "")
-            self.found = Found(batches, rows, {}, [])
+            self.found = Found(batches, rows, trees_of(self._out), [])
             self.due = now + self._delay
 
     def close(self) -> None:

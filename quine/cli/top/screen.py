@@ -15,7 +15,7 @@ import signal
 import termios
 
 from transport.client.signals import Caught
-from transport.status import die_of, signal_name
+from transport.status import signal_name
 from transport.writes import write_all
 
 TYPE_CHECKING = False
@@ -27,6 +27,14 @@ LEAVE = b"\x1b[?25h\x1b[?7h\x1b[?1049l"
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 LONGEST = 3600.0  # seconds of one wait
 OTHERS = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
+
+
+class Signalled(Exception):
+    """A signal is to end this process; the terminal is as it was."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
 
 
 class Screen:
@@ -88,8 +96,7 @@ class Screen:
     def wait(self, seconds: float, *others: int) -> bytes | None:
         """Wait for a key, a change of the terminal, or input on one of `others`, at most `seconds`.
 
-        Return the keys, b"" if it is time to paint, None if the terminal has hung up. A signal that ends this process
-        ends it here.
+        Return the keys, b"" if it is time to paint, None if the terminal has hung up. Raises Signalled.
         """
         poll = select.poll()
         for fd in (self._caught.fd, self._keys, *others):
@@ -110,8 +117,7 @@ class Screen:
     def _signalled(self, number: int) -> None:
         if number in FATAL:
             self._leave()
-            self._caught.uninstall()
-            die_of(signal_name(number))
+            raise Signalled(signal_name(number))
         if number == signal.SIGTSTP:
             self._leave()
             if not self._caught.stop(number, FATAL):
