@@ -12,8 +12,16 @@ from typing import Any
 
 import pytest
 
+from deploy.inventory import load
 from quine.base.sessions import new_session
+from quine.fanout.input.items import Item
+from quine.fanout.input.rows import Row
+from quine.fanout.main import template
+from quine.fanout.options import parse
+from quine.fanout.starter import Starter
+from quine.fanout.tasks import Work
 from quine.jobs import batch_state, job_files
+from quine.remote.placement import DETACHED_LEASE, settle
 from tests.cli.screen import Screen
 from tests.fanout.test_xargs import SH, rows
 from tests.lab import Lab
@@ -245,6 +253,19 @@ def test_no_variable_is_in_the_command_line_that_is_shown(lab: Lab, work: Path) 
     job = detach(lab, work, "--env", "A=secret-1", *SH, "echo $A", ":::", "1")
     assert lab.run(["attach", job]).stdout == b"secret-1\n"
     assert b"secret" not in (folder(job, lab.home) / "job").read_bytes()
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_its_jobs_wait_for_this_machine_as_those_of_a_detached_agent(lab: Lab, detached: bool) -> None:
+    options, words, _ = parse(["--on", "h1", "--", "echo"])
+    options.spawn = options.spawn.replace(job=new_session() if detached else "")
+    work = Work(options, template(options, words), words)
+    starter = Starter(options, None, work, None, None)  # type: ignore[arg-type]
+    spawn, services, _ = starter.make(work.task(Item(Row(("a",)), 1)), [])
+    services.close()
+    host = load(lab.inventory, {}).hosts["h1"]
+    settle(spawn, host)
+    assert spawn.lease == (DETACHED_LEASE if detached else host.lease)
 
 
 # -- the state that a batch publishes --------------------------------------------------------------
