@@ -143,10 +143,8 @@ def dispatch(words: list[str]) -> int:
         from quine.cli.run import main as run
 
         return run(words[1:], _detach)
-    if verb in ("ps", "wait", "logs", "kill", "attach"):
-        from quine.cli.job_verbs import main as ps
-
-        return ps(verb, words[1:])
+    if verb in ("ps", "top", "wait", "logs", "kill", "attach"):
+        return _jobs(verb, words[1:])
     if verb in ("each", "rsh", "xargs"):
         return _commands(verb, words[1:])
     if words[:2] == ["fs", "python"]:
@@ -194,6 +192,17 @@ def _beside_a_node(what: str, words: list[str]) -> int:
     from quine.staging.remote_main import main as stage
 
     return stage(words, _detached)
+
+
+def _jobs(verb: str, words: list[str]) -> int:
+    """Run a verb on agents and jobs."""
+    if verb == "top":
+        from quine.cli.top.main import main as top
+
+        return top(words)
+    from quine.cli.job_verbs import main as on_jobs
+
+    return on_jobs(verb, words)
 
 
 def _commands(verb: str, words: list[str]) -> int:

@@ -26,7 +26,7 @@ from bench import plot
 from bench.fanout.peers import ROOT
 from bench.measure import Form, Row, size
 from tests.lab import Lab
-from transport import address
+from transport import address, this_build
 from transport.carrier.duplex import ClientDuplex
 from transport.carrier.handshake import Greeter
 from transport.node.link import Link
@@ -46,7 +46,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Point(NamedTuple):
-    """What was measured: jobs a second, and seconds of a processor a second of the client and of the node.
+    """The measurements: jobs a second, and seconds of a processor a second of the client and of the node.
 
     `idle` is that of the node when no job is there: its heartbeats to all hosts.
     """
@@ -143,7 +143,7 @@ class Far:
         with open(counter, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 8)
         self._count = 0
-        self._facts = {"build": address.build_hash(), "node": "fake", "boot": address.boot_id(), "pid": 7}
+        self._facts = {"build": this_build.build_hash(), "node": "fake", "boot": address.boot_id(), "pid": 7}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def count(self) -> None:

@@ -24,14 +24,8 @@ if TYPE_CHECKING:
 # option, short form, value name ("" for a switch), verbs it belongs to (VERB:COMMAND for one command of a verb), help
 TABLE: tuple[Row, ...] = (
     ("on", "", "WHERE", "agent run", "where it runs: a host, @tag, any, local; a,b = either; !x = not"),
-    ("on", "", "WHERE", "ps", "on these hosts, too: a host, @tag, any; a,b = either; !x = not"),
-    (
-        "on",
-        "",
-        "WHERE",
-        "wait logs kill attach",
-        "the host it is on; left out: here, then all hosts are asked",
-    ),
+    ("on", "", "WHERE", "ps top", "on these hosts, too: a host, @tag, any; a,b = either; !x = not"),
+    ("on", "", "WHERE", "wait logs kill attach", "its host; left out: here, then all hosts are asked"),
     ("file", "f", "FILE", "agent", "read the mission from FILE, - for stdin"),
     ("binary", "b", "", "agent", "read stdin into a file first and tell the agent its path"),
     ("model", "", "NAME", "agent", "model name sent to the API (QUINE_MODEL_ID)"),
@@ -45,7 +39,7 @@ TABLE: tuple[Row, ...] = (
         "inventory",
         "",
         "FILE",
-        "agent run ps wait logs kill attach",
+        "agent run ps top wait logs kill attach",
         "the hosts (QUINE_INVENTORY, ./inventory.toml)",
     ),
     ("fs", "", "URL", "agent run", "the files tier: origin:[DIR], file://, s3:// and others (QUINE_FS)"),
@@ -110,7 +104,7 @@ TABLE: tuple[Row, ...] = (
     ("quiet", "q", "", "agent run", "no messages but errors"),
     ("verbose", "v", "", "agent run", "operational detail on stderr"),
     ("all", "a", "", "ps", "those that have ended, too"),
-    ("json", "", "", "ps tape:ls tape:cost tape:verify", "one JSON object a line"),
+    ("json", "", "", "ps top tape:ls tape:cost tape:verify", "one JSON object a line"),
     ("tree", "", "", "tape:cost", "of the whole tree of that session"),
     ("dry", "", "", "tape:replay", "run nothing: print what the guest was sent"),
     ("timeout", "", "SECONDS", "wait", "wait no longer; then the exit status is 124"),
@@ -124,11 +118,14 @@ TABLE: tuple[Row, ...] = (
         "data-dir",
         "",
         "DIR",
-        "ps wait logs kill attach tape",
+        "ps top wait logs kill attach tape",
         "where tapes and jobs are (QUINE_DATA_DIR, .quine)",
     ),
+    ("delay", "d", "SECONDS", "top", "time between two looks (1)"),
+    ("batch", "b", "", "top", "print text, as where stdout is no terminal, once or as often as -n says"),
+    ("iterations", "n", "N", "top", "print text N times"),
     ("completion", "", "SHELL", "agent", "print the completion of bash, zsh or fish"),
-    ("help", "h", "", "agent run ps wait logs kill attach tape", "this text"),
+    ("help", "h", "", "agent run ps top wait logs kill attach tape", "this text"),
     ("version", "", "", "agent run", "version and build hash"),
 )
 REPEATED = ("env", "limit", "files", "returns", "arg-file")
@@ -145,6 +142,7 @@ VERBS = {
     "doctor": "check this machine, or each step of the way to hosts, with a cure for each problem",
     "node": "the daemon; started for you",
     "ps": "agents and detached jobs, running and ended",
+    "top": "the batches, agents and jobs that run, live",
     "wait": "wait for them, and leave as they left",
     "kill": "signal them",
     "logs": "output of jobs that nobody waits for",
@@ -178,12 +176,14 @@ class RunOptions:
     """
 
     all: bool = False
+    batch: bool = False
     binary: bool = False
     both: bool = False
     completion: str = ""
     cwd: str = ""
     data_dir: str = ""
     deadline: str = ""
+    delay: str = ""
     detach: bool = False
     dry: bool = False
     env: tuple[str, ...] = ()
@@ -195,6 +195,7 @@ class RunOptions:
     help: bool = False
     idempotent: bool = False
     inventory: str = ""
+    iterations: str = ""
     job: str = ""
     json: bool = False
     limit: tuple[str, ...] = ()
@@ -245,7 +246,7 @@ def field(name: str) -> str:
     return "from_" if name == "from" else name.replace("-", "_")
 
 
-def as_words(options: RunOptions, names: Iterable[str]) -> list[str]:
+def as_words(options: object, names: Iterable[str]) -> list[str]:
     """Return the options of these names as words of a command line."""
     words = []
     for name in names:

@@ -26,6 +26,13 @@ of this user, with --on those of other machines, too. An agent's id is the sessi
 fork told of a child, and stays over exec; a detached job's is what --detach printed. Wherever an ID is wanted, its
 beginning will do if no other begins so. Where a host, or the node of this machine, does not answer, the list is
 printed without it, and the exit status is 69.""",
+    "top": """\
+usage: quine top [OPTIONS]
+
+Show what runs, live: the batches of `quine xargs`, the trees of agents, and the jobs that `quine ps` lists, of this
+machine, and with --on of hosts, too. q ends it. Where stdout is no terminal it prints the same as text, once. Of a
+batch it shows the items by their ends, those that run, items a second, the time that is left, tokens and cost of its
+agents, and its hosts; of a tree the agents below each other, with tokens and cost of all. It starts nothing.""",
     "wait": """\
 usage: quine wait [OPTIONS] ID…
 

@@ -43,7 +43,7 @@ def main(verb: str, words: list[str]) -> int:
 
         print(usage(verb))
         return OK
-    folders = _folders(options)
+    folders = folders_of(options)
     if verb == "ps":
         if ids:
             raise Misconfigured("ps takes no id", "quine ps --all")
@@ -64,7 +64,7 @@ def main(verb: str, words: list[str]) -> int:
     return _wait(jobs, folders, options) if verb == "wait" else _kill(jobs, options)
 
 
-def _folders(options: RunOptions) -> tuple[str, ...]:
+def folders_of(options: RunOptions) -> tuple[str, ...]:
     """Return the directories of tapes, and of detached jobs."""
     named = options.data_dir or os.environ.get("QUINE_DATA_DIR") or ".quine"
     folder, state = os.path.expanduser(named), registry.state_directory()

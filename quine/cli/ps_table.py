@@ -20,6 +20,7 @@ from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from quine.base.cli_options import RunOptions
@@ -87,7 +88,7 @@ def _listed(folders: tuple[str, ...], options: RunOptions) -> tuple[list[dict[st
     seen = [(agent, agent.verdict()) for agent in sorted(agents, key=lambda agent: agent.begun)]
     running = {agent.id for agent, end in seen if end.state in ALIVE}
     carried = {one.agent.id: one for one in living}
-    facts = [_facts(agent, end, running, carried.get(agent.id)) for agent, end in seen]
+    facts = [facts_of(agent, end, running, carried.get(agent.id)) for agent, end in seen]
     if options.elsewhere:
         from quine.jobs import remote
 
@@ -129,7 +130,17 @@ def _print(facts: list[dict[str, Any]], options: RunOptions) -> None:
     print(table(rows, right=(2, 4, 5, 7, 8)), end="")
 
 
-def _facts(agent: Agent, end: Status, running: set[str], one: Living | None) -> dict[str, Any]:
+def facts_of(
+    agent: Agent,
+    end: Status,
+    running: set[str],
+    one: Living | None,
+    progress: Callable[[Agent], tuple[int | None, float | None, str]] | None = None,
+) -> dict[str, Any]:
+    """Return the row of an agent or a job whose verdict is `end`; `running` are the ids of those that run.
+
+    `one` is its live process, and `progress` returns the turns, the cost and what an agent is doing.
+    """
     if end.state == "unknown" and agent.parent in running:
         end.state = "running"  # on another node, and its parent holds its proxy
     if end.state == "running" and one:
@@ -137,7 +148,7 @@ def _facts(agent: Agent, end: Status, running: set[str], one: Living | None) -> 
     alive = end.state in ALIVE
     known = not alive and end.state != "unknown"
     last = agent.last if alive or not agent.supervisor else _written(agent)
-    turns, cost, doing = _progress(agent) if alive else (None, None, "")
+    turns, cost, doing = (progress or progress_of)(agent) if alive else (None, None, "")
     return {
         "id": agent.id,
         "session": agent.session,
@@ -162,7 +173,7 @@ def _facts(agent: Agent, end: Status, running: set[str], one: Living | None) -> 
     }
 
 
-def _progress(agent: Agent) -> tuple[int | None, float | None, str]:
+def progress_of(agent: Agent) -> tuple[int | None, float | None, str]:
     if agent.tapes is None or agent.session not in agent.tapes.tapes:
         return None, None, ""
     from quine.tape.progress import progress

@@ -176,6 +176,17 @@ class Joblog:
             os.close(self._fds.pop())
 
 
+def check_free(path: str) -> None:
+    """Raise Misconfigured if another batch has this log. Nothing is made."""
+    if os.path.isfile(path):
+        try:
+            os.close(_locked(os.path.realpath(path)))
+        except BlockingIOError:
+            raise Misconfigured(f"{path} is in use by another batch") from None
+        except OSError as error:
+            raise Misconfigured(f"{path}: {(error.strerror or str(error)).lower()}") from None
+
+
 def _locked(path: str) -> int:
     """Open a log and lock it. Raises BlockingIOError if another batch has it."""
     while True:

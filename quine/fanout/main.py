@@ -16,6 +16,7 @@ from quine.fanout import outcome
 from quine.fanout.input.items import Items
 from quine.fanout.input.template import Template, Word
 from quine.fanout.options import Options, parse, usage
+from quine.jobs import batch_state
 from transport.lean import signal
 from transport.writes import write_all
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = "quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…]"
 OF_AGENTS = ("model", "max_turns", "max_depth", "max_agents", "max_tokens", "max_cost", "deadline")
+NO_LOG = "--resume and --resume-failed need --joblog FILE"
+DETACHED = "QUINE_DETACHED"  # the id of its job, in the environment of a batch that was detached
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -41,6 +44,7 @@ def main(words: list[str]) -> int:
     from transport import inherit
 
     inherit.hold_standard_streams()  # before any file is opened
+    detached = os.environ.pop(DETACHED, "")
     options, rest, dashes = parse(words)
     if options.help:
         print(usage())
@@ -58,11 +62,17 @@ def main(words: list[str]) -> int:
     if options.dry_run:
         return _print(options, command, items, mission)
     _check(options)
+    if options.spawn.detach:
+        from quine.fanout.input.detach import detach
+
+        return detach(options, rest, batch_state.shown(words), mission)
+    if detached:
+        options.spawn = options.spawn.replace(job=detached)
     if store := options.spawn.fs or os.environ.get("QUINE_FS", ""):
         from quine.files.urls import absolute
 
         os.environ["QUINE_FS"] = absolute(store)
-    return _run(options, command, items, mission)
+    return _run(options, command, items, mission, batch_state.shown(words))
 
 
 def _check(options: Options) -> None:
@@ -76,10 +86,36 @@ def _check(options: Options) -> None:
     options.seconds("delay")
     if options.cleanup and not (options.spawn.files or options.spawn.returns):
         raise Misconfigured("--cleanup is about --files and --returns")
+    if options.spawn.detach:
+        _check_detached(options)
+    elif options.spawn.job or options.spawn.output_limit:
+        raise Misconfigured(f"--{'job' if options.spawn.job else 'output-limit'} goes with --detach")
     if options.spawn.report:
         from quine.base import run_report
 
         options.spawn = options.spawn.replace(report=run_report.begin(options.spawn.report))
+
+
+def _check_detached(options: Options) -> None:
+    """Refuse here what the batch would refuse once it is detached, where only its log tells of it."""
+    from quine.base.cli_options import environment, limits
+    from quine.fanout.output import results, tables
+    from quine.fanout.retries import Retries
+    from quine.fanout.timers import Timers
+
+    if options.spawn.report.isdecimal():
+        raise Misconfigured("--report FD does not go with --detach: nothing waits", "--report FILE")
+    results.check(options, tables.kind_of(options.results))
+    environment(options.spawn, os.environ)
+    limits(options.spawn)
+    options.number("jobs", 0)
+    Retries(options, Timers())
+    if options.joblog:
+        from quine.fanout.joblog import check_free
+
+        check_free(options.joblog)
+    elif options.resume or options.resume_failed:
+        raise Misconfigured(NO_LOG)
 
 
 def _check_mission(words: list[str]) -> None:
@@ -102,7 +138,8 @@ def template(options: Options, command: list[str], mission: bool = False) -> Tem
     return Template(command, replace, options.named, append=not in_stdin and not mission)
 
 
-def _run(options: Options, command: Template, items: Items, mission: bool) -> int:
+def _run(options: Options, command: Template, items: Items, mission: bool, shown: str) -> int:
+    from quine.base.sessions import new_session
     from quine.fanout.output.results import Report
     from quine.fanout.output.sinks import Sink
     from quine.fanout.output.streams import Streams
@@ -132,12 +169,17 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
     log = _log(options)
     if log:
         starter.record(log.journal)
-    view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now)
+    facts = {
+        "id": options.spawn.job or (crowd.root if crowd else new_session()),
+        **{"tree": starter.tree, "pid": os.getpid(), "detached": bool(options.spawn.job), "command": shown},
+    }
+    view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now, facts)
     view.totals = crowd.totals if crowd else None
     run = Run(options, batch, starter, work, items, sink, report, log, view)
     try:
         _play(options, run, batch, sink)
     finally:
+        view.close()
         streams.close()
         batch.close(goes_on=not run.killed)
         starter.close()
@@ -189,7 +231,7 @@ def _kept(options: Options) -> set[str] | None:
     """Return the kinds of the ends that --resume leaves as they are; None without it. Raises Misconfigured."""
     resumes = options.resume or options.resume_failed
     if resumes and not options.joblog:
-        raise Misconfigured("--resume and --resume-failed need --joblog FILE")
+        raise Misconfigured(NO_LOG)
     if options.resume_elsewhere and not resumes:
         raise Misconfigured("--resume-elsewhere is about --resume and --resume-failed")
     keep = {outcome.DONE, outcome.LOST}

@@ -120,6 +120,15 @@ OPTIONS: tuple[Row, ...] = (
     ("max-tokens", "", "N", V, "tokens of the batch; when they are spent it stops (QUINE_MAX_TOKENS)"),
     ("max-cost", "", "USD", V, "cost of the batch; when it is spent it stops (QUINE_MAX_COST)"),
     ("deadline", "", "SECONDS", V, "time of the batch of agents (QUINE_DEADLINE)"),
+    ("detach", "", "", V, "let the batch run on without this process; its id is printed"),
+    (
+        "job",
+        "",
+        "ID",
+        V,
+        "with --detach: its id, a UUID; a batch that was detached already is not started again",
+    ),
+    ("output-limit", "", "SIZE", V, "with --detach: output that nobody has read, then the batch waits (1G)"),
     ("dry-run", "", "", V, "print the commands instead of running them; with --resume of what is left"),
     ("inventory", "", "FILE", V, "the hosts (QUINE_INVENTORY, ./inventory.toml)"),
     ("fs", "", "URL", V, "the files tier: origin:[DIR], file://, s3:// and others (QUINE_FS)"),
@@ -196,6 +205,11 @@ class Options:
         mine = Options.__annotations__.keys() - {"spawn"}
         vars(self).update({name: value for name, value in given.items() if name in mine})
         self.spawn = RunOptions(**{name: value for name, value in given.items() if name not in mine})
+
+    @staticmethod
+    def has(name: str) -> bool:
+        """Whether an option is one of these, and not of `spawn`."""
+        return field(name) in Options.__annotations__
 
     @property
     def named(self) -> bool:

@@ -11,21 +11,13 @@ import re
 
 from quine.base import errors
 from quine.base.errors import Misconfigured
+from quine.jobs.batch_state import KINDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from transport.status import Status
 
-DONE, FAILED, KILLED, TIMEOUT, LOST, NEVER, DENIED, UNAVAILABLE = KINDS = (
-    "done",
-    "failed",
-    "killed",
-    "timeout",
-    "lost",
-    "never started",
-    "denied",
-    "unavailable",
-)
+DONE, FAILED, KILLED, TIMEOUT, LOST, NEVER, DENIED, UNAVAILABLE = KINDS
 STOPPABLE = (FAILED, KILLED, TIMEOUT)  # ends that a job may have because it was ended
 STATES = {"signaled": KILLED, "unreachable": NEVER, "denied": DENIED, "lost": LOST}
 # exit statuses of an agent that are no verdict of its own

@@ -56,8 +56,10 @@ class Starter:
         self._where = spawn.on or "local"
         self._context = caller(spawn)
         self._inventory: object = None  # the version of it whose hosts are in the journal
+        if spawn.job:  # detached: a job waits for this machine as long as a detached agent does
+            self._context["detached"] = True
         # One tree: its jobs on a host share a directory, if --cwd names none, and one that is empty goes at the end.
-        self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
+        self.tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
         self.most = options.number("jobs", 0)
         if not options.jobs and not spawn.elsewhere:
             self.most = os.cpu_count() or 1
@@ -72,7 +74,7 @@ class Starter:
         journal.sends_to(self._where)
         self._note_hosts()
         self._context["batch"] = journal.batch
-        self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or journal.batch
+        self.tree = os.environ.get("QUINE_ROOT_SESSION", "") or journal.batch
 
     def ready(self) -> bool:
         """Whether one more may be started, apart from `most`."""
@@ -99,7 +101,7 @@ class Starter:
             env=self._env,
             cwd=self._cwd,
             limits=self._limits,
-            tree=self._tree,
+            tree=self.tree,
             context=context,
         )
         if self._journal:
@@ -288,7 +290,7 @@ class Starter:
         from quine.jobs.adoption import Adopted
 
         assert self._journal
-        spawn = Spawn(["-"], id=id, where=host, tree=self._tree, context=self._context, keep=True, adopt=True)
+        spawn = Spawn(["-"], id=id, where=host, tree=self.tree, context=self._context, keep=True, adopt=True)
         spawn.capability = self._journal.capability(id)
         return Adopted(self._batch, spawn, Services(self._environ, reach=reach(self._context)))
 

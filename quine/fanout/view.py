@@ -5,6 +5,7 @@ Laws
    (quine/fanout/output/streams.py).
 2. It is text of this process about this process: names of hosts are shown without control characters.
 3. It ends no batch: a view or a line that cannot be written is left out.
+4. Once a second the same is published for other processes of the user (quine/jobs/batch_state.py).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import os
 import time
 
 from quine.fanout.load import Loads
+from quine.jobs import batch_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from quine.fanout.input.items import Items
     from quine.fanout.options import Options
@@ -28,7 +31,6 @@ FIRST = 1.0  # seconds until the view is painted: a short batch has none
 EVERY = 1.0  # seconds between two paintings
 SOON = 0.2  # and if output has erased it in between; till then it is painted as it was
 LINE = 30.0  # seconds between two lines where there is no terminal
-GAP = "   "
 
 
 class View:
@@ -42,6 +44,7 @@ class View:
         options: Options,
         batch: Batch,
         now: float,
+        facts: dict[str, Any],
     ) -> None:
         quiet = options.spawn.quiet
         self._streams = streams
@@ -54,15 +57,20 @@ class View:
         self._next = float("inf") if quiet else now + (FIRST if self.terminal else LINE)
         self._painted = 0.0  # when
         self._began = now, time.time()
-        self.loads = Loads(batch, options, progress, now + FIRST if self.terminal else None, now)
+        self._facts = facts  # of the batch, which do not change
+        self._published, self._publishes = batch_state.Published(), now
+        watched = self.terminal or facts.get("detached")
+        self.loads = Loads(batch, options, progress, now + FIRST if watched else None, now)
 
     @property
     def due(self) -> float:
-        return min(self._next, self.loads.due)
+        return min(self._next, self._publishes, self.loads.due)
 
     def tick(self, now: float) -> None:
-        """Paint, or print a line, if it is time."""
+        """Publish the state, and paint it or print a line, if it is time."""
         self.loads.tick(now)
+        if now >= self._publishes:
+            self._publish(now)
         erased = self.terminal and self._painted and not self._streams.painted
         if erased and now < self._painted + SOON:
             self._streams.repaint()
@@ -83,7 +91,8 @@ class View:
 
     def state(self, now: float) -> list[str]:
         """All of it, as messages."""
-        return [self.line(now), *self._hosts(now)]
+        snapshot = self.snapshot(now)
+        return [batch_state.line(snapshot), *batch_state.host_lines(snapshot)]
 
     def facts(self, now: float) -> dict[str, object]:
         """Time, hosts and agents, for --report."""
@@ -97,67 +106,46 @@ class View:
             **{"agents": agents, "tokens": tokens, "cost": cost},
         }
 
-    def line(self, now: float) -> str:
-        """The batch in one line."""
+    def snapshot(self, now: float, count: bool = True) -> dict[str, Any]:
+        """The state of the batch as it is published, with all hosts; `count`: the items of its input, too."""
         progress = self.progress
-        if self._items:
+        if self._items and count:
             progress.total = self._items.total
             self._items = None
-        counts = progress.tally.text() or "0 done"
-        if progress.total is not None:
-            counts = f"{progress.tally.ended} of {max(0, progress.total - progress.skipped)}: {counts}"
-        parts = [counts, f"{progress.running} running", f"{number(progress.rate(now))}/s"]
-        if (eta := progress.eta()) is not None:
-            parts.append(f"ETA {duration(eta)}")
-        if self.totals:
-            _, tokens, cost = self.totals()
-            parts.append(f"{tokens} tokens, ${cost:.2f}")
-        return ", ".join(parts)
+        total, tally = progress.total, progress.tally
+        agents, tokens, cost = self.totals() if self.totals else (None, None, None)
+        began, started = self._began
+        return {
+            **self._facts,
+            **{"started": started, "seconds": round(now - began, 3)},
+            **{"agents": agents, "tokens": tokens, "cost": cost},
+            **{"items": None if total is None else max(0, total - progress.skipped), "ended": tally.ended},
+            **{kind.replace(" ", "_"): count for kind, count in tally.counts.items()},
+            **{"running": progress.running, "rate": progress.rate(now), "eta": progress.eta()},
+            **{"more_hosts": 0, "hosts": [_of_host(*each, now) for each in progress.hosts.items()]},
+        }
+
+    def line(self, now: float) -> str:
+        """The batch in one line."""
+        return batch_state.line(self.snapshot(now))
 
     def lines(self, now: float, width: int, height: int) -> list[str]:
-        """At most `height` lines of at most `width` columns; hosts stand beside each other where there is room."""
-        hosts = self._hosts(now)
-        cell = max(map(len, hosts), default=0)
-        columns = max(1, (width + len(GAP)) // (cell + len(GAP))) if cell else 1
-        rows = -(-len(hosts) // columns)
-        more = ""
-        if rows > height - 1:
-            rows = max(1, height - 2)
-            more = f"and {len(hosts) - rows * columns} more hosts"
-        lines = [self.line(now)]
-        for at in range(rows):
-            lines.append(GAP.join(host.ljust(cell) for host in hosts[at : rows * columns : rows]).rstrip())
-        return [line[:width] for line in [*lines, *([more] if more else [])]]
+        """At most `height` lines of at most `width` columns."""
+        return batch_state.lines(self.snapshot(now), width, height)
 
-    def _hosts(self, now: float) -> list[str]:
-        from transport.text import harmless
+    def _publish(self, now: float) -> None:
+        self._publishes = now + EVERY
+        snapshot = self.snapshot(now, now >= self._began[0] + FIRST)
+        hosts = snapshot["hosts"]
+        shown = {"hosts": hosts[: batch_state.HOSTS], "more_hosts": max(0, len(hosts) - batch_state.HOSTS)}
+        self._published.put({**snapshot, **shown})
 
-        table = [
-            (harmless(name, instead="?"), *_cells(host, now)) for name, host in self.progress.hosts.items()
-        ]
-        wide = [max(map(len, column)) for column in zip(*table)]
-        return [
-            "  ".join([row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:], wide[1:]))])
-            for row in table
-        ]
+    def close(self) -> None:
+        self._published.close()
 
 
-def _cells(host: HostState, now: float) -> tuple[str, str, str, str]:
-    slots = f"{host.running}/{host.slots} slots" if host.slots else f"{host.running} running"
-    load = f"load {host.load:.2f}" if host.load >= 0 else "load -"
-    return slots, f"{number(host.rate.value(now))}/s", load, f"{host.failed} failed"
-
-
-def number(value: float) -> str:
-    """Three digits that mean something."""
-    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}"
-
-
-def duration(seconds: float) -> str:
-    """1:02:03, 2:03 or 3 s."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def _of_host(name: str, host: HostState, now: float) -> dict[str, Any]:
+    return {
+        **{"host": name, "running": host.running, "slots": host.slots, "rate": host.rate.value(now)},
+        **{"load": host.load if host.load >= 0 else None, "ended": host.ended, "failed": host.failed},
+    }

@@ -19,6 +19,7 @@ import time
 from quine.base import procs
 from quine.base.cli_options import RunOptions
 from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured
+from quine.jobs import batch_view
 from quine.tape import registry
 from quine.tape.registry import Agent
 from transport import inherit
@@ -92,6 +93,8 @@ def attach(agent: Agent, options: RunOptions) -> Status:
         proxy = _Proxy(files, line, starts, 0 if options.stdin else -1)
         for output in proxy.outputs:
             stack.callback(output.close)
+        if line and batch_view.wanted(agent):
+            proxy.view = stack.enter_context(batch_view.shown(agent.pid, proxy.outputs))
         return proxy.run() or _outcome(agent)
 
 
@@ -132,6 +135,7 @@ class _Proxy:
         self, files: list[int], line: control.Wire | None, starts: tuple[int, int], stdin: int
     ) -> None:
         self.outputs = [Output(1), Output(2)]
+        self.view: batch_view.Painter | None = None
         self._files = files
         self._line = line
         ends = [os.fstat(fd).st_size for fd in files]
@@ -149,6 +153,9 @@ class _Proxy:
             idle = self._pass_on()
             if idle and self._line is None:
                 return self._exit
+            if self.view and self._line:
+                self.view.tick()
+                self._pass_on()
             poll = select.poll()
             if self._line:
                 self._line.send()  # reading shows whether the supervisor has gone
@@ -158,7 +165,8 @@ class _Proxy:
             for output in self.outputs:
                 if output.poll_fd >= 0:
                     poll.register(output.poll_fd, select.POLLOUT if output.pending else 0)
-            ready = dict(poll.poll(0 if self._more() else None))
+            pause = int(self.view.pause * 1000) + 1 if self.view else None
+            ready = dict(poll.poll(0 if self._more() else pause))
             if self._line and ready.get(self._line.socket.fileno()):
                 self._hear(self._line)
             if self._stdin >= 0 and self._stdin in ready:
@@ -178,6 +186,8 @@ class _Proxy:
             if not output.pending and self._at[n] < self._known[n]:
                 data = os.pread(fd, min(STEP, self._known[n] - self._at[n]), self._at[n])
                 if data:
+                    if self.view:
+                        self.view.before(n, data)
                     output.put(data)
                     self._at[n] += len(data)
                 else:
@@ -200,7 +210,7 @@ class _Proxy:
         if self._line is None:
             return
         for n, stream in enumerate((STDOUT, STDERR)):
-            taken = self._at[n] - self.outputs[n].pending
+            taken = max(0, self._acknowledged[n], self._at[n] - self.outputs[n].pending)
             if taken != self._acknowledged[n]:
                 self._acknowledged[n] = taken
                 self._line.tell(Kind.ACK, stream, taken)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from quine.base import procs
 from quine.base.errors import complain
-from quine.base.sessions import is_session
+from quine.base.sessions import TAPE, is_session
 from quine.tape import registry
 from quine.tape.index import Index
 from quine.tape.registry import Agent
@@ -26,7 +26,16 @@ from transport.errors import Refused
 from transport.node import rendezvous
 
 ANSWER = 2.0  # seconds for a node to answer
-VERBS = ("ps", "wait", "kill", "logs", "attach", "node")  # of quine itself, run here for another machine
+MEMORY = "/memfd:quine-"  # how the name of a memory file of quine begins, in /proc
+VERBS = (
+    "ps",
+    "top",
+    "wait",
+    "kill",
+    "logs",
+    "attach",
+    "node",
+)  # of quine itself, run here for another machine
 
 
 class Living(NamedTuple):
@@ -38,12 +47,26 @@ class Living(NamedTuple):
     down: float = 0.0
 
 
-def look(folders: tuple[str, ...], refused: Callable[[Refused], None] | None = None) -> list[Living]:
+class Held(NamedTuple):
+    """A file of quine that a process has open."""
+
+    pid: int
+    path: str  # that opens it anew
+    target: str  # its own path, or the name of a memory file
+
+
+def look(
+    folders: tuple[str, ...],
+    refused: Callable[[Refused], None] | None = None,
+    files: list[Held] | None = None,
+) -> list[Living]:
     """Return all that live, except agents with tapes in `folders`: the caller knows those already.
 
-    `refused` is called for each node that does not answer; without it the error goes to stderr.
+    `refused` is called for each node that does not answer; without it the error goes to stderr. `files` are those of
+    `open_files`, if the caller has them.
     """
-    return [*_agents(folders), *_of_nodes(refused or _complain)]
+    held = open_files() if files is None else files
+    return [*_agents(folders, held), *_of_nodes(refused or _complain)]
 
 
 def merge(known: list[Agent], living: list[Living]) -> list[Agent]:
@@ -62,13 +85,15 @@ def merge(known: list[Agent], living: list[Living]) -> list[Agent]:
 # -- agents, by their open tapes ---------------------------------------------------------------------
 
 
-def _agents(folders: tuple[str, ...]) -> list[Living]:
+def _agents(folders: tuple[str, ...], files: list[Held]) -> list[Living]:
     """The agents of this machine whose tapes are in none of `folders`."""
     known = {os.path.realpath(folder) for folder in folders if os.path.isdir(folder)}
     indexes: dict[str, Index] = {}
     found = []
-    for pid, folder, session in _open_tapes():
-        if folder in known:
+    for pid, _, target in files:
+        folder, _, name = target.rpartition("/")
+        session = name.removesuffix(TAPE)
+        if folder in known or session == name or not is_session(session):
             continue
         index = indexes.get(folder) or indexes.setdefault(folder, Index(folder))
         agent = registry.of(index, session)
@@ -78,27 +103,28 @@ def _agents(folders: tuple[str, ...]) -> list[Living]:
     return found
 
 
-def _open_tapes() -> list[tuple[int, str, str]]:
-    """(pid, directory, session) of each tape that a process of this user, home and runtime directory has open."""
+def open_files() -> list[Held]:
+    """The tapes and the memory files of quine that processes of this user, home and runtime directory have open."""
     found = []
     ours = _scope(os.environ)
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            tapes = _tapes_of(name)
-            if tapes and _scope(_environ(name)) == ours:
-                found += [(int(name), folder, session) for folder, session in tapes]
+            files = _files_of(name)
+            if files and _scope(_environ(name)) == ours:
+                found += files
     return found
 
 
-def _tapes_of(pid: str) -> list[tuple[str, str]]:
+def _files_of(pid: str) -> list[Held]:
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{fd}"
         with contextlib.suppress(OSError):
-            folder, _, file = os.readlink(f"/proc/{pid}/fd/{fd}").rpartition("/")
-            if file.endswith(".jsonl") and is_session(session := file.removesuffix(".jsonl")):
-                found.append((folder, session))
+            target = os.readlink(path)
+            if target.endswith(TAPE) or target.startswith(MEMORY):
+                found.append(Held(int(pid), path, target))
     return found
 
 

@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import os
 import sys
-import time
 
 from quine.agent.session import SessionSpec
 from quine.base import dirs, sizes
@@ -25,18 +24,20 @@ from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, Not
 from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from quine.jobs.client import caller, directory_here, leave, services, show, starting_directory
+from quine.jobs.job_files import collect, command_text, directory_of, keep_mission, remove, taken
 from quine.tape.registry import state_directory
 from transport import inherit, this_build
 from transport.detached import supervisor
 from transport.detached.start import start
-from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from quine.jobs.job_files import Inputs
     from quine.staging.caller_side import Staging
     from transport.spawn import Spawn
 
-VARIABLE = "QUINE_DETACHED"  # "1" for the process that is a detached job itself, which removes it
+# "1" for the process that is a detached agent or its proxy, the id of its job for a batch; that removes it
+VARIABLE = "QUINE_DETACHED"
 OURS = (
     "detach",
     "file",
@@ -45,10 +46,6 @@ OURS = (
     "output-limit",
     "report",
 )  # options that a detached agent does not get
-KEPT = 1000  # ended jobs, at most
-KEPT_DAYS = 30
-ARGUMENT = 4096  # characters of one argument that the record of a command shows
-COPY = 1 << 20
 MADE = "-detaching"  # suffix of the directory that a remote node makes for this verb
 
 
@@ -70,7 +67,7 @@ def command(options: RunOptions, argv: list[str], tree: str, stage: Staging | No
         _alone(job)
         if not _is_started(job) and (failed := _laid_out(stage, options, cwd)):
             return failed
-    shown = " ".join(_quoted(word) for word in argv)
+    shown = command_text(argv)
     env = {**os.environ, **environment(options, os.environ)}
     if "token" in inherit.read() and not env.get("QUINE_FS"):
         env["QUINE_FS"] = GONE  # its way to the origin ends with the job of this process
@@ -89,26 +86,46 @@ def agent(mission: str, options: RunOptions) -> int:
     memo = inherit.read()
     if "token" in memo and "lineage" in memo:
         raise NotBuilt("--detach of an agent on a host that is not the origin")
-    from quine.agent import env as agent_env
-    from quine.providers import vendors
-
-    settled = dict(os.environ)
-    # Report wrong settings now, not in the log of the job.
-    vendors.build(agent_env.guest(agent_env.adopt(options, settled), settled))
+    _check_guest(options)
     hidden = bool(options.file)
     passed = dict.fromkeys(row[0] for row in rows("agent") if row[0] not in OURS)
     given = [f"--job={job}", *as_words(options, passed)]
     # A mission from a file must not show in argv: it goes through a file again.
-    words = [f"--file={_directory(job)}/mission"] if hidden else ["--", mission]
+    words = [f"--file={directory_of(job)}/mission"] if hidden else ["--", mission]
     shown = SessionSpec(job, job, mission, hidden=hidden).shown
     root = os.environ.get("QUINE_ROOT_SESSION", "")
     facts: dict[str, object] = {"intent": shown, "root": root if is_session(root) else job}
     env = {**os.environ, VARIABLE: "1"}
     if options.elsewhere:
         facts["on"] = options.on
-        given.append(f"--report={_directory(job)}/report")  # tells whether status 74 means lost, and why
+        given.append(f"--report={directory_of(job)}/report")  # tells whether status 74 means lost, and why
     argv = [*this_build.own_command(), *given, *words]
     return _start(options, job, argv, env, os.getcwd(), {}, facts, mission if hidden else "")
+
+
+def _check_guest(options: RunOptions) -> None:
+    """Report wrong settings now, not in the log of the job."""
+    from quine.agent import env
+    from quine.providers import vendors
+
+    settled = dict(os.environ)
+    vendors.build(env.guest(env.adopt(options, settled), settled))
+
+
+def batch(options: RunOptions, shown: str, inputs: Inputs, agents: bool) -> int:
+    """`quine xargs --detach`: start a batch, of agents or of commands. `shown` is its command line for people."""
+    job = _job(options.replace(report=""))  # the batch writes it itself
+    memo = inherit.read()
+    if agents and "token" in memo and "lineage" in memo:
+        raise NotBuilt("--detach of agents on a host that is not the origin")
+    if agents:
+        _check_guest(options)
+    root = os.environ.get("QUINE_ROOT_SESSION", "")
+    facts: dict[str, object] = {"intent": shown, "root": root if is_session(root) else job, "batch": True}
+    env = {**os.environ, VARIABLE: job}
+    if "token" in memo and not env.get("QUINE_FS"):
+        env["QUINE_FS"] = GONE
+    return _start(options, job, [], env, os.getcwd(), {}, facts, inputs=inputs)
 
 
 def _job(options: RunOptions) -> str:
@@ -144,6 +161,7 @@ def _start(
     limited: dict[str, str],
     facts: dict[str, object],
     mission: str = "",
+    inputs: Inputs | None = None,
 ) -> int:
     from quine.jobs import logind
     from transport import rlimits
@@ -155,10 +173,15 @@ def _start(
     if not keep:
         env.pop(inherit.VARIABLE, None)
     jobs = os.path.join(state_directory(), "jobs")
-    directory = _directory(job)
+    directory = directory_of(job)
     try:
         dirs.make(jobs)
-        stdin = None if options.stdin else _taken(jobs)
+        stdin: int | None
+        if inputs:
+            argv = [*this_build.own_command(), *inputs.take(jobs)]
+            stdin, keep = inputs.stdin, (*keep, *inputs.fds)
+        else:
+            stdin = None if options.stdin else taken(jobs)
         try:
             os.mkdir(directory, 0o700)
         except FileExistsError:
@@ -170,14 +193,11 @@ def _start(
             os.rmdir(directory)
             raise
         if mission:
-            with open(
-                os.open(f"{directory}/mission", os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8"
-            ) as file:
-                file.write(mission)
+            keep_mission(directory, mission)
     except OSError as error:
         why = (error.strerror or "").lower()
         raise Failure(NOT_STARTED, f"{error.filename or jobs}: {why}", "set XDG_STATE_HOME") from None
-    _collect(jobs)
+    collect(jobs)
     record = {"session": job, "parent": "", "host": "local", "cwd": cwd, **facts}
     record["made"] = os.path.basename(cwd) == job  # a directory made here, for this job alone
     record["stdin"] = options.stdin
@@ -189,7 +209,7 @@ def _start(
         print(job)
         return OK
     if not os.path.exists(f"{directory}/log"):
-        _remove(directory)
+        remove(directory)
     complain(refused.detail, refused.hint, os.environ.get("QUINE_NODE_NAME", ""))
     return refused.code
 
@@ -199,10 +219,6 @@ def _again(job: str) -> list[str]:
     words = sys.argv[1:]
     at = 1 if words[:1] == ["run"] else 0
     return [*this_build.own_command(), *words[:at], f"--job={job}", *words[at:]]
-
-
-def _directory(job: str) -> str:
-    return os.path.join(state_directory(), "jobs", job)
 
 
 def _kept() -> tuple[int, ...]:
@@ -218,31 +234,6 @@ def _kept() -> tuple[int, ...]:
                 found.append(int(name))
     memos = [inherit.read({inherit.VARIABLE: str(fd)}) for fd in found]
     return () if any("token" in memo for memo in memos) else tuple(found)
-
-
-def _taken(jobs: str) -> int:
-    """Copy our stdin into a file without a name; /dev/null if it is a terminal, or empty."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    if os.isatty(0):
-        return null
-    path = os.path.join(jobs, f".stdin.{os.getpid()}")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    os.unlink(path)
-    while data := _read_stdin():
-        write_all(fd, data)
-    if not os.lseek(fd, 0, os.SEEK_CUR):
-        os.close(fd)
-        return null
-    os.close(null)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
-def _read_stdin() -> bytes:
-    try:
-        return os.read(0, COPY)
-    except OSError:
-        return b""  # closed, or a directory
 
 
 def prepare(words: list[str]) -> bool:
@@ -303,7 +294,7 @@ def _place(job: str, cwd: str, tree: str) -> str:
 
 
 def _is_started(job: str) -> bool:
-    return os.path.exists(f"{_directory(job)}/job")
+    return os.path.exists(f"{directory_of(job)}/job")
 
 
 def _laid_out(stage: Staging, options: RunOptions, cwd: str | None) -> int:
@@ -361,34 +352,3 @@ def verb_there(words: list[str], where: str, options: RunOptions) -> Spawn:
     from transport.spawn import Spawn
 
     return Spawn(words, own=True, where=where, cwd="~", context={**caller(options), "control": True})
-
-
-# -- garbage ---------------------------------------------------------------------------------------
-
-
-def _collect(jobs: str) -> None:
-    """Remove ended jobs: those that ended a month ago, and the oldest if there are too many. Ids sort by time."""
-    names = sorted(name for name in os.listdir(jobs) if is_session(name))
-    excess, old = len(names) - KEPT, time.time() - KEPT_DAYS * 86400
-    for name in names:
-        begun = (int(name[:8], 16) << 16 | int(name[9:13], 16)) / 1000
-        if excess <= 0 and begun > old:
-            return
-        with contextlib.suppress(OSError):
-            if os.stat(f"{jobs}/{name}/status").st_mtime < old or excess > 0:
-                _remove(f"{jobs}/{name}")
-        excess -= 1
-
-
-def _remove(directory: str) -> None:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            os.unlink(os.path.join(directory, name))
-        os.rmdir(directory)
-
-
-def _quoted(word: str) -> str:
-    """Quote an argument for people as a shell does, cut to ARGUMENT characters."""
-    plain = word and all(c.isalnum() or c in "%+,-./:=@_" for c in word)
-    text = word if plain else "'" + word.replace("'", "'\\''") + "'"
-    return text[:ARGUMENT].encode("utf-8", "backslashreplace").decode()

@@ -119,15 +119,19 @@ def listed(names: list[str], options: RunOptions, job: str = "") -> tuple[list[d
     def enough(host: str, out: bytes) -> bool:
         return any(fact["id"].startswith(job) and _knows(fact) for fact in _parsed(out, host))
 
-    for host, answer in ask(
-        ["ps", "--all", "--json"], names, options, enough=enough if job else None
-    ).items():
+    words = ["ps", "--all", "--json"]
+    for host, answer in ask(words, names, options, enough=enough if job else None).items():
         if answer.status.state != "exited" or answer.status.code:
-            line = answer.err.decode(errors="replace").partition("\n")[0].removeprefix("quine: error: ")
-            detail = answer.status.detail or plain(line[:LONGEST]) or "no answer"
-            silent.append(Silent(host, detail, answer.status.hint))
+            silent.append(silence(host, answer))
         facts += _parsed(answer.out, host)  # incomplete if a node there does not answer
     return facts, silent
+
+
+def silence(host: str, answer: Answer) -> Silent:
+    """Return why a host has given no list."""
+    line = answer.err.decode(errors="replace").partition("\n")[0].removeprefix("quine: error: ")
+    detail = answer.status.detail or plain(line[:LONGEST]) or "no answer"
+    return Silent(host, detail, answer.status.hint)
 
 
 def tell(silent: list[Silent]) -> None:
@@ -366,10 +370,10 @@ def _answer_to(
 
 def _parsed(out: bytes, host: str) -> list[dict[str, Any]]:
     """Return the valid facts in the list of a host."""
-    return [fact for line in out.splitlines() if (fact := _fact(line, host))]
+    return [fact for line in out.splitlines() if (fact := fact_of(line, host))]
 
 
-def _fact(line: bytes, host: str) -> dict[str, Any]:
+def fact_of(line: bytes, host: str) -> dict[str, Any]:
     """Parse one line of a list; {} if it is invalid."""
     try:
         report = quickjson.loads(line)

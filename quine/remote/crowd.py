@@ -47,7 +47,7 @@ class Crowd:
         self._environ = {**given, **settled, **policy.of_the_store(self._settings.secrets)}
         self._env = {**callers_environment(options), **environment(options, given)}
         self._limits = limits(options)
-        self._context = caller(options)
+        self._context = {**caller(options), "detached": bool(options.job)}
         self._cwd = starting_directory(options)
         self._places: list[list[int]] = []  # taken for the next agents
         self.refused = log_of(self._spec, self._environ)

@@ -183,12 +183,23 @@ def find(text: str, *folders: str, over: bool = True) -> list[Agent]:
     return _found(lambda session: session.startswith(text), folders, over)
 
 
+def perhaps_alive(dead: set[str], *folders: str) -> list[Agent]:
+    """Return the agents and jobs that may be alive.
+
+    The sessions in `dead` are not looked at. Those whose tape tells their end are added to it, so that whoever asks
+    again and again reads each of them once.
+    """
+    return _found(lambda session: session not in dead, folders, False, dead)
+
+
 def having(sessions: Collection[str], *folders: str) -> list[Agent]:
     """Return the agents and jobs that have one of these sessions."""
     return _found(sessions.__contains__, folders, True)
 
 
-def _found(wanted: Callable[[str], bool], folders: tuple[str, ...], over: bool) -> list[Agent]:
+def _found(
+    wanted: Callable[[str], bool], folders: tuple[str, ...], over: bool, dead: set[str] | None = None
+) -> list[Agent]:
     """Of a detached agent one directory has the tape, another the process, the output and the status."""
     found: dict[str, Agent] = {}
     indexes = [Index(folder) for folder in folders]
@@ -198,6 +209,8 @@ def _found(wanted: Callable[[str], bool], folders: tuple[str, ...], over: bool) 
         named = sorted(filter(wanted, index.tapes | index.jobs))
         for first in dict.fromkeys(index.lives(one)[0] for one in named):
             if not over and first not in jobs and _is_over(index, first, pids):
+                if dead is not None:
+                    dead.update(index.lives(first))
                 continue
             agent = load(index, first)
             if agent is None:

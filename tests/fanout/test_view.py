@@ -13,7 +13,8 @@ import pytest
 
 from quine.fanout.outcome import Tally
 from quine.fanout.progress import Progress
-from quine.fanout.view import View, duration, number
+from quine.fanout.view import View
+from quine.jobs.batch_state import duration, number
 from tests.cli.screen import Screen
 from tests.lab import Lab
 from tests.support.agents import OK, PATIENCE, says
@@ -143,7 +144,7 @@ def view_of(lab: Lab, streams: Quiet, total: int | None = 1000) -> View:
 
     options, _, _ = parse(["--on", "any"])
     Counted.total = total  # type: ignore[attr-defined]
-    return View(streams, Progress(Tally(), 0.0), Counted(), options, None, 0.0)  # type: ignore[arg-type]
+    return View(streams, Progress(Tally(), 0.0), Counted(), options, None, 0.0, {})  # type: ignore[arg-type]
 
 
 def run_some(view: View, hosts: int, each: int) -> None:
@@ -165,6 +166,7 @@ def test_a_line_every_half_a_minute(lab: Lab) -> None:
     run_some(view, 2, 8)
     for now in range(61):
         view.tick(float(now))
+    view.close()
     first, second = streams.text.decode().splitlines()
     assert first == "quine: 16 of 1000: 14 done, 2 failed, 4 running, 0.0/s, ETA 8:12"
     assert second.startswith("quine: 16 of 1000: ")

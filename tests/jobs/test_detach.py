@@ -399,7 +399,7 @@ def test_ended_ones_are_forgotten_after_a_month(lab: Lab, tmp_path: Path) -> Non
 def test_what_a_host_lists_is_foreign(line: str | bytes) -> None:
     raw = line if isinstance(line, bytes) else line.encode()
     for data in (raw, raw.replace(b"{", b'{"id":"%s",' % new_session().encode(), 1)):
-        fact = remote._fact(data, "h1")
+        fact = remote.fact_of(data, "h1")
         assert not fact or (
             fact["host"] == "h1" and is_session(fact["id"]) and isinstance(fact["state"], str)
         )

@@ -28,7 +28,7 @@ class Report:
     def __init__(self, options: Options, work: Work) -> None:
         """Raises Misconfigured."""
         kind = tables.kind_of(options.results)
-        _check(options, kind)
+        check(options, kind)
         self._work = work
         self._json = options.json
         self._named = options.header != ""
@@ -98,7 +98,7 @@ class Report:
             self._table.close()
 
 
-def _check(options: Options, kind: str) -> None:
+def check(options: Options, kind: str) -> None:
     """Raises Misconfigured for options that exclude each other."""
     if options.keep_order and options.line_buffer:
         raise Misconfigured("-k passes outputs on as a whole, --line-buffer line by line", "leave one out")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.world import Violation
-from transport import address
+from transport import this_build
 from transport.client.batch import Batch
 from transport.client.batch_core import BatchCore
 from transport.client.job_core import Silence
@@ -124,7 +124,7 @@ class SimulatedBatch(Batch):
             self._tries = 0
             self._core.refuse(short_lived())
             return
-        session = Session(opener=True, hello={"build": address.build_hash(), "pid": 1})
+        session = Session(opener=True, hello={"build": this_build.build_hash(), "pid": 1})
         end = self._machine.client(lambda call: self._machine.clock.after(0.0, call))
         self._wire = Connection(session, end)
         self._silence = Silence()

@@ -1,0 +1,275 @@
+"""The state of a running batch, for other processes of its user: `quine top`, and `quine attach` of a detached batch.
+
+A batch keeps it in a memory file that it holds open, and that readers open through /proc.
+
+Laws
+1. Nothing is registered: the file is gone with its process, however that ends. So nothing is stale, and ended batches
+   cost a reader nothing.
+2. A reader never sees half of a state: its number stands at both ends, and a reader that finds two different ones
+   reads again.
+3. A state that cannot be published costs the batch nothing, and is no error.
+4. A state is foreign: a value of another type than expected is left out, and sizes are bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from transport import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+NAME = "quine-batch"
+LINK = f"/memfd:{NAME} (deleted)"
+MOST = 1 << 20  # bytes of a state
+HOSTS = 256  # hosts in a state; of more there is the number alone
+TEXT = 4096  # characters of a text in it
+TRIES = 20  # readings of a state that is being written; a write takes microseconds
+GAP = "   "
+KINDS = ("done", "failed", "killed", "timeout", "lost", "never started", "denied", "unavailable")  # of ends
+
+# The keys of a state with their types and the value of one that is left out; those of a host below.
+FIELDS: dict[str, tuple[tuple[type, ...], object]] = {
+    "id": ((str,), ""),
+    "tree": ((str,), ""),
+    "host": ((str,), "local"),
+    "pid": ((int,), 0),
+    "started": ((int, float), 0.0),
+    "seconds": ((int, float), 0.0),
+    "detached": ((bool,), False),
+    "stopped": ((bool,), False),  # as its reader has found
+    "agents": ((int,), None),
+    "tokens": ((int,), None),
+    "cost": ((int, float), None),
+    "items": ((int,), None),
+    "ended": ((int,), 0),
+    **{kind.replace(" ", "_"): ((int,), 0) for kind in KINDS},
+    "running": ((int,), 0),
+    "rate": ((int, float), 0.0),
+    "eta": ((int, float), None),
+    "more_hosts": ((int,), 0),
+    "command": ((str,), ""),
+}
+OF_HOST: dict[str, tuple[tuple[type, ...], object]] = {
+    "host": ((str,), ""),
+    "running": ((int,), 0),
+    "slots": ((int,), 0),
+    "rate": ((int, float), 0.0),
+    "load": ((int, float), None),
+    "ended": ((int,), 0),
+    "failed": ((int,), 0),
+}
+
+
+class Published:
+    """The memory file of this process."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._size = 0
+        self._fd = -1
+        self._closed = False
+
+    def put(self, state: Mapping[str, Any]) -> None:
+        if self._closed:
+            return
+        if self._fd < 0:
+            try:
+                self._fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
+            except OSError:
+                self._closed = True
+                return
+        self._number += 1
+        data = b"%d\n%s\n%d" % (self._number, quickjson.dumps(state).encode(), self._number)
+        try:
+            os.pwrite(self._fd, data, 0)
+            if len(data) < self._size:
+                os.ftruncate(self._fd, len(data))
+            self._size = len(data)
+        except OSError:
+            self.close()  # a limit on the size of files
+
+    def close(self) -> None:
+        self._closed = True
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def read(path: str, pid: int) -> dict[str, Any] | None:
+    """Return the state of process `pid`, whose file `path` opens; None if it is none, or has another owner."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        for _ in range(TRIES):
+            head, _, rest = os.pread(fd, MOST, 0).partition(b"\n")
+            text, _, tail = rest.rpartition(b"\n")
+            if head and head == tail:
+                found = parsed(text)
+                # A process that was forked from the batch, and has not begun another program yet, holds the file, too.
+                return found if found and found["pid"] == pid else None
+            time.sleep(0.0005)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+    return None
+
+
+def of_process(pid: int) -> dict[str, Any] | None:
+    """Return the state of the batch that a process runs; None if it runs none."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return None
+    for name in names:
+        path = f"/proc/{pid}/fd/{name}"
+        try:
+            if os.readlink(path) == LINK:
+                return read(path, pid)
+        except OSError:
+            pass  # closed since
+    return None
+
+
+def parsed(text: bytes) -> dict[str, Any] | None:
+    """Return the state that a text holds, with all keys; None if it is none."""
+    try:
+        value = quickjson.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    found = _checked(value, FIELDS)
+    hosts = value.get("hosts")
+    rows = hosts[:HOSTS] if isinstance(hosts, list) else []
+    found["hosts"] = [_checked(row, OF_HOST) for row in rows if isinstance(row, dict)]
+    return found
+
+
+def _checked(
+    value: Mapping[str, Any], fields: Mapping[str, tuple[tuple[type, ...], object]]
+) -> dict[str, Any]:
+    return {name: _taken(value.get(name), types, default) for name, (types, default) in fields.items()}
+
+
+def _taken(value: object, types: tuple[type, ...], default: object) -> object:
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        return default
+    if isinstance(value, str):
+        return value[:TEXT]
+    return value if isinstance(value, (int, float)) and -1e15 < value < 1e15 else default
+
+
+# -- as text ---------------------------------------------------------------------------------------
+
+
+def shown(words: list[str]) -> str:
+    """Return the command line of a batch for people, without its items, and without the values of --env and --fs.
+
+    It is written to the disk, where no environment variable and no key may be.
+    """
+    from quine.jobs.job_files import quoted
+
+    words = [_without_value(word, before) for before, word in zip(["", *words], words)]
+    end = next((at for at, word in enumerate(words) if word.startswith(":::")), len(words))
+    text = " ".join(map(quoted, ["quine", "xargs", *words[:end], *words[end : end + 1]]))
+    return text[:TEXT] + (" …" if end < len(words) else "")
+
+
+def _without_value(word: str, before: str) -> str:
+    option, given, value = word.partition("=") if word.startswith(("--env=", "--fs=")) else (before, "", word)
+    if option == "--env":
+        name, equals, secret = value.partition("=")
+        hidden = f"{name}{equals}{'…' if secret else ''}"
+    elif option == "--fs":
+        hidden = value.partition("://")[0] + "://…" if "://" in value else value
+    else:
+        return word
+    return f"{option}={hidden}" if given else hidden
+
+
+def line(state: Mapping[str, Any]) -> str:
+    """The batch in one line."""
+    ends = [(state[kind.replace(" ", "_")], kind) for kind in KINDS]
+    counts = ", ".join(f"{count} {kind}" for count, kind in ends if count) or "0 done"
+    if state["items"] is not None:
+        counts = f"{state['ended']} of {state['items']}: {counts}"
+    parts = [counts, f"{state['running']} running", f"{number(state['rate'])}/s"]
+    if state["eta"] is not None:
+        parts.append(f"ETA {duration(state['eta'])}")
+    if state["tokens"] is not None:
+        parts.append(f"{state['tokens']} tokens, ${state['cost'] or 0.0:.2f}")
+    return ", ".join(parts)
+
+
+def host_lines(state: Mapping[str, Any]) -> list[str]:
+    """A line for each host, in columns."""
+    from transport.text import harmless
+
+    table = [(harmless(host["host"], instead="?"), *_cells(host)) for host in state["hosts"]]
+    wide = [max(map(len, column)) for column in zip(*table)]
+    return [
+        "  ".join([row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:], wide[1:]))])
+        for row in table
+    ]
+
+
+def lines(state: Mapping[str, Any], width: int, height: int) -> list[str]:
+    """At most `height` lines of at most `width` columns; hosts stand beside each other where there is room."""
+    first = _wrapped(line(state), width)[: max(1, height - 1)]
+    height -= len(first) - 1
+    hosts = host_lines(state)
+    cell = max(map(len, hosts), default=0)
+    columns = max(1, (width + len(GAP)) // (cell + len(GAP))) if cell else 1
+    rows = -(-len(hosts) // columns)
+    more = state["more_hosts"]
+    if rows + bool(more) > height - 1:
+        rows = max(1, height - 2)
+        more += max(0, len(hosts) - rows * columns)
+    found = list(first)
+    for at in range(rows):
+        found.append(GAP.join(host.ljust(cell) for host in hosts[at : rows * columns : rows]).rstrip())
+    return [each[:width] for each in [*found, *([f"and {more} more hosts"] if more else [])]]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Break a line behind commas, where it is too long."""
+    lines = [""]
+    for part in text.split(", "):
+        if lines[-1] and len(lines[-1]) + len(part) + 2 > width:
+            lines[-1] += ","
+            lines.append(part)
+        else:
+            lines[-1] += (", " if lines[-1] else "") + part
+    return lines
+
+
+def _cells(host: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    slots = f"{host['running']}/{host['slots']} slots" if host["slots"] else f"{host['running']} running"
+    load = "load -" if host["load"] is None else f"load {host['load']:.2f}"
+    return slots, f"{number(host['rate'])}/s", load, f"{host['failed']} failed"
+
+
+def number(value: float) -> str:
+    """Three digits that mean something."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """1:02:03, 2:03 or 3 s."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

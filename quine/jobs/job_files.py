@@ -1,0 +1,185 @@
+"""The files of detached jobs on this machine: their directories, the copies of their input, and their removal.
+
+Laws
+1. Input is copied whole into a file without a name before its job starts: its giver may be gone afterwards.
+2. A directory is removed when its job has ended, and not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import stat
+import time
+
+from quine.base.errors import Misconfigured
+from quine.base.sessions import is_session
+from quine.tape.registry import state_directory
+from transport import inherit
+from transport.writes import write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEPT = 1000  # ended jobs, at most
+KEPT_DAYS = 30
+ARGUMENT = 4096  # characters of one argument that the record of a command shows
+COPY = 1 << 20
+ENDLESS = 8 << 30  # bytes of a stream of input of a batch; more is taken to be endless
+ENDLESS_HINT = "an endless input goes without --detach; a large one can be a file: -a FILE"
+
+
+def directory_of(job: str) -> str:
+    return os.path.join(state_directory(), "jobs", job)
+
+
+def keep_mission(directory: str, mission: str) -> None:
+    fd = os.open(f"{directory}/mission", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(mission)
+
+
+# -- input -----------------------------------------------------------------------------------------
+
+
+def taken(jobs: str) -> int:
+    """Copy our stdin into a file without a name; /dev/null if it is a terminal, cannot be read, or is empty."""
+    if not os.isatty(0):
+        with contextlib.suppress(_Unreadable):
+            fd = _copied(jobs, 0)
+            if os.fstat(fd).st_size:
+                return fd
+            os.close(fd)
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+def taken_whole(jobs: str, path: str) -> int:
+    """Copy the input of a batch, - for stdin, a terminal's too, up to its end, into a file without a name.
+
+    Raises OSError if that cannot be written, and Misconfigured if the input cannot be read or has no end.
+    """
+    name = "stdin" if path == "-" else path
+    try:
+        source = 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Misconfigured(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+    try:
+        there = os.fstat(source)
+        if stat.S_ISCHR(there.st_mode) and there.st_rdev in map(os.makedev, (1, 1, 1, 1), (5, 7, 8, 9)):
+            raise Misconfigured(f"{name} has no end, and --detach takes its input over whole", ENDLESS_HINT)
+        low = _copied(jobs, source, float("inf") if stat.S_ISREG(there.st_mode) else ENDLESS)
+    except _Unreadable as error:
+        raise Misconfigured(f"{name}: {error}") from None
+    finally:
+        if source:
+            os.close(source)
+    try:
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
+    finally:
+        os.close(low)
+
+
+class Inputs:
+    """The inputs of a batch, copied whole.
+
+    `argv_of` returns its command line; it gets a function that takes the path of an input, - for stdin, and returns
+    the one from which the batch reads it.
+    """
+
+    def __init__(self, argv_of: Callable[[Callable[[str], str]], list[str]]) -> None:
+        self._argv_of = argv_of
+        self.stdin = -1
+        self.fds: tuple[int, ...] = ()
+
+    def take(self, jobs: str) -> list[str]:
+        """Copy them, and return the command line. Raises as `taken_whole`."""
+
+        def path_of(path: str) -> str:
+            if path == "-" and self.stdin >= 0:
+                return path
+            fd = taken_whole(jobs, path)
+            if path == "-":
+                self.stdin = fd
+                return path
+            self.fds += (fd,)
+            return f"/dev/fd/{fd}"
+
+        argv = self._argv_of(path_of)
+        if self.stdin < 0:
+            self.stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        return argv
+
+
+class _Unreadable(Exception):
+    pass
+
+
+def _copied(jobs: str, source: int, most: float = float("inf")) -> int:
+    """Copy all that `source` gives into a file without a name, and return it, at its beginning."""
+    path = os.path.join(jobs, f".stdin.{os.getpid()}")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
+    try:
+        size = 0
+        while data := _read(source):
+            write_all(fd, data)
+            size += len(data)
+            if size > most:
+                what = f"more than {int(most) >> 30} GiB of input came, and --detach takes it over whole"
+                raise Misconfigured(what, ENDLESS_HINT)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _read(source: int) -> bytes:
+    while True:
+        try:
+            return os.read(source, COPY)
+        except BlockingIOError:  # another process of its pipe made it so
+            poll = select.poll()
+            poll.register(source, select.POLLIN)
+            poll.poll()
+        except OSError as error:
+            raise _Unreadable((error.strerror or "cannot be read").lower()) from None
+
+
+# -- garbage ---------------------------------------------------------------------------------------
+
+
+def collect(jobs: str) -> None:
+    """Remove ended jobs: those that ended a month ago, and the oldest if there are too many. Ids sort by time."""
+    names = sorted(name for name in os.listdir(jobs) if is_session(name))
+    excess, old = len(names) - KEPT, time.time() - KEPT_DAYS * 86400
+    for name in names:
+        begun = (int(name[:8], 16) << 16 | int(name[9:13], 16)) / 1000
+        if excess <= 0 and begun > old:
+            return
+        with contextlib.suppress(OSError):
+            if os.stat(f"{jobs}/{name}/status").st_mtime < old or excess > 0:
+                remove(f"{jobs}/{name}")
+        excess -= 1
+
+
+def remove(directory: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+
+
+def quoted(word: str) -> str:
+    """Quote an argument for people as a shell does, cut to ARGUMENT characters."""
+    plain = word and all(c.isalnum() or c in "%+,-./:=@_" for c in word)
+    text = word if plain else "'" + word.replace("'", "'\\''") + "'"
+    return text[:ARGUMENT].encode("utf-8", "backslashreplace").decode()
+
+
+def command_text(words: list[str]) -> str:
+    """Return a command line for people."""
+    return " ".join(map(quoted, words))

@@ -1,0 +1,325 @@
+"""quine xargs --detach: a batch that goes on without its terminal, found again by its id."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.inventory import load
+from quine.base.sessions import new_session
+from quine.fanout.input.items import Item
+from quine.fanout.input.rows import Row
+from quine.fanout.main import template
+from quine.fanout.options import parse
+from quine.fanout.starter import Starter
+from quine.fanout.tasks import Work
+from quine.jobs import batch_state, job_files
+from quine.remote.placement import DETACHED_LEASE, settle
+from tests.cli.screen import Screen
+from tests.fanout.test_xargs import SH, rows
+from tests.lab import Lab
+from tests.support.agents import OK, PATIENCE, says
+from tests.support.detached import folder, record
+from tests.support.waiting import until
+
+WAIT = 'echo "a$0"; until test -e go; do sleep 0.02; done; echo "b$0"'
+
+
+@pytest.fixture
+def work(lab: Lab, tmp_path: Path) -> Iterator[Path]:
+    """The directory of a batch; at the end its jobs go on."""
+    yield tmp_path
+    (tmp_path / "go").touch()
+    until(lambda: not lab.jobs(), "all jobs have ended")
+
+
+def detach(lab: Lab, work: Path, *words: str, **more: Any) -> str:
+    done = lab.run(["xargs", "--detach", *words], cwd=work, **more)
+    assert (done.returncode, done.stderr) == (0, b"")
+    (line,) = done.stdout.decode().splitlines()
+    return line
+
+
+def state(lab: Lab, job: str) -> dict[str, Any]:
+    """The state that the batch publishes, {} as long as there is none."""
+    return batch_state.of_process(record(job, lab.home)["pid"]) or {}
+
+
+def running(lab: Lab, job: str, count: int) -> None:
+    until(lambda: state(lab, job).get("running") == count, f"{count} jobs run")
+
+
+@pytest.mark.parametrize("where", ["local", "h1,h2"])
+def test_it_runs_on_and_ends_as_a_batch_ends(lab: Lab, work: Path, where: str) -> None:
+    script = "echo out $0; echo err $0 >&2; test $0 != 3"
+    job = detach(lab, work, "-k", "--on", where, *SH, script, input=b"1\n2\n3\n")
+    assert lab.run(["wait", job]).returncode == 123
+    assert lab.run(["logs", job]).stdout == b"out 1\nout 2\nout 3\n"
+    told = b"err 1\nerr 2\nerr 3\nquine: error: 1 of 3 items are not done: 1 failed\n"
+    assert lab.run(["logs", "--stderr", job]).stdout == told
+    attached = lab.run(["attach", job])
+    assert (attached.returncode, attached.stdout, attached.stderr) == (123, b"out 1\nout 2\nout 3\n", told)
+    found = [json.loads(line) for line in lab.run(["ps", "-a", "--json"]).stdout.splitlines()]
+    (fact,) = [fact for fact in found if fact["id"] == job]
+    assert (fact["state"], fact["code"], fact["root"]) == ("exited", 123, job)
+    assert fact["mission"].startswith("quine xargs --detach -k --on ")
+
+
+def test_its_input_is_taken_whole(lab: Lab, work: Path) -> None:
+    """Lists that are pipes, and files that are gone afterwards; stdin in the middle of several sources."""
+    (work / "list").write_text("x\ny\n")
+    script = (
+        "printf '1\\n2\\n' | quine xargs --detach -k -a list -a <(printf 'p\\nq\\n') "
+        "-- echo {1}{2}{3} :::: - && rm list"
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=work, env=lab.env, capture_output=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    job = done.stdout.decode().strip()
+    assert lab.run(["wait", job]).returncode == 0
+    expected = "".join(f"{a}{b}{c}\n" for a in "xy" for b in "pq" for c in "12")
+    assert lab.run(["logs", job]).stdout.decode() == expected
+
+
+def test_blocks_of_a_pipe(lab: Lab, work: Path) -> None:
+    data = "".join(f"{number}\n" for number in range(100_000)).encode()
+    job = detach(lab, work, "-k", "--pipe", "--block", "100K", "--", "cat", input=data)
+    assert lab.run(["attach", job]).stdout == data
+
+
+def test_items_that_are_typed(lab: Lab, work: Path) -> None:
+    with Screen() as screen:
+        process = screen.start(lab, ["xargs", "--detach", "-k", "--", "echo", "got"], cwd=work)
+        screen.type(b"one\ntwo\n\x04")
+        assert process.wait(PATIENCE) == 0
+        screen.wait(b"two\r\n")
+        job = screen.wait(b"\r\n").decode().strip()
+    assert lab.run(["attach", job]).stdout == b"got one\ngot two\n"
+
+
+def test_input_without_an_end_is_refused(lab: Lab, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = lab.run(["xargs", "--detach", "-a", "/dev/zero", "--", "echo"], cwd=work)
+    told = b"quine: error: /dev/zero has no end, and --detach takes its input over whole\n"
+    assert (done.returncode, done.stdout) == (2, b"") and done.stderr.startswith(told)
+    monkeypatch.setattr(job_files, "ENDLESS", 3 << 20)
+    read, write = os.pipe()
+    with subprocess.Popen(["yes"], stdout=write, stderr=subprocess.DEVNULL):
+        os.close(write)
+        with pytest.raises(Exception, match="takes it over whole"):
+            job_files.taken_whole(str(work), f"/dev/fd/{read}")
+        os.close(read)
+    assert os.listdir(work) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--detach", "--report", "1"], "--report FD does not go with --detach: nothing waits"),
+        (["--detach", "--job", "7"], "--job '7' is not a UUID in lower case"),
+        (["--detach", "--output-limit", "0"], "--output-limit must not be 0: its job could write nothing"),
+        (["--detach", "-a", "no-such"], "no-such: no such file or directory"),
+        (["--detach", "-a", "."], ".: is a directory"),
+        (["--detach", "--halt", "x"], "--halt x: "),
+        (["--detach", "-k", "--line-buffer"], "-k passes outputs on as a whole"),
+        (["--detach", "--resume"], "--resume and --resume-failed need --joblog FILE"),
+        (["--detach", "--retries", "x"], "--retries x: "),
+        (["--detach", "--limit", "x"], "--limit x: "),
+        (["--job", new_session()], "--job goes with --detach"),
+        (["--output-limit", "1M"], "--output-limit goes with --detach"),
+        (["--from", "h1"], "no such option: --from"),
+    ],
+)
+def test_what_is_refused_starts_nothing(lab: Lab, work: Path, words: list[str], error: str) -> None:
+    kept = lab.home / ".local/state/quine/jobs"
+    before = set(kept.iterdir()) if kept.exists() else set()
+    done = lab.run(["xargs", *words, "--", "echo"], cwd=work)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().startswith(f"quine: error: {error}")
+    assert (set(kept.iterdir()) if kept.exists() else set()) <= before
+
+
+def test_a_second_start_of_a_job_starts_nothing(lab: Lab, work: Path) -> None:
+    job = new_session()
+    for _ in range(2):
+        assert detach(lab, work, "--job", job, *SH, "echo $0 >>ran", ":::", "1") == job
+        assert lab.run(["wait", job]).returncode == 0
+    assert (work / "ran").read_text() == "1\n"
+
+
+def test_a_kill_ends_the_jobs_and_int_waits_for_them(lab: Lab, work: Path) -> None:
+    words = ["-P2", "-k", "--on", "h1", "--cwd", str(work), *SH, WAIT, ":::", "1", "2", "3"]
+    job = detach(lab, work, *words)
+    running(lab, job, 2)
+    assert lab.run(["kill", job]).returncode == 0
+    assert lab.run(["wait", job]).returncode == 128 + signal.SIGTERM
+    assert not lab.jobs()
+    job = detach(lab, work, *words)
+    running(lab, job, 2)
+    assert lab.run(["kill", "-INT", job]).returncode == 0
+    told = folder(job, lab.home) / "stderr"
+    until(lambda: b"waiting for 2 jobs" in told.read_bytes(), "it has the signal")
+    (work / "go").touch()
+    assert lab.run(["wait", job]).returncode == 128 + signal.SIGINT
+    assert lab.run(["logs", job]).stdout == b"a1\nb1\na2\nb2\n"
+
+
+def test_attached_on_a_terminal_its_view_is_below_its_output(lab: Lab, work: Path) -> None:
+    job = detach(lab, work, "-P2", "--line-buffer", *SH, WAIT, ":::", "1", "2", "3")
+    running(lab, job, 2)
+    with Screen(columns=80) as screen, Screen(columns=80) as second:
+        both = [each.start(lab, ["attach", job], env={"TERM": "xterm"}) for each in (screen, second)]
+        for each in (screen, second):
+            each.wait(b"a1\r\n")
+            each.wait(b"\x1b[J0 of 3: 0 done, 2 running, 0.0/s\r\nlocal  2 running")
+        both[1].terminate()
+        assert both[1].wait(PATIENCE) == -signal.SIGTERM
+        second.wait(b"\r\x1b[J")
+        (work / "go").touch()
+        screen.wait(b"\r\x1b[J")
+        screen.wait(b"b3\r\n")
+        assert both[0].wait(PATIENCE) == 0
+    lines = lab.run(["attach", job]).stdout.split()
+    assert sorted(lines) == [b"a1", b"a2", b"a3", b"b1", b"b2", b"b3"]
+
+
+def test_it_is_killed_and_the_next_one_takes_its_jobs_over(lab: Lab, work: Path) -> None:
+    script = 'echo "$0" >>"$1/ran"; cd "$1"; ' + WAIT
+    words = ["-P2", "--joblog", "log", "--on", "h1", *SH, script, "{}", str(work), ":::", "1", "2", "3"]
+    job = detach(lab, work, *words)
+    until(lambda: (work / "ran").exists() and len((work / "ran").read_text().split()) == 2, "two have begun")
+    done = lab.run(["xargs", "--detach", "--resume", *words], cwd=work)
+    assert (done.returncode, done.stderr) == (2, b"quine: error: log is in use by another batch\n")
+    assert lab.run(["kill", "-KILL", job]).returncode == 0
+    assert lab.run(["wait", job]).returncode == 128 + signal.SIGKILL
+    again = detach(lab, work, "--resume", *words)
+    (work / "go").touch()
+    assert lab.run(["wait", again]).returncode == 0
+    assert sorted(lab.run(["logs", again]).stdout.split()) == [b"a1", b"a2", b"a3", b"b1", b"b2", b"b3"]
+    assert sorted((work / "ran").read_text().split()) == ["1", "2", "3"]
+    assert [row[12] for row in rows(work / "log")] == ["done"] * 3
+
+
+def test_output_that_nobody_reads_holds_it_up(lab: Lab, work: Path) -> None:
+    script = "head -c 300000 /dev/zero; echo $0 >>ran"
+    job = detach(lab, work, "-P1", "-k", "--output-limit", "1M", *SH, script, ":::", *map(str, range(40)))
+    spool = folder(job, lab.home) / "stdout"
+    until(lambda: spool.stat().st_size == 1 << 20, "the spool is full")
+    assert lab.run(["wait", "--timeout", "0", job]).returncode == 124
+    with lab.popen(["attach", job], stdout=subprocess.PIPE) as proxy:
+        assert proxy.stdout
+        size = 0
+        while data := proxy.stdout.read(1 << 20):
+            size += len(data)
+        assert (proxy.wait(PATIENCE), size) == (0, 40 * 300_000)
+
+
+def test_a_full_one_can_be_ended(lab: Lab, work: Path) -> None:
+    job = detach(lab, work, "-P1", "--output-limit", "1K", "--", "cat", "/dev/zero", ":::", "1")
+    until(lambda: (folder(job, lab.home) / "stdout").stat().st_size <= 1024, "it has begun")
+    running(lab, job, 1)
+    assert lab.run(["kill", job]).returncode == 0
+    assert lab.run(["wait", job]).returncode == 128 + signal.SIGTERM
+
+
+def test_agents_are_the_tree_of_the_job(lab: Lab, work: Path) -> None:
+    env = lab.script([{**says(OK), "usage": {"input": 1200, "output": 60}}], "detached.jsonl")
+    env |= {"QUINE_DATA_DIR": str(work / "data")}
+    job = detach(lab, work, "--report", "report", "say {}", ":::", "a", "b", env=env)
+    assert lab.run(["wait", job], env=env, cwd=work).returncode == 0
+    report = json.loads((work / "report").read_text())
+    assert (report["done"], report["agents"], report["tokens"]) == (2, 2, 2520)
+    found = [json.loads(line) for line in lab.run(["ps", "-a", "--json"], env=env).stdout.splitlines()]
+    assert {fact["root"] for fact in found if fact["mission"] in ("say a", "say b")} == {job}
+
+
+def test_agents_without_a_guest_are_refused_at_once(lab: Lab, work: Path) -> None:
+    done = lab.run(["xargs", "--detach", "say {}", ":::", "a"], env={"QUINE_API_TYPE": "no-such"}, cwd=work)
+    assert done.returncode == 2 and done.stdout == b"" and b"no-such" in done.stderr
+
+
+def test_no_variable_is_in_the_command_line_that_is_shown(lab: Lab, work: Path) -> None:
+    words = ["--env", "A=secret-1", "--env=B=secret-2", "--env", "C", "--fs", "s3://b?key=secret-3"]
+    shown = batch_state.shown([*words, "--fs=origin:", "--", "echo", "a b", ":::", "item"])
+    hidden = "quine xargs --env 'A=…' '--env=B=…' --env C --fs 's3://…' --fs=origin: -- echo 'a b' ::: …"
+    assert shown == hidden
+    job = detach(lab, work, "--env", "A=secret-1", *SH, "echo $A", ":::", "1")
+    assert lab.run(["attach", job]).stdout == b"secret-1\n"
+    assert b"secret" not in (folder(job, lab.home) / "job").read_bytes()
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_its_jobs_wait_for_this_machine_as_those_of_a_detached_agent(lab: Lab, detached: bool) -> None:
+    options, words, _ = parse(["--on", "h1", "--", "echo"])
+    options.spawn = options.spawn.replace(job=new_session() if detached else "")
+    work = Work(options, template(options, words), words)
+    starter = Starter(options, None, work, None, None)  # type: ignore[arg-type]
+    spawn, services, _ = starter.make(work.task(Item(Row(("a",)), 1)), [])
+    services.close()
+    host = load(lab.inventory, {}).hosts["h1"]
+    settle(spawn, host)
+    assert spawn.lease == (DETACHED_LEASE if detached else host.lease)
+
+
+# -- the state that a batch publishes --------------------------------------------------------------
+
+
+def test_a_reader_never_sees_half_of_a_state() -> None:
+    """A writer and a reader in two processes; each state has one number in all of its fields."""
+    published = batch_state.Published()
+    published.put({"pid": os.getpid()})
+    path = f"/proc/{os.getpid()}/fd/{published._fd}"
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            for number in range(3000):
+                text = str(number) * (1 + number % 500)
+                published.put({"pid": os.getppid(), "items": number, "running": number, "command": text})
+            code = 0
+        finally:
+            os._exit(code)
+    seen = set()
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        found = batch_state.read(path, os.getpid())
+        if found and found["items"] is not None:
+            number = found["items"]
+            whole = (str(number) * (1 + number % 500))[: batch_state.TEXT]
+            assert (found["running"], found["command"]) == (number, whole)
+            seen.add(number)
+    assert batch_state.read(path, os.getpid() + 1) is None
+    published.close()
+    assert batch_state.read(path, os.getpid()) is None
+    assert seen
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[1]", b"{", b'{"pid":"x","items":true,"hosts":[7,{"host":5}],"rate":1e300}']
+)
+def test_a_foreign_state_has_no_other_types(text: bytes) -> None:
+    found = batch_state.parsed(text)
+    if found is not None:
+        assert (found["pid"], found["items"], found["rate"]) == (0, None, 0.0)
+        assert found["hosts"] == [
+            {"host": "", "running": 0, "slots": 0, "rate": 0.0, "load": None, "ended": 0, "failed": 0}
+        ]
+        assert batch_state.lines(found, 79, 10)[0] == "0 done, 0 running, 0.0/s"
+
+
+def test_a_long_line_is_broken_behind_commas() -> None:
+    found = batch_state.parsed(b'{"items":10,"done":3,"failed":1,"ended":4,"eta":60,"tokens":120,"cost":0.5}')
+    assert found is not None
+    assert batch_state.lines(found, 200, 10) == [
+        "4 of 10: 3 done, 1 failed, 0 running, 0.0/s, ETA 1:00, 120 tokens, $0.50"
+    ]
+    assert batch_state.lines(found, 40, 10) == [
+        "4 of 10: 3 done, 1 failed, 0 running,",
+        "0.0/s, ETA 1:00, 120 tokens, $0.50",
+    ]
