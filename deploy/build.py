@@ -29,7 +29,7 @@ from typing import BinaryIO
 from deploy import paths
 from deploy.install import NAME, distribution
 from deploy.there import installer
-from transport import address, atomic
+from transport import atomic, this_build
 from transport.errors import Refused
 
 # Cures for a cache without room, here or on a host, and for one here that we may not write.
@@ -104,9 +104,9 @@ def _still_there() -> Binary | None:
 
 def running_binary() -> Binary | None:
     """Return the file that this process was unpacked from, if it was."""
-    if not address.unpacked():
+    if not this_build.unpacked():
         return None
-    candidate = Path(address.ROOT).parent / installer.FILE
+    candidate = Path(this_build.ROOT).parent / installer.FILE
     if not candidate.is_file():
         raise Refused(f"{candidate} is missing, from which this quine was unpacked", "install it anew")
     return _described(candidate)
@@ -156,7 +156,7 @@ def _make(made: Path) -> None:
     made.mkdir()
     path = made / installer.FILE
     sources = _sources()
-    if address.hash_of(sources) != address.build_hash():
+    if this_build.hash_of(sources) != this_build.build_hash():
         raise Refused(
             "the sources have changed since this process was started",
             "run the command again; if it is the node that says so: quine node --stop",
@@ -181,11 +181,11 @@ def write_zip(file: BinaryIO, members: Iterable[tuple[str, bytes]]) -> None:
 
 def _sources() -> list[tuple[str, bytes]]:
     """Return name and content of each of our sources, in the order of the build's hash."""
-    return [(name, Path(path).read_bytes()) for name, path, _ in address.sources()]
+    return [(name, Path(path).read_bytes()) for name, path, _ in this_build.sources()]
 
 
 def _main() -> bytes:
-    return Path(address.ROOT, "quine", "one_file.py").read_bytes()
+    return Path(this_build.ROOT, "quine", "one_file.py").read_bytes()
 
 
 def _packages() -> list[tuple[str, bytes]]:
@@ -199,7 +199,7 @@ def _packages() -> list[tuple[str, bytes]]:
         for file in files:
             licence = "licen" in file.name.lower() and ".dist-info" in file.parts[0]
             code = (
-                file.suffix in address.SUFFIXES
+                file.suffix in this_build.SUFFIXES
                 and ".dist-info" not in file.parts[0]
                 and "tests" not in file.parts
             )
@@ -227,7 +227,7 @@ def _entry_points() -> str:
 
 def _key() -> str:
     """Return the name of a build: a digest of everything that goes into it."""
-    parts = [FORMAT, address.build_hash(), _entry_points()]
+    parts = [FORMAT, this_build.build_hash(), _entry_points()]
     for project in PACKAGES:
         try:
             parts.append(f"{project}=={metadata.version(project)}")

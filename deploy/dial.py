@@ -5,7 +5,7 @@ Laws
 2. One deadline covers all of it, the first byte of the node included, and the error names the phase that it
    struck. Only an upload and an unpacking move it.
 3. An installation that does not start is replaced once; then it is the host's fault, and the error says so.
-4. An upload that is cut off is taken up again for as long as one of VAIN connections adds to the bytes there.
+4. An upload that is cut off is taken up again (`push.repeated`).
 5. Dials of different hosts are independent of each other.
 """
 
@@ -29,8 +29,6 @@ from transport.carrier.timeouts import timeout
 from transport.errors import Interrupted, Misconfigured, Unreachable
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
-VAIN = 4  # connections in a row that bring nothing new
-PAUSE = 0.5  # seconds before an upload is taken up again
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
 BROKEN = (0, 1, 2, 126, 127)
 
@@ -242,7 +240,7 @@ class _Visit:
                 await _close(duplex)
 
         async with _Clock(self.host, self.note) as clock:
-            return await self._insist(clock, attempt)
+            return await self._repeated(clock, attempt)
 
     def _answers(self) -> probe.Answers:
         marker, program = secrets.token_hex(16), self.host.transport == "command"
@@ -252,21 +250,11 @@ class _Visit:
         self, clock: _Clock, mode: str, trust: bool
     ) -> tuple[Bootstrap, probe.Answers, probe.Facts | None]:
         """Connect and ask; unless it is a check, make sure that the binary is there. Facts: if the host sent any."""
-        return await self._insist(clock, lambda: self._open_once(clock, mode, trust))
+        return await self._repeated(clock, lambda: self._open_once(clock, mode, trust))
 
-    async def _insist(self, clock: _Clock, attempt: Callable[[], Awaitable[_T]]) -> _T:
+    async def _repeated(self, clock: _Clock, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of an attempt that no connection cut short: law 4."""
-        kept, vain = -1, 0
-        while True:
-            try:
-                return await attempt()
-            except push.UploadCut as cut:
-                vain = 0 if cut.kept > kept else vain + 1
-                if vain == VAIN:
-                    raise
-                kept = max(kept, cut.kept)
-                clock.allow(DEADLINE, f"connect again: {cut.detail}")
-                await asyncio.sleep(PAUSE)
+        return await push.repeated(attempt, lambda detail: clock.allow(DEADLINE, f"connect again: {detail}"))
 
     async def _open_once(
         self, clock: _Clock, mode: str, trust: bool

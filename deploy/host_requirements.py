@@ -9,7 +9,7 @@ from deploy import probe
 from deploy.build import OLDEST_PYTHON, Binary
 from deploy.probe import BUILD_SHOWN, CACHE, Facts
 from deploy.there import installer
-from transport import address
+from transport import this_build
 from transport.errors import Unreachable
 
 _AGAIN = "run it again; if it stays, look at the network and at the memory of both machines"
@@ -91,7 +91,7 @@ def check_build(host: str, path: str, answer: str) -> None:
     version = answer[len("other ") :][:300]
     cure = f"have the file of `quine deploy build` put there, or take `binary` from its table, so that {CACHE} is used"
     if "(build " in version:
-        ours = address.build_hash()[:BUILD_SHOWN]
+        ours = this_build.build_hash()[:BUILD_SHOWN]
         raise Unfit(host, f"its binary {path} is {version}, and this is build {ours}", cure)
     if version == probe.SILENT:
         version = f"no answer to --version within {probe.ADMIN_SECONDS} s"

@@ -6,7 +6,7 @@ import sys
 from importlib import metadata
 from urllib.parse import unquote, urlsplit
 
-from transport import address, quickjson
+from transport import quickjson, this_build
 
 NAME = "quine-agent"
 POINT = "quine.files.python.filesystem:QuineFileSystem"  # an entry point that no other project has
@@ -34,7 +34,7 @@ def source() -> str:
 
 def with_extra(extra: str, prefix: str = sys.prefix) -> str:
     """Return the command that installs the same again with `extra`, by the tool that installed it."""
-    if address.unpacked():
+    if this_build.unpacked():
         return 'set fs = "direct" for this host in the inventory of the origin, which then sends the packages'
     wanted = f"'{source()}[{extra}]'"
     if "/uv/tools/" in f"{prefix}/":

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from deploy.build import OLDEST_PYTHON, Binary
 from deploy.there import installer
-from transport import address
+from transport import this_build
 from transport.text import harmless
 
 BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any more
@@ -166,7 +166,7 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
         "file": installer.FILE,
         "trusted": "" if trust else "false &&",
         "admin": in_shell(place.binary),
-        "build": address.build_hash()[:BUILD_SHOWN],
+        "build": this_build.build_hash()[:BUILD_SHOWN],
         "seconds": str(ADMIN_SECONDS),
         "silent": SILENT,
         "shown": _SHOWN.format(marker=marker) if mode == "look" else "",

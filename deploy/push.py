@@ -7,14 +7,16 @@ Laws
 4. Bytes that the host has kept of an upload that was cut off are not sent again.
 5. A command of the user's that ends without an answer, after the host has given one, counts as cut off, whatever its
    status.
+6. An upload that is cut off is taken up again for as long as one of VAIN connections adds to the bytes there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from deploy import host_requirements, probe
@@ -31,6 +33,10 @@ UPLOAD_SECONDS = 30  # on top of that
 UPLOADS = 5  # at one time
 WAIT = 3600.0  # seconds for a place among them, which do not count for the deadline of a host
 UNPACK_SECONDS = 2 * installer.START_SECONDS
+VAIN = 4  # connections in a row that bring nothing new
+PAUSE = 0.5  # seconds before an upload is taken up again
+
+_T = TypeVar("_T")
 
 
 class UploadCut(Interrupted):
@@ -39,6 +45,21 @@ class UploadCut(Interrupted):
     def __init__(self, host: str, detail: str, kept: int) -> None:
         super().__init__(host, detail, "run it again: it goes on behind the bytes that are there")
         self.kept = kept
+
+
+async def repeated(attempt: Callable[[], Awaitable[_T]], again: Callable[[str], None]) -> _T:
+    """Return the result of an attempt, made again while UploadCut ends it: law 6. `again` is told why before each."""
+    kept, vain = -1, 0
+    while True:
+        try:
+            return await attempt()
+        except UploadCut as cut:
+            vain = 0 if cut.kept > kept else vain + 1
+            if vain == VAIN:
+                raise
+            kept = max(kept, cut.kept)
+            again(cut.detail)
+            await asyncio.sleep(PAUSE)
 
 
 async def push(

@@ -22,7 +22,7 @@ import os
 import time
 
 from quine.base.errors import DEFECT, LOST, NOT_STARTED, Failure, NoGuest, complain
-from transport import address, inherit
+from transport import inherit, this_build
 from transport.writes import write_all
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -148,8 +148,8 @@ def dispatch(words: list[str]) -> int:
     if verb in ("each", "rsh", "xargs"):
         return _commands(verb, words[1:])
     if words[:2] == ["fs", "python"]:
-        if address.unpacked():
-            os.environ["PYTHONPATH"] = ":".join(filter(None, [address.ROOT, os.environ.get("PYTHONPATH")]))
+        if this_build.unpacked():
+            os.environ["PYTHONPATH"] = ":".join(filter(None, [this_build.ROOT, os.environ.get("PYTHONPATH")]))
         os.execv(sys.executable, [sys.executable, *words[2:]])
     if words[:3] == ["fs", "mount", "--keep"]:
         from quine.mount.command import keep
@@ -171,7 +171,7 @@ def dispatch(words: list[str]) -> int:
         complain(f"not built yet: quine {verb}")
         return 2
     if verb in cli_options.VERBS:
-        if address.unpacked() and not _has_typer():
+        if this_build.unpacked() and not _has_typer():
             from quine.cli.on_host import main as cli
         else:
             from quine.cli.app import main as cli
@@ -350,7 +350,7 @@ def _translated(error: Exception) -> int:
     if isinstance(error, Refused):
         complain(error.detail, error.hint, error.host)
         return error.status
-    if isinstance(error, ModuleNotFoundError) and address.unpacked():
+    if isinstance(error, ModuleNotFoundError) and this_build.unpacked():
         detail = f"{error.name} is needed for this, and the file for hosts is without it"
         complain(detail, "do it where quine was installed with pip, pipx or uv")
         return NOT_STARTED

@@ -17,13 +17,13 @@ class Stamp(BuildHookInterface):  # type: ignore[type-arg]
         if version == "editable":
             return  # its sources change
         sys.path.insert(0, self.root)
-        from transport import address
+        from transport import this_build
 
         self._made = tempfile.TemporaryDirectory()
-        stamp = Path(self._made.name, address.STAMP)
-        contents = ((name, Path(path).read_bytes()) for name, path, _ in address.sources())
-        stamp.write_text(address.hash_of(contents))
-        build_data["force_include"][str(stamp)] = f"transport/{address.STAMP}"
+        stamp = Path(self._made.name, this_build.STAMP)
+        contents = ((name, Path(path).read_bytes()) for name, path, _ in this_build.sources())
+        stamp.write_text(this_build.hash_of(contents))
+        build_data["force_include"][str(stamp)] = f"transport/{this_build.STAMP}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version != "editable":

@@ -38,7 +38,7 @@ PINS = Path(__file__).with_suffix(".txt")
 NAME = "quine-agent"
 MAKE_FILE = "import sys, deploy.build, pathlib; deploy.build.build(pathlib.Path(sys.argv[1]))"
 FACTS = (
-    "import json, deploy.build as b, transport.address as a;"
+    "import json, deploy.build as b, transport.this_build as a;"
     "print(json.dumps([a.PACKAGES, b.PACKAGES, a.build_hash()]))"
 )
 

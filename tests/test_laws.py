@@ -46,7 +46,7 @@ IMPORTERS = {
         "quine/files/stores/google.py",
     },
     "s3fs": {"quine/files/stores/object/client.py"},
-    "pydantic": {"quine/providers/reading.py"},
+    "pydantic": {"quine/providers/dialects/dialect.py"},
 }
 NEVER = {"pickle", "marshal", "shelve", "dill"}  # data from elsewhere is parsed, not revived
 

@@ -1,24 +1,47 @@
 """The socket of this user's node: its greeting, and a connection to a node that runs; `node.rendezvous` starts one.
 
 A client loads this alone: nearly always there is a node.
+
+Law: the socket's name holds the build hash, so a client never talks to a daemon of another build. After an upgrade the
+old daemon serves its jobs to their end and goes when idle.
 """
 
 from __future__ import annotations
 
-from transport import address
+import os
+
+from transport import address, this_build
 from transport.errors import Refused
-from transport.lean import socket
+from transport.lean import blake2b, socket
 
 CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
 TAKEN = b"+"  # the node's answer to a dial: the streams are its own now
+SUN_PATH = 100  # bytes of a Unix socket's path; 108 on Linux, 104 on BSD
 TRIES = 3  # attempts, each of which may meet a node that ends before it has read a byte
+
+
+def node_name() -> str:
+    """Return a short name of this user's node of this build; its files in the runtime directory begin with it."""
+    home = os.environ.get("HOME", "")
+    return blake2b(
+        f"{home}\0{address.boot_id()}\0{this_build.build_hash()}".encode(), digest_size=8
+    ).hexdigest()
+
+
+def socket_path() -> str:
+    path = f"{address.runtime_directory()}/{node_name()}.sock"
+    if len(os.fsencode(path)) > SUN_PATH:
+        raise Refused(
+            f"the path of the node's socket is too long: {path}", "set XDG_RUNTIME_DIR to a shorter one"
+        )
+    return path
 
 
 def try_connect(path: str = "") -> socket.socket | None:
     """A connection to the node, or None if no node listens; path "" is the socket of this build."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(path or address.socket_path())
+        connection.connect(path or socket_path())
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
         return None
@@ -30,7 +53,7 @@ def try_connect(path: str = "") -> socket.socket | None:
 
 def beside(suffix: str) -> str:
     """Return the path of a file beside the socket."""
-    return f"{address.runtime_directory()}/{address.node_name()}.{suffix}"
+    return f"{address.runtime_directory()}/{node_name()}.{suffix}"
 
 
 def log_path() -> str:

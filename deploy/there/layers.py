@@ -30,7 +30,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from deploy.there import installer
-from transport import address
+from transport import this_build
 
 VARIABLE = "QUINE_LAYER"  # MARKER and NAME, in the environment of the dial
 PREFIX = "layer-"
@@ -52,7 +52,7 @@ def named(url: str) -> str:
 def receive(wish: str) -> None:
     """Have the layer of `wish`, a value of VARIABLE, on this host before the dial goes on. Leaves if that fails."""
     marker, _, name = wish.partition(" ")
-    installation = Path(address.ROOT).parent
+    installation = Path(this_build.ROOT).parent
     with _private(), _unwinding():
         try:
             _receive(marker, name, installation)
@@ -130,9 +130,9 @@ def _point(link: Path, target: Path) -> None:
 def use(url: str) -> None:
     """Let this process import the packages for the store of `url`, if they came here. Those of its own come first."""
     name = named(url)
-    if not name or not address.unpacked():
+    if not name or not this_build.unpacked():
         return
-    layer = os.path.realpath(f"{os.path.dirname(address.ROOT)}/{PREFIX}{name}")
+    layer = os.path.realpath(f"{os.path.dirname(this_build.ROOT)}/{PREFIX}{name}")
     if os.path.isdir(layer) and layer not in sys.path:
         sys.path.append(layer)
 

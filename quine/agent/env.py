@@ -30,10 +30,10 @@ from quine.budget import shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.files import credentials, urls
-from quine.providers import FILES, Config
 from quine.providers.choice import KEYS, choose
+from quine.providers.vendors import FILES, Config
 from transport import atomic, inherit, quickjson
-from transport.address import own_command
+from transport.this_build import own_command
 
 # command-line option -> its variable
 OPTIONS = {

@@ -14,7 +14,6 @@ import os
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quine import providers
 from quine.agent import ending, env, origin, prompt
 from quine.agent.env import Settings, Tree
 from quine.agent.loop import Loop
@@ -30,7 +29,7 @@ from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigu
 from quine.base.log import Log
 from quine.base.messages import Guest
 from quine.base.sessions import is_session, new_session, tape_path
-from quine.providers import metering
+from quine.providers import metering, vendors
 from quine.providers.relay import RelayGuest
 from quine.tape.writer import FileSink, RelaySink, Tape
 from transport import inherit
@@ -125,7 +124,7 @@ def spec_from(
     config = None
     if not origin.is_relayed(settings.memo):
         config = env.guest(settings, environ)
-        providers.build(config)
+        vendors.build(config)
     if options.binary:
         raise NotBuilt("-b together with --on")
     tree = env.join_tree(settings, settings.limits, apart=apart)
@@ -267,7 +266,7 @@ def _guest(
         return RelayGuest(ask), spec, None
     config = env.guest(settings)
     price = metering.price(config, bool(tree.ledger.mark.cost))
-    return providers.build(config), spec._replace(model=config.model), price
+    return vendors.build(config), spec._replace(model=config.model), price
 
 
 def _make_data_dir(path: str, shared: bool) -> int:

@@ -20,7 +20,8 @@ from quine.base.errors import Misconfigured
 from quine.files.urls import RESERVED
 from quine.providers.choice import KEYS
 from transport import inherit
-from transport.address import own_command, start_time
+from transport.address import start_time
+from transport.this_build import own_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

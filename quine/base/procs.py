@@ -225,3 +225,14 @@ def end_all(found: dict[int, Process], root: int | None, grace: float) -> None:
             os.close(fd)
         if done and not left():
             return
+
+
+def raise_open_files(most: int) -> int:
+    """Raise the soft limit of open files of this process to `most`, or the hard limit if that is less. Return it."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return max(soft, limit)

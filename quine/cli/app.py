@@ -68,7 +68,7 @@ def described(verb: str) -> tuple[str, list[str], list[Row]]:
     arguments, options = [], []
     for parameter in command.params:
         if parameter.param_type_name == "argument":
-            arguments.append(str(parameter.metavar))
+            arguments.append(f"{parameter.metavar}{'…' if parameter.nargs < 0 else ''}")
             continue
         *short, long = sorted(parameter.opts, key=len)
         value = "" if getattr(parameter, "is_flag", False) else str(parameter.metavar)
@@ -82,8 +82,9 @@ def described(verb: str) -> tuple[str, list[str], list[Row]]:
 
 @app.command()
 def hosts(
-    action: Annotated[str | None, typer.Argument(metavar="check", help="check: log in and look")] = None,
-    where: Annotated[str | None, typer.Argument(metavar="WHERE", help="which hosts")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="check|WHERE", help="check: log in and look; which hosts")
+    ] = None,
     inventory: InventoryOption = None,
     json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
     verbose: Verbose = False,
@@ -92,23 +93,23 @@ def hosts(
 
     In a job whose origin is elsewhere: the hosts that it may use.
     """
-    if action not in (None, "check"):
-        if where is not None:
-            raise Misconfigured(f"no such action: {action}", "quine hosts, or quine hosts check [WHERE]")
-        action, where = None, action
+    where = list(words or ())
+    checks = where[:1] == ["check"]
+    if checks:
+        del where[0]
     if _asks_origin(inventory):
         from quine.base import allowed_hosts
         from quine.cli.visits import reachable
 
-        if (action, where) != (None, None):
+        if words:
             raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
         print(reachable(allowed_hosts.from_origin(), json), end="")
         return OK
     known = _inventory(inventory)
     if known.path is None:
         raise Misconfigured("there is no inventory", "write ./inventory.toml; see inventory.example.toml")
-    chosen = _chosen(known, where) if where is not None else list(known.hosts.values())
-    if action == "check":
+    chosen = _chosen(known, where) if where else list(known.hosts.values())
+    if checks:
         from quine.cli.visits import check
 
         return check(chosen, known, verbose, json)
@@ -118,23 +119,28 @@ def hosts(
     return OK
 
 
-def _chosen(known: Inventory, where: str) -> list[Host]:
-    """Return the hosts of WHERE. A word that is no host and nearly `check` is reported as a slip."""
+def _chosen(known: Inventory, words: list[str]) -> list[Host]:
+    """Return the hosts of one WHERE or several, each once. A word that is nearly `check` is reported as a slip."""
     from quine.jobs.did_you_mean import is_one_edit
     from transport.errors import NoSuchHost
 
-    try:
-        return known.matching(where)
-    except NoSuchHost:
-        if is_one_edit(where, "check"):
-            raise Misconfigured(f"no such action: {where}", "did you mean quine hosts check?") from None
-        raise
+    chosen = {}
+    for where in words:
+        if not where.strip():  # an unset variable
+            raise Misconfigured("WHERE is empty", "name a host, @tag or any")
+        try:
+            chosen.update({host.name: host for host in known.matching(where)})
+        except NoSuchHost:
+            if is_one_edit(where, "check"):
+                raise Misconfigured(f"no such action: {where}", "did you mean quine hosts check?") from None
+            raise
+    return list(chosen.values())
 
 
 @app.command()
 def deploy(
     where: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(metavar="WHERE|build", help="which hosts, or: build a file", show_default="any"),
     ] = None,
     output: Annotated[
@@ -154,7 +160,7 @@ def deploy(
     verbose: Verbose = False,
 ) -> int:
     """Put this binary on hosts, or remove it; `deploy build -o FILE` makes the file."""
-    if where == "build":
+    if where == ["build"]:
         if plan or remove or python:
             raise Misconfigured("--plan, --python and --remove are for hosts, not for quine deploy build")
         return _build(output)
@@ -162,12 +168,12 @@ def deploy(
         raise Misconfigured("--output belongs to quine deploy build")
     if remove and (plan or python):
         raise Misconfigured(f"one of {'--plan' if plan else '--python'}, --remove")
-    if remove and where is None:
+    if remove and not where:
         raise Misconfigured("--remove needs WHERE", "quine deploy --remove any removes it from every host")
     from quine.cli import deployment
 
     known = _inventory(inventory)
-    chosen = known.matching("any" if where is None else where)  # "" of an unset variable is no host
+    chosen = _chosen(known, where or ["any"])
     if remove:
         return deployment.remove(chosen, known, verbose)
     return (deployment.plan if plan else deployment.put)(chosen, known, verbose, python)
@@ -199,9 +205,7 @@ def _inventory(path: Path | None) -> Inventory:
 
 @app.command()
 def doctor(
-    host: Annotated[
-        list[str] | None, typer.Argument(metavar="[HOST…]", help="go there, step by step")
-    ] = None,
+    host: Annotated[list[str] | None, typer.Argument(metavar="HOST", help="go there, step by step")] = None,
     inventory: InventoryOption = None,
     guest: Annotated[
         bool, typer.Option("--guest", help="ask the guest for one short reply, which may cost something")
@@ -217,8 +221,7 @@ def doctor(
         from quine.cli.doctor_host import examine as go
 
         known = _inventory(inventory)
-        chosen = {found.name: found for where in host for found in known.matching(where)}
-        return go(list(chosen.values()), known)
+        return go(_chosen(known, host), known)
     from quine.cli.doctor import examine
 
     findings = examine(str(inventory) if inventory else None, guest)

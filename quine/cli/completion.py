@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def _by_hand(verb: str) -> str:
     """Return the words that follow a verb of app.py: its options, and those of its arguments that are literal."""
     _, arguments, table = described(verb)
-    literal = [word for argument in arguments for word in argument.split("|") if word.islower()]
+    literal = [word for argument in arguments for word in argument.rstrip("…").split("|") if word.islower()]
     return " ".join([*literal, *(f"--{row[0]}" for row in table)])
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from quine.providers import Config
+    from quine.providers.vendors import Config
 
 IGNORED = (
     "controlmaster",
@@ -88,9 +88,9 @@ def _kernel() -> Finding:
 
 
 def _runtime() -> Finding:
-    from transport import address
+    from transport import node_socket
 
-    return Finding("ok", "runtime", f"the node's socket is {address.socket_path()}")
+    return Finding("ok", "runtime", f"the node's socket is {node_socket.socket_path()}")
 
 
 def _data() -> Finding:
@@ -133,17 +133,17 @@ def _guest(ask: bool = False) -> Finding:
 
 def _asked(config: Config) -> Finding:
     """Make one real call, as an agent does: with the tools, and room for a short reply. Raise Failure."""
-    from quine import providers
     from quine.agent import tools
     from quine.base.messages import GuestError, Message, Request
     from quine.base.sessions import new_session
+    from quine.providers import vendors
 
     text = "This is a test of the connection. Reply with the word ok and call no tool."
     messages = [Message("system", "You are tested by the user."), Message("user", text)]
     request = Request(messages, tools.TOOLS, new_session(), text, output=REPLY_TOKENS)
     began = time.monotonic()
     try:
-        reply = providers.build(config).infer(request)
+        reply = vendors.build(config).infer(request)
     except GuestError as error:
         cure = getattr(error, "hint", "") or "look at QUINE_API_BASE, the key and QUINE_MODEL_ID"
         return Finding("fail", "guest", f"{config.kind} at {config.base}: {error}", cure)

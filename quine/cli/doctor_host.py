@@ -78,19 +78,19 @@ async def _reached(host: Host, known: Inventory, steps: Steps) -> bool:
 
 
 async def _greet(duplex: object, steps: Steps) -> None:
-    from transport import address
+    from transport import this_build
     from transport.carrier.handshake import Greeter, round_trip
     from transport.errors import ProtocolError, Unreachable
     from transport.wire.resume import hello
 
     steps(step := "speak with the node")
     try:
-        facts = {"build": address.build_hash(), "node": os.uname().nodename, "pid": os.getpid()}
+        facts = {"build": this_build.build_hash(), "node": os.uname().nodename, "pid": os.getpid()}
         greeter = Greeter(duplex, hello(facts, os.urandom(16).hex(), 0, resume=False))  # type: ignore[arg-type]
         peer = await greeter.hello(ANSWER)
         names = ("node", "system", "version", "pid")
         node, system, version, pid = (str(peer.get(name, "?"))[:80] for name in names)
-        build = "this build" if peer.get("build") == address.build_hash() else "another build"
+        build = "this build" if peer.get("build") == this_build.build_hash() else "another build"
         steps(step, f"{build}, protocol {version}, {system}, pid {pid} on {node}")
         steps(step := "ping the node")
         seconds = await round_trip(greeter, ANSWER)

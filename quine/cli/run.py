@@ -132,7 +132,7 @@ def version() -> int:
 
 def version_text() -> str:
     from quine import __version__
-    from transport.address import build_hash
+    from transport.this_build import build_hash
 
     return f"quine {__version__} (build {build_hash()[:12]})"
 

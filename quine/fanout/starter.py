@@ -6,6 +6,7 @@ import os
 
 from quine.base.cli_options import environment, limits
 from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
+from quine.base.procs import raise_open_files
 from quine.fanout.cleanup import Cleanup
 from quine.fanout.tasks import Task
 from quine.files.select import Services
@@ -358,10 +359,4 @@ def judged(status: Status, torn: bool, staged: bool) -> Status:
 
 def _descriptors() -> int:
     """Raise the limit of descriptors as far as it goes, and return how many there are for jobs."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(EACH, max(soft, most) - OTHERS)
+    return max(EACH, raise_open_files(1 << 16) - OTHERS)

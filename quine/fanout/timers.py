@@ -26,11 +26,19 @@ class Timers:
         self._count += 1
         heapq.heappush(self._heap, (when, self._count, call))
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     @property
     def due(self) -> float:
         return self._heap[0][0] if self._heap else float("inf")
 
+    def pause(self, now: float, longest: float = float("inf")) -> float | None:
+        """Return the seconds until the next one is due, at most `longest`; None if there is none."""
+        return min(longest, max(0.0, self._heap[0][0] - now)) if self._heap else None
+
     def tick(self, now: float) -> None:
+        """Call those that are due."""
         while self._heap and self._heap[0][0] <= now:
             heapq.heappop(self._heap)[2]()
 

@@ -21,7 +21,7 @@ from quine.base.sessions import is_session
 from quine.tape import registry
 from quine.tape.index import Index
 from quine.tape.registry import Agent
-from transport import address
+from transport import address, this_build
 from transport.errors import Refused
 from transport.node import rendezvous
 
@@ -165,7 +165,7 @@ def _nodes(refused: Callable[[Refused], None]) -> list[dict[str, Any]]:
 
 def other_builds() -> str:
     """Return a hint that names the nodes of other builds of this home; "" if there is none."""
-    ours = address.build_hash()
+    ours = this_build.build_hash()
     pids = [str(node.get("pid")) for node in _nodes(lambda _: None) if node.get("build") != ours]
     if not pids:
         return ""

@@ -26,7 +26,7 @@ from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from quine.jobs.client import caller, directory_here, leave, services, show, starting_directory
 from quine.tape.registry import state_directory
-from transport import address, inherit
+from transport import inherit, this_build
 from transport.detached import supervisor
 from transport.detached.start import start
 from transport.writes import write_all
@@ -77,7 +77,7 @@ def command(options: RunOptions, argv: list[str], tree: str, stage: Staging | No
         if options.mount:
             raise Misconfigured(f"--mount: {NO_ORIGIN}", GIVE_STORE)
     if options.mount:
-        argv = [*address.own_command(), "run", "--mount", "--", *argv]
+        argv = [*this_build.own_command(), "run", "--mount", "--", *argv]
     return _start(
         options, job, argv, env, cwd or "/", limits(options), {"intent": shown, "root": tree or job}
     )
@@ -89,12 +89,12 @@ def agent(mission: str, options: RunOptions) -> int:
     memo = inherit.read()
     if "token" in memo and "lineage" in memo:
         raise NotBuilt("--detach of an agent on a host that is not the origin")
-    from quine import providers
     from quine.agent import env as agent_env
+    from quine.providers import vendors
 
     settled = dict(os.environ)
     # Report wrong settings now, not in the log of the job.
-    providers.build(agent_env.guest(agent_env.adopt(options, settled), settled))
+    vendors.build(agent_env.guest(agent_env.adopt(options, settled), settled))
     hidden = bool(options.file)
     passed = dict.fromkeys(row[0] for row in rows("agent") if row[0] not in OURS)
     given = [f"--job={job}", *as_words(options, passed)]
@@ -107,7 +107,7 @@ def agent(mission: str, options: RunOptions) -> int:
     if options.elsewhere:
         facts["on"] = options.on
         given.append(f"--report={_directory(job)}/report")  # tells whether status 74 means lost, and why
-    argv = [*address.own_command(), *given, *words]
+    argv = [*this_build.own_command(), *given, *words]
     return _start(options, job, argv, env, os.getcwd(), {}, facts, mission if hidden else "")
 
 
@@ -198,7 +198,7 @@ def _again(job: str) -> list[str]:
     """Return this command with the id that it was given, so that it starts the same job."""
     words = sys.argv[1:]
     at = 1 if words[:1] == ["run"] else 0
-    return [*address.own_command(), *words[:at], f"--job={job}", *words[at:]]
+    return [*this_build.own_command(), *words[:at], f"--job={job}", *words[at:]]
 
 
 def _directory(job: str) -> str:

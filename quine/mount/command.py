@@ -16,7 +16,7 @@ from quine.base.errors import NOT_STARTED, Failure, Misconfigured, complain
 from quine.base.errors import USAGE as WRONG_USAGE
 from quine.files.select import tier_here
 from quine.files.urls import absolute
-from transport import address, inherit
+from transport import inherit, this_build
 from transport.errors import Refused
 
 TYPE_CHECKING = False
@@ -139,7 +139,7 @@ def _started(environ: dict[str, str]) -> str:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         actions = [(os.POSIX_SPAWN_DUP2, told, 3), *((os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2))]
-        words = [*address.own_command(), "fs", "mount", "--keep", str(os.getpid()), "--ready-fd", "3"]
+        words = [*this_build.own_command(), "fs", "mount", "--keep", str(os.getpid()), "--ready-fd", "3"]
         pid = os.posix_spawn(
             words[0],
             words,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quine.base.errors import Misconfigured, NoGuest
-from quine.providers import FILES, KNOWN, VENDORS, Config
+from quine.providers.vendors import FILES, KNOWN, VENDORS, Config
 
 KEYS = ("QUINE_API_KEY", *(key for vendor in VENDORS for key in vendor.keys))
 HINT = (

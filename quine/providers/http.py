@@ -29,9 +29,9 @@ from quine import __version__
 from quine.base import backoff
 from quine.base.errors import FAILED, USAGE, Misconfigured
 from quine.base.messages import DEEPEST, GuestError, Refused, Reply, Request, Unavailable, too_deep
-from quine.providers import sse
-from quine.providers.faults import Adapted, printable
-from quine.providers.reading import Dialect, Stream
+from quine.providers.dialects import sse
+from quine.providers.dialects.dialect import Dialect, Stream
+from quine.providers.dialects.faults import Adapted, printable
 from quine.tape.redact import Mask
 
 # Tries after the first one, by HTTP status: throttling is worth more tries than a defect of the server.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from quine.base.errors import Misconfigured
 from quine.base.messages import Guest, GuestError, Message, Remaining, Reply, Request, Spent, Usage
 from quine.budget.ledger import Ledger
-from quine.providers import FILES, Config
+from quine.providers.vendors import FILES, Config
 
 LETTERS = 4  # bytes of a token, about
 TOOLS = 1500  # tokens of the tool definitions, which precede every conversation

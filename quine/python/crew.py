@@ -9,7 +9,6 @@ Laws
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 from quine.base import backoff
 from quine.fanout.outcome import NEVER, Hosts, kind_of
+from quine.fanout.timers import Timers
 from quine.files.select import Services
 from quine.jobs.client import Notes, reach
 from quine.jobs.staged import StagedJob
@@ -56,8 +56,7 @@ class Crew:
         self._queues: dict[bool, deque[Task]] = {False: deque(), True: deque()}  # of commands, and of agents
         self._tasks: dict[Future[Any], Task] = {}  # all that have not ended
         self._running: dict[Task, None] = {}  # those that were given to the batch
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timed = 0
+        self._timers = Timers()
         self._next_look = 0.0
         self._notes: dict[str, _Logged] = {}
         self._batch = Batch(on_note=self._note, on_refused=self._refused)
@@ -87,11 +86,8 @@ class Crew:
         self._start()
         if self.idle:
             return
-        due = self._timers[0][0] - time.monotonic() if self._timers else None
-        self._batch.turn(None if due is None else max(0.0, due))
-        now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            heapq.heappop(self._timers)[2]()
+        self._batch.turn(self._timers.pause(time.monotonic()))
+        self._timers.tick(time.monotonic())
 
     def look(self) -> None:
         """Notice that the node has ended while nothing was under way."""
@@ -105,8 +101,7 @@ class Crew:
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Have `call` called in a turn, at a time of the monotonic clock."""
-        self._timed += 1
-        heapq.heappush(self._timers, (when, self._timed, call))
+        self._timers.at(when, call)
 
     # -- jobs --------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from quine import providers
 from quine.agent import env, personas, prompt, tools
 from quine.agent.env import MOST
 from quine.agent.session import SessionSpec
@@ -44,7 +43,7 @@ from quine.base.sessions import tape_path
 from quine.base.strict import Strict, flag, integer, items, mapping, number, parse, text
 from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger
-from quine.providers import metering
+from quine.providers import metering, vendors
 from quine.providers.relay import error_to_json, spent_to_json
 from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals
 from quine.tape.lines import digest
@@ -269,7 +268,7 @@ class _Origin(_Proxy):
         with self._lock:
             if self._guest is None:
                 try:
-                    self._guest = providers.build(self._config)
+                    self._guest = vendors.build(self._config)
                 except Failure as failure:
                     raise RequestError(f"infer: {failure.detail}") from None
         try:

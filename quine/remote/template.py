@@ -13,8 +13,8 @@ import quine.budget.leases
 import quine.remote.compose
 import transport.rpc.call
 from quine.base import exposure
-from transport.address import build_hash, own_command
 from transport.launcher import template
+from transport.this_build import build_hash, own_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

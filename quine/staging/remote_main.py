@@ -107,7 +107,7 @@ def _become(phase: str, command: list[str]) -> int:
     restore_signals()
     try:
         if phase == "agent":
-            from transport.address import own_command
+            from transport.this_build import own_command
 
             command = [*own_command(), *command]
         os.execvp(command[0], command)

@@ -27,7 +27,7 @@ from quine.tape.lines import entries
 from quine.tape.normalize import Same
 from quine.tape.reader import Session, find, sessions
 from transport import quickjson
-from transport.address import own_command
+from transport.this_build import own_command
 
 LIMITS = {
     "turns": "QUINE_MAX_TURNS",

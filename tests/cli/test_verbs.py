@@ -22,7 +22,7 @@ from quine.mount.mounts import lacking
 from tests.support.agents import OK, Agents, Started, says, sh
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said
-from transport import address
+from transport import this_build
 
 QUINE = str(Path(sys.prefix) / "bin" / "quine")
 EXAMPLE = Path(__file__).parents[2] / "inventory.example.toml"
@@ -103,7 +103,7 @@ def test_a_word_that_is_neither_check_nor_a_host(
         ("hosts check", 2, "there is no inventory"),
         ("hosts gpu1", 2, "there is no inventory"),
         ("hosts check gpu1", 2, "there is no inventory"),
-        ("hosts look any", 2, "no such action: look"),
+        ("hosts look any", 2, "there is no inventory"),
         ("hosts --inventory none.toml", 2, "none.toml: no such inventory"),
         ("hosts --colour", 2, "no such option: --colour"),
         ("deploy h1", 69, "no such host: 'h1'; there is no inventory"),
@@ -233,7 +233,7 @@ def test_help_of_tapes(home: Path, command: str) -> None:
 
 def test_version_and_build(home: Path) -> None:
     done = quine("--version", home=home)
-    assert done.stdout == f"quine {__version__} (build {address.build_hash()[:12]})\n"
+    assert done.stdout == f"quine {__version__} (build {this_build.build_hash()[:12]})\n"
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, str]:

@@ -15,9 +15,9 @@ from deploy.host_requirements import Unfit
 from deploy.probe import Place
 from tests.lab import Lab
 from tests.lab.host import Host
-from transport import address
+from transport import this_build
 
-OURS = address.build_hash()[:12]
+OURS = this_build.build_hash()[:12]
 OLD = '#!/bin/sh\necho "quine 0.0.9 (build 0123456789ab)"; [ "$1" = --version ] || touch "$HOME/started"\n'
 
 

@@ -15,7 +15,7 @@ import pytest
 from deploy import build, paths
 from quine.archive import local_mirror
 from quine.files.stores.local.store import Local
-from transport import address
+from transport import this_build
 from transport.errors import Refused
 
 
@@ -61,7 +61,7 @@ def test_same_inputs_same_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
             [sys.executable, "-S", again.path, "--version"],
             env=env, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        assert said.stdout.endswith(f"(build {address.build_hash()[:12]})\n")
+        assert said.stdout.endswith(f"(build {this_build.build_hash()[:12]})\n")
     (unpacked,) = (home / ".cache" / "quine" / "unpacked").iterdir()
     assert unpacked.name == again.sha256 and unpacked.stat().st_mode & 0o077 == 0
 
@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_unpacked_says_where_and_why(home: Path) -> None:
 
 def test_an_old_python_is_told_so_in_a_sentence() -> None:
     """Its parser would stop at the first of our files."""
-    main = Path(address.ROOT, "quine", "one_file.py").read_text()
+    main = Path(this_build.ROOT, "quine", "one_file.py").read_text()
     ast.parse(main, feature_version=(3, 4))
     said = subprocess.run(
         [sys.executable, "-c", "import sys; sys.version_info = (3, 6, 9); sys.argv = ['q']; exec(sys.stdin.read())"],
@@ -93,7 +93,7 @@ def test_an_old_python_is_told_so_in_a_sentence() -> None:
 
 
 def test_sources_that_changed_under_us(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "build_hash", lambda: "0" * 64)
+    monkeypatch.setattr(this_build, "build_hash", lambda: "0" * 64)
     with pytest.raises(Refused, match="the sources have changed since this process was started"):
         build.build()
     assert os.listdir(home / ".cache" / "quine" / "build") == ["lock"]

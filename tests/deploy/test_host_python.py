@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.build import OLDEST_PYTHON
-from transport import address
+from transport import this_build
 
 # Files that only an origin loads, and what they use that a host has not. Drivers of stores are an origin's, too, or
 # come with the packages of an installation.
@@ -21,7 +21,7 @@ OF_ORIGINS = {
     "quine/cli/app.py": {"typer"},
     "quine/cli/visits.py": {"asyncio TaskGroup"},
     "quine/providers/http.py": {"httpx"},
-    "quine/providers/reading.py": {"pydantic"},
+    "quine/providers/dialects/dialect.py": {"pydantic"},
     "transport/carrier/ssh/cipher.py": {"asyncssh"},
     "transport/carrier/ssh/connect.py": {"asyncssh"},
     "transport/carrier/ssh/contact.py": {"asyncssh"},
@@ -32,16 +32,18 @@ OPTIONAL = {"_json"}  # looked for, and done without
 DRIVERS = {"aiobotocore", "azure", "fsspec", "gcsfs", "s3fs"}
 
 
-@pytest.mark.parametrize("package", address.PACKAGES)
+@pytest.mark.parametrize("package", this_build.PACKAGES)
 def test_each_file_has_the_grammar_of_the_oldest_python(package: str) -> None:
-    for path in Path(address.ROOT, package).rglob("*.py"):
+    for path in Path(this_build.ROOT, package).rglob("*.py"):
         ast.parse(path.read_text(), str(path), feature_version=OLDEST_PYTHON)
 
 
 @pytest.mark.skipif(not shutil.which("pypy3"), reason="no pypy3 here")
 def test_no_file_of_a_host_uses_what_the_oldest_python_lacks() -> None:
     program = str(Path(__file__).with_name("names_used.py"))
-    done = subprocess.run(["pypy3", "-S", program, address.ROOT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["pypy3", "-S", program, this_build.ROOT], capture_output=True, text=True, check=True
+    )
     unexpected = []
     for line in done.stdout.splitlines():
         file, module, *name = line.split()
@@ -54,7 +56,7 @@ def test_no_file_of_a_host_uses_what_the_oldest_python_lacks() -> None:
 
 
 def test_the_check_finds_what_is_newer(tmp_path: Path) -> None:
-    for package in address.PACKAGES:
+    for package in this_build.PACKAGES:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
     (tmp_path / "quine" / "a.py").write_text(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab
-from transport import address
+from transport import this_build
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".lab-cache"  # tools and requirements are fetched once
@@ -166,7 +166,7 @@ def test_checksums_man_pages_and_bill_of_materials(first: Path) -> None:
     wheel = names["file:quine_agent-0.1.0-py3-none-any.whl"]
     assert required <= wheel and not wheel & {"pytest", "mkdocs-material"}
     assert parts["requirement:s3fs"]["scope"] == "optional"
-    assert parts["package:quine"]["properties"][0]["value"] == address.build_hash(), (
+    assert parts["package:quine"]["properties"][0]["value"] == this_build.build_hash(), (
         "the sources as they are here"
     )
 
@@ -189,8 +189,8 @@ def test_an_installation_of_the_wheel_is_whole(first: Path, tools: Path, tmp_pat
     done = run(*pip, wheel, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (venv / "share" / "man" / "man1" / "quine.1").is_file()
-    (stamp,) = venv.glob(f"lib/*/site-packages/transport/{address.STAMP}")
-    assert stamp.read_text() == address.build_hash()
+    (stamp,) = venv.glob(f"lib/*/site-packages/transport/{this_build.STAMP}")
+    assert stamp.read_text() == this_build.build_hash()
 
     quine = str(venv / "bin" / "quine")
     with Lab(["h1"]) as lab:
@@ -206,7 +206,7 @@ def test_an_installation_of_the_wheel_is_whole(first: Path, tools: Path, tmp_pat
             )  # fmt: skip
 
         said = here("--version")
-        assert said.stdout == f"quine 0.1.0 (build {address.build_hash()[:12]})\n".encode(), said
+        assert said.stdout == f"quine 0.1.0 (build {this_build.build_hash()[:12]})\n".encode(), said
         doctor = here("doctor", "--inventory", str(lab.inventory))
         assert b"fail" not in doctor.stdout, doctor
         leave = {"reply": {"tool_calls": [{"name": "exit", "arguments": {"status": 0}}]}}

@@ -42,7 +42,7 @@ def test_a_plan_names_each_host_and_changes_nothing(lab: Lab, odd_host: Callable
     assert not cache(host).exists()
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x" * (size - 10_000))
-    done = lab.run(["deploy", "--plan", "blank,bare,shut"])
+    done = lab.run(["deploy", "--plan", "blank,bare", "shut", "bare"])
     assert done.stdout.decode().splitlines() == [
         "blank: send 10 kB", "bare: needs Python", "shut: cannot be deployed to",
     ]  # fmt: skip
@@ -121,13 +121,20 @@ def test_nothing_is_removed_where_use_cannot_be_seen(lab: Lab, odd_host: Callabl
 
 
 @pytest.mark.parametrize(
-    "words", [["deploy", "--remove", ""], ["deploy", ""], ["hosts", ""], ["hosts", "check", ""]]
+    "words",
+    [
+        ["deploy", "--remove", ""],
+        ["deploy", ""],
+        ["deploy", "h1", ""],
+        ["hosts", ""],
+        ["hosts", "check", " "],
+    ],
 )
 def test_an_empty_name_is_no_host(lab: Lab, words: list[str]) -> None:
     """As of an unset variable: it does not mean every host."""
     done = lab.run(words)
-    assert (done.returncode, done.stdout) == (69, b"")
-    assert done.stderr.decode().startswith("quine: error: no such host: ''; known: h1")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"quine: error: WHERE is empty\nquine: hint: name a host, @tag or any\n"
 
 
 @pytest.mark.parametrize(

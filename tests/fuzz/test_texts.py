@@ -26,13 +26,13 @@ from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.cli import ps_table
 from quine.jobs import census, remote
-from quine.providers import sse
-from quine.providers.anthropic import AnthropicDialect
-from quine.providers.chat import ChatDialect
-from quine.providers.gemini import GeminiDialect
+from quine.providers.dialects import sse
+from quine.providers.dialects.anthropic import AnthropicDialect
+from quine.providers.dialects.chat import ChatDialect
+from quine.providers.dialects.gemini import GeminiDialect
+from quine.providers.dialects.responses import ResponsesDialect
 from quine.providers.http import _fed, _parse
 from quine.providers.relay import RelayGuest
-from quine.providers.responses import ResponsesDialect
 from quine.remote import handlers
 from quine.tape import cost, reader, registry, render, requests, verify
 from quine.tape.writer import FileSink, Tape

@@ -23,7 +23,7 @@ from deploy.build import Binary
 from deploy.probe import Place
 from deploy.there import installer
 from tests.lab.host import OTHER
-from transport import address
+from transport import this_build
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / ".lab-cache" / "installed"
@@ -33,7 +33,7 @@ CACHE = Path(".cache") / "quine"  # below a home
 
 def image(deployed: Callable[[], AbstractContextManager[Path]]) -> Path:
     """The image of the sources as they are; `deployed` gives the home of a host to which they were deployed."""
-    found = IMAGES / f"{address.build_hash()}{OTHER.replace('/', '-')}"
+    found = IMAGES / f"{this_build.build_hash()}{OTHER.replace('/', '-')}"
     IMAGES.mkdir(parents=True, exist_ok=True)
     lock = os.open(IMAGES, os.O_RDONLY | os.O_CLOEXEC)
     try:

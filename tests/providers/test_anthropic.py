@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quine.base.messages import Message, Overflow, Refused, ToolResult, Unavailable
-from quine.providers.anthropic import AnthropicDialect
-from quine.providers.faults import Adapted
+from quine.providers.dialects.anthropic import AnthropicDialect
+from quine.providers.dialects.faults import Adapted
 from tests.providers.dialects import Conformance
 from tests.tape.conversations import ASKED, CALLS, answered, sent
 from tests.vendors import anthropic

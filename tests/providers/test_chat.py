@@ -22,8 +22,8 @@ from quine.base.messages import (
     Unavailable,
     Usage,
 )
-from quine.providers.chat import ChatDialect
-from quine.providers.faults import Adapted
+from quine.providers.dialects.chat import ChatDialect
+from quine.providers.dialects.faults import Adapted
 from tests.support.agents import call
 from tests.vendors import chat
 from tests.vendors.server import KEY, Said

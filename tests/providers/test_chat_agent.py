@@ -11,7 +11,7 @@ import pytest
 
 from quine.agent.tools import TOOLS
 from quine.base.messages import Message, Request, ToolResult, Usage
-from quine.providers.chat import ChatDialect
+from quine.providers.dialects.chat import ChatDialect
 from quine.providers.http import HttpGuest
 from tests.lab import Lab
 from tests.support.agents import OK, Agents, call

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.base.messages import GuestError, Refused, Unavailable
-from quine.providers.faults import judge, overflow, printable, told
+from quine.providers.dialects.faults import judge, overflow, printable, told
 
 
 @pytest.mark.parametrize(

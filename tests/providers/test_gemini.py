@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quine.base.messages import Message, Refused, ToolCall, ToolResult, Unavailable
-from quine.providers.faults import Adapted
-from quine.providers.gemini import GeminiDialect
+from quine.providers.dialects.faults import Adapted
+from quine.providers.dialects.gemini import GeminiDialect
 from tests.providers.dialects import Conformance
 from tests.tape.conversations import ASKED, CALLS, answered
 from tests.vendors import gemini

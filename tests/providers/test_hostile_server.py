@@ -11,10 +11,10 @@ import pytest
 
 from quine.agent import tools
 from quine.base.messages import GuestError, Message, Reply, Request, ToolResult
-from quine.providers.anthropic import AnthropicDialect
-from quine.providers.chat import ChatDialect
-from quine.providers.gemini import GeminiDialect
-from quine.providers.responses import ResponsesDialect
+from quine.providers.dialects.anthropic import AnthropicDialect
+from quine.providers.dialects.chat import ChatDialect
+from quine.providers.dialects.gemini import GeminiDialect
+from quine.providers.dialects.responses import ResponsesDialect
 from tests.support.agents import OK, Agents, call, sh
 from tests.support.hostile_guest import MEASURE, MEGABYTE, answered, bad_call, measured, mutated
 from tests.vendors import anthropic, chat, gemini, responses

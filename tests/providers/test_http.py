@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from quine.agent.tools import TOOLS
 from quine.base.errors import Misconfigured
 from quine.base.messages import Message, Overflow, Refused, Reply, Request, Unavailable
-from quine.providers import http, sse
-from quine.providers.chat import ChatDialect
+from quine.providers import http
+from quine.providers.dialects import sse
+from quine.providers.dialects.chat import ChatDialect
 from quine.providers.http import FIRST_PAUSE, LONGEST_PAUSE, OTHER_RETRIES, RETRIES, HttpGuest
 from tests.vendors import chat
 from tests.vendors.server import (

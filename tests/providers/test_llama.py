@@ -17,8 +17,8 @@ import pytest
 
 from quine.agent.tools import TOOLS
 from quine.base.messages import Message, Overflow, Request, Tool, ToolCall, ToolResult
-from quine.providers.chat import ChatDialect
-from quine.providers.chatstream import ChatStream
+from quine.providers.dialects.chat import ChatDialect
+from quine.providers.dialects.chatstream import ChatStream
 from quine.providers.http import HttpGuest
 from tests.support.agents import Agents
 

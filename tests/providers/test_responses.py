@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quine.base.messages import Message, Overflow, Refused, ToolResult, Unavailable
-from quine.providers.faults import Adapted
-from quine.providers.responses import ResponsesDialect
+from quine.providers.dialects.faults import Adapted
+from quine.providers.dialects.responses import ResponsesDialect
 from tests.providers.dialects import Conformance
 from tests.tape.conversations import ASKED, CALLS, answered
 from tests.vendors import responses

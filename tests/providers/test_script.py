@@ -13,8 +13,9 @@ from quine.agent.tools import TOOLS, validate
 from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.base.messages import Refused, Request
-from quine.providers import Config, choice
+from quine.providers import choice
 from quine.providers.script import ScriptGuest
+from quine.providers.vendors import Config
 
 
 def script(tmp_path: Path, *lines: dict[str, Any]) -> ScriptGuest:

@@ -22,6 +22,7 @@ import pytest
 
 import quine
 from quine.base.errors import Misconfigured
+from quine.fanout.timers import Timers
 from quine.python import crew, outputs
 from tests.lab import Lab
 from tests.support.agents import OK, PATIENCE, call, says
@@ -603,7 +604,7 @@ def test_a_map_whose_arguments_mean_nothing_is_refused(there: Lab) -> None:
 
 def test_turns_without_a_place_for_an_agent_leave_one_timer() -> None:
     waits: Any = object.__new__(crew.Crew)
-    waits._timers, waits._timed, waits._next_look = [], 0, 0.0
+    waits._timers, waits._next_look = Timers(), 0.0
     for _ in range(100):
         waits._look_later()
     assert len(waits._timers) == 1

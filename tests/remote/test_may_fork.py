@@ -22,7 +22,7 @@ from tests.support.agents import LOOK, OK, PATIENCE, call, says, sh, until
 from tests.support.remote_agents import environment, results, tapes, warm
 from tests.support.remote_agents import reach as reach
 from tests.support.waiting import read_until
-from transport import address
+from transport import node_socket, this_build
 from transport.errors import Denied, NoSuchHost
 from transport.node.daemon import Node
 from transport.node.link import Link
@@ -300,7 +300,7 @@ def test_only_our_own_node_says_where_a_job_comes_from(tmp_path: Path) -> None:
 
 def exit_of(node: Node, name: str, spawn: dict[str, Any], dialled: bool = True) -> dict[str, Any]:
     """Return the exit record with which a node answers a spawn, on a link to a host or of an origin."""
-    facts = {"build": address.build_hash()}
+    facts = {"build": this_build.build_hash()}
     ours, theirs = Line(dialled, name), Line(not dialled, name)
     link = Link(ours, "h", node._on_open, node._on_link_lost, None)
     for line in (ours, theirs):
@@ -320,7 +320,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     inventory.write_text("[hosts.a]\n")
     with tempfile.TemporaryDirectory() as directory:  # a short name
         monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
-        path = Path(address.socket_path())
+        path = Path(node_socket.socket_path())
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         yield lambda: Node(Placer())

@@ -139,7 +139,7 @@ def test_errors_of_the_guest_cross_by_kind(
         def infer(self, request: Request) -> Reply:
             raise error
 
-    monkeypatch.setattr("quine.providers.build", lambda config: Failing())
+    monkeypatch.setattr("quine.providers.vendors.build", lambda config: Failing())
     with pytest.raises(type(error), match=str(error)) as caught:
         RelayGuest(ask(services)).infer(Request([], TOOLS, spec.session))
     assert type(caught.value) is type(error)
@@ -286,7 +286,7 @@ def test_one_inference_of_a_session_at_a_time(
                 seen.append(str(caught.value))
             return Reply(Message("assistant", "x"))
 
-    monkeypatch.setattr("quine.providers.build", lambda config: Nosy())
+    monkeypatch.setattr("quine.providers.vendors.build", lambda config: Nosy())
     RelayGuest(ask(services)).infer(Request([], TOOLS, spec.session))
     assert len(seen) == 2
 
@@ -305,7 +305,7 @@ def test_blocks_of_a_provider_come_back_only_where_they_came_from(
                 Message("assistant", "x", raw={"anthropic": [{"signature": "s1", "b": 1, "a": 0.1}]})
             )
 
-    monkeypatch.setattr("quine.providers.build", lambda config: Echo())
+    monkeypatch.setattr("quine.providers.vendors.build", lambda config: Echo())
     (tmp_path / "s.jsonl").touch()
     environ = {
         "QUINE_API_TYPE": "script",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim.network import End
 from tests.sim.process import PERIOD, pattern
-from transport import address
+from transport import this_build
 from transport.client.core import Core
 from transport.rpc.services import Services
 from transport.status import Status
@@ -99,7 +99,7 @@ class Client:
 
     def _connect(self) -> None:
         self._tries += 1
-        self.core = Core(self.spawn, {"build": address.build_hash(), "pid": 1}, self)
+        self.core = Core(self.spawn, {"build": this_build.build_hash(), "pid": 1}, self)
         self.core.begin()
         self.end: End = self.machine.client(self.soon)
         self.end.attach(self)

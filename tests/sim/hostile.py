@@ -8,7 +8,7 @@ from typing import Any
 from tests.sim.machine import Machine
 from tests.sim.network import End
 from tests.sim.world import World
-from transport import address
+from transport import this_build
 from transport.carrier.handshake import Greeter
 from transport.wire.frames import CHUNK, LIFE, Frame, Kind, encode, pack
 from transport.wire.resume import hello
@@ -66,7 +66,7 @@ class Speaker:
 
     async def _greet(self) -> None:
         peer = await self._greeter.hello(30.0)
-        facts = {"build": address.build_hash(), "node": "x", "boot": "x", "pid": 1}
+        facts = {"build": this_build.build_hash(), "node": "x", "boot": "x", "pid": 1}
         self.end.write(hello(facts, peer["link"], 0, resume=False))
         self._decoder = self._greeter.handshake.decoder
         self.end.attach(self)

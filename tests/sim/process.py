@@ -20,7 +20,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transport import address
+from transport import this_build
 from transport.errors import RequestError
 from transport.launcher import termination
 from transport.rpc.call import _Call
@@ -243,7 +243,7 @@ class Asking:
         memo = process.memo
         asked = {"name": "echo", "token": memo["token"], "capability": memo["capability"]}
         self._body = bytes(size)
-        self._session = Session(opener=True, hello={"build": address.build_hash(), "pid": process.pid})
+        self._session = Session(opener=True, hello={"build": this_build.build_hash(), "pid": process.pid})
         self._call = _Call(self._session, asked, self._body)
         self.end = process.machine.client(lambda call: process.machine.clock.after(0.0, call))
         self.end.attach(self)

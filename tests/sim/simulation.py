@@ -19,7 +19,7 @@ from tests.sim.network import End, connect
 from tests.sim.process import PERIOD, Process, pattern
 from tests.sim.scenario import HANG, NOTICE, ORIGIN, Fault, Job, Scenario
 from tests.sim.world import Violation, World
-from transport import address
+from transport import address, node_socket, this_build
 from transport.errors import Interrupted, Unreachable
 from transport.launcher.termination import PAUSE
 from transport.node import host
@@ -464,9 +464,13 @@ def patched(scenario: Scenario, world: World) -> Iterator[None]:
     random = world.random("product")
     put(os, "urandom", random.randbytes)
     put(host, "random", random)
-    build = address.build_hash()
-    for name, value in (("build_hash", build), ("boot_id", "b" * 36), ("socket_path", "/run/node.sock")):
-        put(address, name, lambda value=value: value)
+    build = this_build.build_hash()
+    for module, name, value in (
+        (this_build, "build_hash", build),
+        (address, "boot_id", "b" * 36),
+        (node_socket, "socket_path", "/run/node.sock"),
+    ):
+        put(module, name, lambda value=value: value)
     handler, logger = Defects(world), logging.getLogger("quine")
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)

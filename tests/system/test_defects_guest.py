@@ -16,7 +16,7 @@ import pytest
 
 from quine.agent.tools import TOOLS
 from quine.base.messages import Request
-from quine.providers.chat import ChatDialect
+from quine.providers.dialects.chat import ChatDialect
 from quine.tape.lines import message_of
 from tests.support.agents import OK, Agents, call, says, section, sh, until
 from tests.vendors import chat

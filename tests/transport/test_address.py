@@ -1,4 +1,4 @@
-"""The identity of a node: the hash of the build, read once and noted."""
+"""The hash of this build, read once and noted; directories of the user."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from transport import address
+from transport import address, this_build
 from transport.errors import Refused
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Sources of a build of its own, and a runtime directory."""
-    for package in address.PACKAGES:
+    for package in this_build.PACKAGES:
         (tmp_path / "root" / package / "below").mkdir(parents=True)
         for name in ("a.py", "b.md", "below/c.toml", "below/not.pyc"):
             (tmp_path / "root" / package / name).write_text(f"{package}/{name}")
     (tmp_path / "run").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(address, "ROOT", str(tmp_path / "root"))
+    monkeypatch.setattr(this_build, "ROOT", str(tmp_path / "root"))
     return tmp_path / "root"
 
 
 def asked(monkeypatch: pytest.MonkeyPatch) -> str:
     """By a process that has not asked before."""
-    monkeypatch.setattr(address, "_build", "")
-    return address.build_hash()
+    monkeypatch.setattr(this_build, "_build", "")
+    return this_build.build_hash()
 
 
 def notes(root: Path) -> list[Path]:
@@ -41,11 +41,11 @@ def test_sources_that_are_new_are_read_each_time(root: Path, monkeypatch: pytest
 def test_sources_that_have_stood_for_a_while_are_read_once(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(address, "NEW", -(10**12))
+    monkeypatch.setattr(this_build, "NEW", -(10**12))
     with monkeypatch.context() as patch:
         first = asked(patch)
         assert len(notes(root)) == 1
-        patch.setattr(address, "hash_of", lambda contents: "read again")
+        patch.setattr(this_build, "hash_of", lambda contents: "read again")
         assert asked(patch) == first
     path, before = root / "quine" / "a.py", os.stat(root / "quine" / "a.py")
     path.write_text("x" * before.st_size)  # as if nothing had happened to it
@@ -61,7 +61,7 @@ def test_sources_that_have_stood_for_a_while_are_read_once(
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"0" * 129, b" " * 200])
 def test_a_note_that_is_damaged_is_none(root: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes) -> None:
-    monkeypatch.setattr(address, "NEW", -(10**12))
+    monkeypatch.setattr(this_build, "NEW", -(10**12))
     first = asked(monkeypatch)
     (note,) = notes(root)
     whole = note.read_bytes()
@@ -73,15 +73,15 @@ def test_a_note_that_is_damaged_is_none(root: Path, monkeypatch: pytest.MonkeyPa
 def test_an_installation_has_it_in_a_stamp_and_looks_at_no_source(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stamp = root / "transport" / address.STAMP
+    stamp = root / "transport" / this_build.STAMP
     stamp.write_text("5" * 64)
     with monkeypatch.context() as patch:
-        patch.setattr(address, "sources", lambda: 1 // 0)
+        patch.setattr(this_build, "sources", lambda: 1 // 0)
         assert asked(patch) == "5" * 64
     for damaged in ("", "5" * 63, "5" * 65):
         stamp.write_text(damaged)
-        assert asked(monkeypatch) == address.hash_of(
-            (name, Path(path).read_bytes()) for name, path, _ in address.sources()
+        assert asked(monkeypatch) == this_build.hash_of(
+            (name, Path(path).read_bytes()) for name, path, _ in this_build.sources()
         )
 
 

@@ -22,7 +22,7 @@ import select
 import stat
 import time
 
-from transport import address, node_socket
+from transport import node_socket, this_build
 from transport.carrier.unix import Wire
 from transport.client.batch_core import BatchCore
 from transport.client.batch_job import BatchJob, Functions
@@ -181,7 +181,7 @@ class Batch:
         except Refused as refused:
             self._core.refuse(refused)
             return
-        session = Session(opener=True, hello={"build": address.build_hash(), "pid": os.getpid()})
+        session = Session(opener=True, hello={"build": this_build.build_hash(), "pid": os.getpid()})
         self._wire = Wire(connection, session, node_socket.CLIENT)
         self._silence = Silence()
         self._core.connected(session)

@@ -14,7 +14,7 @@ import os
 import select
 import time
 
-from transport import address, node_socket
+from transport import node_socket, this_build
 from transport.carrier.unix import Wire
 from transport.client.connect import connect
 from transport.client.core import FATAL, FORWARDED, OURS, Core
@@ -93,7 +93,7 @@ class Proxy:
         used: Used | None = None,
     ) -> None:
         self._core = Core(
-            spawn, {"build": address.build_hash(), "pid": os.getpid()}, self, used, node_socket.log_path()
+            spawn, {"build": this_build.build_hash(), "pid": os.getpid()}, self, used, node_socket.log_path()
         )
         self._wire = Wire(connection, self._core.session, node_socket.CLIENT)
         self._spawn = spawn

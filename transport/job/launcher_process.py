@@ -15,7 +15,7 @@ import resource
 import sys
 import time
 
-from transport import address
+from transport import this_build
 from transport.launcher.table import Table, say
 from transport.lean import signal, socket
 
@@ -86,7 +86,7 @@ class Beside:
 
     def _command(self, far: socket.socket) -> list[str]:
         words = (self.table.fd, far.fileno(), self._files)
-        return [*address.own_command(), "node", "--launcher", *map(str, words)]
+        return [*this_build.own_command(), "node", "--launcher", *map(str, words)]
 
 
 def _be_a_reaper() -> None:

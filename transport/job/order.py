@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from transport import address, rlimits
+from transport import rlimits, this_build
 from transport.job.interface import Order
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ def order_of(spawn: Spawn, login: Mapping[str, str] | None, memo: Mapping[str, o
         }
     term = {"TERM": spawn.terminal["term"]} if spawn.terminal and spawn.terminal["term"] else {}
     env = {**base, **term, **spawn.env}
-    env["PATH"] = address.path_with_own(env.get("PATH", os.defpath))
+    env["PATH"] = this_build.path_with_own(env.get("PATH", os.defpath))
     size = (spawn.terminal["rows"], spawn.terminal["columns"]) if spawn.terminal else None
     made = os.path.expanduser(folder)
     return Order(spawn.argv, env, cwd, memo, folder=made, limits=limits, own=spawn.own, size=size), folder

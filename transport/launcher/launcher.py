@@ -29,7 +29,7 @@ import resource
 import select
 import time
 
-from transport import address, inherit, quickjson
+from transport import inherit, quickjson, this_build
 from transport.launcher import child, quick, spare, templates, termination, workdir
 from transport.launcher.sessions import Session, Sessions
 from transport.launcher.table import Table, clear, say
@@ -279,7 +279,7 @@ class Launcher:
         argv, inside = order["argv"], None
         if order["own"]:
             inside = self._inside(argv)
-            argv = [*address.own_command(), *argv]
+            argv = [*this_build.own_command(), *argv]
         memo = fcntl.fcntl(fds[3], fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
         return child.Start(
             argv,

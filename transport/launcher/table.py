@@ -16,7 +16,7 @@ import fcntl
 import os
 import time
 
-from transport import address, inherit
+from transport import address, inherit, node_socket
 from transport.launcher import termination, workdir
 
 TYPE_CHECKING = False
@@ -56,7 +56,7 @@ class Table:
     @classmethod
     def create(cls) -> Table:
         """Make an empty table, locked before it gets its name."""
-        path = f"{address.runtime_directory()}/{address.node_name()}.{os.getpid()}.{SUFFIX}"
+        path = f"{address.runtime_directory()}/{node_socket.node_name()}.{os.getpid()}.{SUFFIX}"
         aside = f"{path}.new"
         fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from transport import address, inherit
+from transport import inherit, this_build
 from transport.launcher import child, spare, template, termination
 from transport.lean import signal, socket
 
@@ -47,7 +47,7 @@ class Template:
         try:
             words = ("node", "--template", str(far.fileno()), str(files), " " * ROOM)
             start = child.Start(
-                [*address.own_command(), *words],
+                [*this_build.own_command(), *words],
                 {**dict(env), inherit.VARIABLE: str(template.MEMO)},
                 "/",
                 [null, null, 2],

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from transport import address, inherit
+from transport import address, inherit, node_socket, this_build
 from transport.carrier.child import end_all
 from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descriptors
 from transport.carrier.handshake import Greeter
@@ -67,7 +67,7 @@ class Node:
         """`seat` identifies this node to the nodes that it dials: see `rendezvous.seat`."""
         self._launcher = launcher
         self._facts = {
-            "build": address.build_hash(),
+            "build": this_build.build_hash(),
             "node": os.uname().nodename,
             "system": f"{os.uname().sysname} {os.uname().machine}",
             "boot": address.boot_id(),
@@ -85,7 +85,7 @@ class Node:
         self._stopped = asyncio.Event()
         self._job_gone = asyncio.Event()
         self._last_use = self._started = asyncio.get_running_loop().time()
-        self._socket_path = address.socket_path()
+        self._socket_path = node_socket.socket_path()
         self._inode = 0  # of the socket, while it is listened on
         # Base environment of jobs from elsewhere: that of the login, without variables that look like secrets.
         environ = inherit.scrubbed(os.environ)
@@ -229,7 +229,7 @@ class Node:
     # -- what peers ask for ------------------------------------------------------------------------
 
     def _on_open(self, link: Link, frame: Frame) -> Handler:
-        if link.session.peer.get("build") != address.build_hash():
+        if link.session.peer.get("build") != this_build.build_hash():
             raise ProtocolError("spawn or request from another build")
         if frame.kind == Kind.REQUEST:
             return self._request(link, frame)

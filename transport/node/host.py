@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
-from transport import address
+from transport import this_build
 from transport.carrier.duplex import Duplex
 from transport.carrier.handshake import Greeter
 from transport.errors import Interrupted, LinkLost, ProtocolError, Refused
@@ -186,7 +186,7 @@ class Host:
         if peer["link"] != name:
             greeter.duplex.close()
             raise Refused("the node over there answers for another link", host=target.name)
-        if peer.get("build") != address.build_hash():
+        if peer.get("build") != this_build.build_hash():
             greeter.duplex.close()
             raise Refused("the node over there is another build", f"quine deploy {target.name}", target.name)
         return greeter

@@ -15,7 +15,7 @@ import select
 import sys
 import time
 
-from transport import address, inherit, quickjson
+from transport import address, inherit, node_socket, quickjson, this_build
 from transport.carrier.unix import rights
 from transport.errors import Refused
 from transport.lean import signal, socket
@@ -102,7 +102,7 @@ def _start() -> None:
         ]
         pid = os.posix_spawn(
             sys.executable,
-            [*address.own_command(), "node", "--ready-fd", "3"],
+            [*this_build.own_command(), "node", "--ready-fd", "3"],
             {**PYPY, **inherit.scrubbed(os.environ)},
             file_actions=actions,
             setsid=True,
@@ -137,7 +137,7 @@ def bind() -> tuple[Listener, dict[str, object]] | None:
             os.close(lock)
             return None
         fcntl.flock(lock, fcntl.LOCK_EX)  # its holder listens no more: it is ending
-    path = address.socket_path()
+    path = node_socket.socket_path()
     try:
         os.unlink(path)
     except FileNotFoundError:

@@ -16,7 +16,7 @@ import select
 import threading
 import time
 
-from transport import address, node_socket
+from transport import node_socket, this_build
 from transport.carrier.unix import rights
 from transport.errors import ProtocolError, RequestError, RequestLost
 from transport.lean import deque, socket
@@ -54,7 +54,7 @@ class Connection:
             self.socket.close()
             raise
         self.lent = 0  # descriptors that were sent
-        self.session = Session(opener=True, hello={"build": address.build_hash(), "pid": self.pid})
+        self.session = Session(opener=True, hello={"build": this_build.build_hash(), "pid": self.pid})
 
     def flush(self, fd: int = -1) -> None:
         """Send the queued frames, and a descriptor. The node always reads, so this waits for no other process."""

@@ -27,9 +27,9 @@ from quine.base.errors import Failure, complain
 from quine.base.messages import Tool, Usage
 from quine.base.sessions import new_session
 from transport import quickjson
-from transport.address import own_command
 from transport.errors import Refused
 from transport.status import signal_number
+from transport.this_build import own_command
 
 if TYPE_CHECKING:
     from quine.agent.running import Running

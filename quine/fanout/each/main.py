@@ -12,6 +12,7 @@ import os
 import select
 
 from quine.base.errors import Misconfigured
+from quine.base.procs import raise_open_files
 from quine.fanout.each.options import EXAMPLE, parse, usage
 from quine.jobs.client import Notes, choose_store
 from transport.lean import signal
@@ -90,7 +91,7 @@ def _run(options: Options, hosts: list[str], command: list[str], stdin: int | No
     from transport.client.signals import Caught
 
     inherit.hold_standard_streams()
-    _allow_files()
+    raise_open_files(FILES)
     batch = Batch(on_note=Notes(options.spawn, raw=False).hear)
     streams = Streams(batch)
     sink = Sink(streams, options.keep_order, options.line_buffer)
@@ -119,12 +120,3 @@ def _run(options: Options, hosts: list[str], command: list[str], stdin: int | No
     if run.fault:
         raise run.fault
     return run.exit_status
-
-
-def _allow_files() -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from quine.base.host_ranges import fold
 from quine.fanout.output.sinks import Lines, Output, Tags
 from quine.fanout.output.spool import Spool
+from quine.fanout.output.tables import texts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,16 +119,4 @@ def as_json(facts: dict[str, object], spool: Spool) -> bytes:
     """One line for a host; outputs that are not UTF-8 are in base64."""
     import json
 
-    streams: dict[int, list[bytes]] = {1: [], 2: []}
-    for stream, data in spool.chunks():
-        streams[stream].append(data)
-    found = dict(facts)
-    for stream, name in ((1, "stdout"), (2, "stderr")):
-        data = b"".join(streams[stream])
-        try:
-            found[name] = data.decode()
-        except UnicodeDecodeError:
-            import base64
-
-            found[f"{name}_base64"] = base64.b64encode(data).decode()
-    return json.dumps(found, ensure_ascii=False).encode() + b"\n"
+    return json.dumps({**facts, **texts(spool)}, ensure_ascii=False).encode() + b"\n"

@@ -11,7 +11,6 @@ Laws
 
 from __future__ import annotations
 
-import heapq
 import os
 import time
 
@@ -21,6 +20,7 @@ from quine.base.host_ranges import fold
 from quine.fanout import outcome
 from quine.fanout.each.outputs import FoldedOutput, Folds, HostLines, HostOutput, as_json
 from quine.fanout.output.sinks import Output, Sink
+from quine.fanout.timers import Timers
 from quine.files.select import Services
 from quine.jobs.client import Notes, caller, callers_environment, reach
 from transport.lean import signal
@@ -80,8 +80,7 @@ class Run:
         self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
         self._running: dict[Visit, None] = {}
         self._folds = Folds()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timed = 0
+        self._timers = Timers()
         self._faults: dict[tuple[str, str], list[str]] = {}  # message and hint -> hosts
         self._done = 0
         self._kinds: set[str] = set()
@@ -117,20 +116,16 @@ class Run:
             self.fault = self.fault or Failure(LOST, f"cannot write stderr: {why}")
 
     def _pause(self) -> float | None:
-        return min(LONGEST, max(0.0, self._timers[0][0] - time.monotonic())) if self._timers else None
+        return self._timers.pause(time.monotonic(), LONGEST)
 
     def _tick(self) -> None:
-        now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            heapq.heappop(self._timers)[2]()
+        self._timers.tick(time.monotonic())
         self._sink.pump()
         self._check()
 
     def _after(self, seconds: float, visit: Visit, call: Callable[[], None]) -> None:
         """Call it after so many seconds, if the command of the host still runs."""
-        self._timed += 1
-        due = time.monotonic() + seconds
-        heapq.heappush(self._timers, (due, self._timed, lambda: call() if visit in self._running else None))
+        self._timers.at(time.monotonic() + seconds, lambda: call() if visit in self._running else None)
 
     # -- one host ----------------------------------------------------------------------------------
 

@@ -100,11 +100,25 @@ def outputs(spool: Spool) -> dict[int, bytes]:
     return {stream: b"".join(pieces) for stream, pieces in streams.items()}
 
 
+def texts(spool: Spool) -> dict[str, str]:
+    """Return `stdout` and `stderr` of a job as JSON has them: as `stdout_base64` where they are not UTF-8."""
+    found = {}
+    for stream, data in outputs(spool).items():
+        name = "stdout" if stream == 1 else "stderr"
+        try:
+            found[name] = data.decode()
+        except UnicodeDecodeError:
+            import base64
+
+            found[f"{name}_base64"] = base64.b64encode(data).decode()
+    return found
+
+
 def as_json(task: Task, spool: Spool) -> bytes:
     """One line for an item; outputs that are not UTF-8 are in base64."""
     import json
 
-    entry, streams = task.entry, outputs(spool)
+    entry = task.entry
     found: dict[str, object] = {
         **{
             "seq": entry.seq,
@@ -116,14 +130,7 @@ def as_json(task: Task, spool: Spool) -> bytes:
         "seconds": round(entry.seconds, 3),
         **task.facts,
     }
-    for stream, name in ((1, "stdout"), (2, "stderr")):
-        try:
-            found[name] = streams[stream].decode()
-        except UnicodeDecodeError:
-            import base64
-
-            found[f"{name}_base64"] = base64.b64encode(streams[stream]).decode()
-    return json.dumps(found, ensure_ascii=False).encode() + b"\n"
+    return json.dumps({**found, **texts(spool)}, ensure_ascii=False).encode() + b"\n"
 
 
 def _text(word: str) -> str:

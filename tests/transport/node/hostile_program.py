@@ -37,7 +37,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from transport import address
+from transport import this_build
 from transport.status import Status
 from transport.wire.flow import INITIAL_WINDOW
 from transport.wire.frames import (
@@ -140,7 +140,7 @@ class Double:
         with self._news:
             self._news.wait_for(lambda: self._hello or self._gone)
         told = {
-            "version": VERSION, "build": address.build_hash(), "node": "double", "boot": "b", "pid": os.getpid(),
+            "version": VERSION, "build": this_build.build_hash(), "node": "double", "boot": "b", "pid": os.getpid(),
             "link": self._hello.get("link"), "seen": 0, "resume": self._hello.get("resume"),
             "attempt": self._hello.get("attempt"), **change,
         }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import clock
-from transport import address
+from transport import node_socket
 from transport.carrier.handshake import Greeter
 from transport.node.daemon import Node
 from transport.node.host import Host, Target
@@ -184,7 +184,7 @@ def test_after_a_bad_frame_nothing_is_handled() -> None:
 def socket_in(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a node of this test has its socket."""
     (path / "sock").touch()
-    monkeypatch.setattr(address, "socket_path", lambda: str(path / "sock"))
+    monkeypatch.setattr(node_socket, "socket_path", lambda: str(path / "sock"))
 
 
 async def dialled(

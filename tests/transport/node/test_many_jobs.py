@@ -14,7 +14,7 @@ import pytest
 
 from tests.lab import Lab, Process, peak_rss
 from tests.support.machine import node_file
-from transport import address
+from transport import this_build
 from transport.node.link import HEARTBEAT
 from transport.spawn import Spawn
 from transport.status import Status
@@ -58,7 +58,7 @@ class Member:
     """One client: a session over a socket, which reads stdout only while `reads`."""
 
     def __init__(self, crowd: Crowd, where: str, argv: list[str]) -> None:
-        self.session = Session(True, {"build": address.build_hash(), "pid": os.getpid()})
+        self.session = Session(True, {"build": this_build.build_hash(), "pid": os.getpid()})
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(crowd.path))
         spawn = Spawn(argv, where=where, context={"inventory": str(crowd.inventory)})

@@ -63,7 +63,7 @@ def hello(lab: Lab, **change: object) -> bytes:
         [
             sys.executable,
             "-c",
-            "from transport.address import build_hash; print(build_hash())",
+            "from transport.this_build import build_hash; print(build_hash())",
         ],
         capture_output=True,
         env=lab.env,

@@ -25,10 +25,10 @@ from quine.base.messages import (
     Unavailable,
     Usage,
 )
-from quine.providers import turns
-from quine.providers.chatstream import ChatStream, plain
-from quine.providers.faults import judge, told
-from quine.providers.reading import Dialect, Foreign, amount, number, spelled, unused
+from quine.providers.dialects import turns
+from quine.providers.dialects.chatstream import ChatStream, plain
+from quine.providers.dialects.dialect import Dialect, Foreign, amount, number, spelled, unused
+from quine.providers.dialects.faults import judge, told
 
 # Fields sent back to the server as they came; the rest of its message is for the client alone.
 REASONING = ("reasoning_content", "reasoning", "reasoning_details")

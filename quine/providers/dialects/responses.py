@@ -17,9 +17,9 @@ from operator import index as integer
 from typing import Any, ClassVar
 
 from quine.base.messages import GuestError, Message, Reply, Request, Tool, ToolCall, Unavailable, Usage
-from quine.providers import faults
-from quine.providers.reading import Dialect, Foreign, Stream, number, spelled, unused
-from quine.providers.turns import User, arguments, output, own, split
+from quine.providers.dialects import faults
+from quine.providers.dialects.dialect import Dialect, Foreign, Stream, number, spelled, unused
+from quine.providers.dialects.turns import User, arguments, output, own, split
 
 NAME = "responses"
 LEAST = 16  # tokens; the API refuses less

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quine.base.messages import DEEPEST, GuestError, Reply, Request, Unavailable, too_deep
-from quine.providers.faults import Adapted
+from quine.providers.dialects.faults import Adapted
 from transport import quickjson
 
 HUGE = 1e15  # no count of tokens and no price is larger

@@ -27,9 +27,9 @@ from quine.base.messages import (
     Unavailable,
     Usage,
 )
-from quine.providers import faults
-from quine.providers.reading import Dialect, Foreign, Stream, number, unused
-from quine.providers.turns import User, arguments, output, own, split
+from quine.providers.dialects import faults
+from quine.providers.dialects.dialect import Dialect, Foreign, Stream, number, unused
+from quine.providers.dialects.turns import User, arguments, output, own, split
 
 NAME = "gemini"
 TOKEN = "continuationToken"

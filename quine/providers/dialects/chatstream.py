@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quine.base.messages import GuestError
-from quine.providers.reading import Stream
+from quine.providers.dialects.dialect import Stream
 
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _JOINED = ("text", "summary", "data")  # of one piece of reasoning_details

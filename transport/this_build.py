@@ -1,0 +1,155 @@
+"""This build of quine: its sources, their hash, and the command that starts it again.
+
+Laws
+1. The hash is the same in a checkout, a wheel and the one file that hosts get.
+2. A wheel has it in a stamp: nobody changes an installed source in place. Elsewhere it is kept in a note.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from transport.address import runtime_directory
+from transport.errors import Refused
+from transport.lean import blake2b
+
+PACKAGES = ("quine", "transport", "deploy")
+SUFFIXES = (".py", ".md", ".toml")  # of sources
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # has the packages
+NEW = 2_000_000_000  # ns; a file modified more recently may change again within one clock tick and look the same
+STAMP = "build_stamp"  # a file in this package, in a wheel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_build = ""
+
+
+def build_hash() -> str:
+    """BLAKE2 over the sources of our packages: the same in a checkout, a wheel and the one file that hosts get.
+
+    A wheel has it in a stamp: nobody changes an installed source in place. Elsewhere it is kept in a note.
+    """
+    global _build
+    if not _build:
+        _build = _stamped() or _looked_up()
+    return _build
+
+
+def _stamped() -> str:
+    try:
+        with open(f"{ROOT}/transport/{STAMP}") as file:
+            build = file.read(65)
+    except (OSError, ValueError):
+        return ""
+    return build if len(build) == 64 else ""
+
+
+def _looked_up() -> str:
+    """Return the hash by the note of an earlier process, which has the inode, size and times of every source.
+
+    Reading the sources would take a tenth of a client's start time, and looking at them takes a twentieth. It is not
+    noted while a source is newer than `NEW`, which may change and look the same.
+    """
+    now = time.time_ns()
+    found = sources()
+    facts = [(name, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for name, _, f in found]
+    seen = blake2b(repr((ROOT, facts)).encode(), digest_size=32).hexdigest()
+    note = _note_path(ROOT)
+    build = _noted(note, seen)
+    if not build:
+        build = hash_of((name, _content(path)) for name, path, _ in found)
+        if note and max(row[4] for row in facts) < now - NEW:
+            _note(note, f"{seen} {build}")
+    return build
+
+
+def sources() -> list[tuple[str, str, os.stat_result]]:
+    """Return (name, path, facts) of every source of this build, in the same order on every machine."""
+    return [source for package in PACKAGES for source in _sources(f"{ROOT}/{package}", package)]
+
+
+def _sources(folder: str, name: str) -> list[tuple[str, str, os.stat_result]]:
+    found: list[tuple[str, str, os.stat_result]] = []
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            own = f"{name}/{entry.name}"
+            if entry.name.endswith(SUFFIXES):
+                found.append((own, entry.path, entry.stat()))
+            elif entry.name != "__pycache__" and entry.is_dir():
+                found += _sources(entry.path, own)
+    return found
+
+
+def hash_of(contents: Iterable[tuple[str, bytes]]) -> str:
+    """Return the hash of a build with these sources, as pairs of name and content."""
+    digest = blake2b(digest_size=32)
+    for name, source in contents:
+        digest.update(f"{name}\0{len(source)}\0".encode() + source)
+    return str(digest.hexdigest())
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _note_path(root: str) -> str:
+    """Return the path of the noted hash, where no other user can write; "" if there is no such place."""
+    try:
+        return f"{runtime_directory()}/build-{blake2b(os.fsencode(root), digest_size=8).hexdigest()}"
+    except Refused:
+        return ""
+
+
+def _noted(path: str, seen: str) -> str:
+    try:
+        with open(path) as file:
+            before, _, build = file.read(256).partition(" ")
+    except (OSError, ValueError):
+        return ""
+    return build if before == seen and len(build) == 64 else ""
+
+
+def _note(path: str, text: str) -> None:
+    from transport import atomic  # here: every client loads this module
+
+    try:
+        atomic.write(path, text.encode(), 0o600, own=True)
+    except OSError:
+        pass  # the next process reads the sources again
+
+
+def unpacked() -> bool:
+    """Whether this process runs from the one file that hosts get, unpacked."""
+    return os.path.exists(f"{ROOT}/__main__.py")
+
+
+def own_command() -> list[str]:
+    """The argv that starts this same program again; arguments follow.
+
+    A file named like one of our modules in the current directory must not be imported in its place: hence -P, and where
+    there is none (before Python 3.11) our own place as the first one of the path.
+    """
+    if unpacked():
+        flags = (
+            ["-I"] * sys.flags.isolated + ["-S"] * sys.flags.no_site + ["-X", "utf8"] * sys.flags.utf8_mode
+        )
+        return [sys.executable, *flags, ROOT]
+    if sys.version_info < (3, 11):
+        places = f"sys.path[:1] = []; sys.path.append({ROOT!r})"
+        return [sys.executable, "-c", f"import sys; {places}; from quine.__main__ import main; main()"]
+    return [sys.executable, "-P", "-m", "quine"]
+
+
+def path_with_own(path: str) -> str:
+    """Return `path` with the directory of this build's `quine` executable at its end.
+
+    At the end, because an environment's bin must not change which python a command finds. On another host the
+    dial has already put the binary's own directory in front.
+    """
+    own = os.path.dirname(ROOT if unpacked() else sys.executable)
+    return path if own in path.split(":") else f"{path}:{own}"
