@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from transport import address, this_build
+from transport import this_build
 this_build.own_command = lambda: [sys.executable, "-I", {path!r}]
 forked = False
 
