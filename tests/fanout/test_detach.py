@@ -271,6 +271,13 @@ def test_its_jobs_wait_for_this_machine_as_those_of_a_detached_agent(lab: Lab, d
 # -- the state that a batch publishes --------------------------------------------------------------
 
 
+def test_a_state_with_two_numbers_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    for text, whole in ((b'1\n{"pid":7}\n1', True), (b'2\n{"pid":7}\n1', False), (b"", False), (b"1", False)):
+        path.write_bytes(text)
+        assert (batch_state.read(str(path), 7) is not None) == whole
+
+
 def test_a_reader_never_sees_half_of_a_state() -> None:
     """A writer and a reader in two processes; each state has one number in all of its fields."""
     published = batch_state.Published()
