@@ -48,7 +48,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Point(NamedTuple):
-    """What was measured: jobs a second, and seconds of a processor a second of the client and of the node.
+    """A measurement: jobs a second, and seconds of a processor a second of the client and of the node.
 
     `idle` is that of the node when no job is there: its heartbeats to all hosts.
     """
@@ -263,7 +263,7 @@ def _watched(
     _until(lambda: ended() > 0)
     if not items:
         time.sleep(warm)
-        with suppress(TimeoutError):  # a busy machine: what is left of the dials counts as cost of the jobs
+        with suppress(TimeoutError):  # a busy machine: the other dials count as cost of the jobs
             _until(lambda: ended() > point.hosts, DIALS)
     began, jobs, used = time.monotonic(), ended(), [seconds_of(process.pid) for process in pair]
     if items:
