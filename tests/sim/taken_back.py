@@ -93,9 +93,9 @@ def channels_bound() -> contextlib.AbstractContextManager[None]:
     """A channel is opened without regard to the peer's limit."""
     open_channel = Session.open
 
-    def restored(self: Session, kind: int, *rest: Any) -> int:
+    def restored(self: Session, kind: int, *rest: Any, **named: Any) -> int:
         with replaced(session, "MAX_CHANNELS", 1 << 30):
-            return open_channel(self, kind, *rest)
+            return open_channel(self, kind, *rest, **named)
 
     return replaced(Session, "open", restored)
 
