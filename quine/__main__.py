@@ -130,7 +130,7 @@ def _detached() -> ModuleType:
 def dispatch(words: list[str]) -> int:
     if words[:1] != ["run"]:  # `show` of quine/jobs/client.py enables it, once all modules are loaded
         gc.enable()
-    if words[:1] == ["node"] and words[1:2] in (["--launcher"], ["--template"], ["--stage"]):
+    if words[:1] == ["node"] and words[1:2] in (["--launcher"], ["--zygote"], ["--stage"]):
         return _beside_a_node(words[1], words[2:])
     verb = words[0] if words else ""
     if verb == "node" and {"--dial", "--ready-fd"} & set(words):  # before the table of options: a dial waits
@@ -185,8 +185,8 @@ def _beside_a_node(what: str, words: list[str]) -> int:
         from transport.launcher.launcher import main as launcher
 
         return launcher(words, _inside, _forks)
-    if what == "--template":
-        from quine.remote.template import serve
+    if what == "--zygote":
+        from quine.remote.zygote import serve
 
         return serve(words, main)
     from quine.staging.remote_main import main as stage
@@ -241,7 +241,7 @@ def _inside(words: list[str]) -> Callable[[], None] | None:
 
 
 def _forks(words: list[str]) -> bool:
-    """A `transport.launcher.templates.Forks`: an agent, which has a mission and no verb."""
+    """A `transport.launcher.zygotes.Forks`: an agent, which has a mission and no verb."""
     return words[:1] == ["--"]
 
 

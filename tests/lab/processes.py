@@ -52,7 +52,7 @@ class Process:
     @property
     def spare(self) -> bool:
         """A process that a guard has made ahead of starts: it is gone some seconds after the last of them."""
-        return self.name == "quine-spare" or "--template" in self.argv
+        return self.name == "quine-spare" or "--zygote" in self.argv
 
     @property
     def _is_node(self) -> bool:

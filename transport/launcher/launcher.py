@@ -33,7 +33,7 @@ import select
 import time
 
 from transport import inherit
-from transport.launcher import child, orders, quick, spare, templates, termination, workdir
+from transport.launcher import child, orders, quick, spare, termination, workdir, zygotes
 from transport.launcher.folders import Folders
 from transport.launcher.orders import Made
 from transport.launcher.outgoing import Outgoing
@@ -53,7 +53,7 @@ IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 def main(
-    words: list[str], inside: Inside = lambda words: None, forks: templates.Forks = lambda words: False
+    words: list[str], inside: Inside = lambda words: None, forks: zygotes.Forks = lambda words: False
 ) -> int:
     """Run `quine node --launcher TABLE CHANNEL FILES`: two descriptors, and the soft limit of open files of a job."""
     table, channel, files = map(int, words)
@@ -90,7 +90,7 @@ class Launcher:
         files: int,
         inside: Inside,
         table: Table | None = None,
-        forks: templates.Forks = lambda words: False,
+        forks: zygotes.Forks = lambda words: False,
     ) -> None:
         """`files`: soft limit of open files of a job; `table`: that of the node, None if all starts are reported."""
         self._channel = channel
@@ -102,13 +102,13 @@ class Launcher:
         self._inside = inside
         self._made: dict[int, Made] = {}  # by the pid of a job
         self._pids: dict[int, int] = {}  # and the other way
-        self._ordered: dict[int, str] = {}  # the folders of jobs that templates make, by number
+        self._ordered: dict[int, str] = {}  # the folders of jobs that zygotes make, by number
         self._told_to_end: set[int] = set()  # numbers of jobs that were signalled
         self._young: deque[tuple[float, int]] = (
             deque()
         )  # when the start time of a job is to be noted, and its pid
         self._spares = spare.Spares(self._prepared)
-        self._templates = templates.Templates(files, forks)
+        self._zygotes = zygotes.Zygotes(files, forks)
         self._slow = False  # a start has come since the last wait that took, or needed, a spare
         self._sessions = Sessions()
         self._ending: dict[int, Session] = {}  # by number
@@ -123,10 +123,10 @@ class Launcher:
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
             poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._out.waits else 0))
-            for fd in (*self._spares.out, *self._templates.open):
+            for fd in (*self._spares.out, *self._zygotes.open):
                 poll.register(fd, select.POLLIN)
             ready = dict(poll.poll(self._pause()))
-            self._hear_templates()
+            self._hear_zygotes()
             if self._wake in ready:
                 os.read(self._wake, 4096)
                 self.reap()
@@ -139,7 +139,7 @@ class Launcher:
             if (due := self._sessions.due()) is not None and now >= due:
                 self._sessions.turn(now)
             self._spares.dismiss(now)
-            self._templates.dismiss(now)
+            self._zygotes.dismiss(now)
             self._note_starts(now)
             self._folders.turn(now)
             self._out.turn(now)
@@ -147,7 +147,7 @@ class Launcher:
 
     def close(self) -> None:
         self._spares.close()
-        self._templates.close()
+        self._zygotes.close()
 
     def _note_starts(self, now: float) -> None:
         """Note the start times of jobs that live for longer: the table outlives them if this process is killed."""
@@ -161,7 +161,7 @@ class Launcher:
         if self._slow:
             self._slow = False
             self._spares.make()
-        self._templates.make()
+        self._zygotes.make()
         sought, self._sought = self._sought, None
         if sought:
             try:
@@ -181,7 +181,7 @@ class Launcher:
         others = (
             self._sessions.due(),
             self._spares.due(),
-            self._templates.due(),
+            self._zygotes.due(),
             self._out.due,
             self._folders.due,
             young,
@@ -237,9 +237,9 @@ class Launcher:
         if len(fds) < 5:
             return  # no room for the descriptors: the node sees the report closed, and tries again
         self._folders.join(order["folder"])
-        if self._templates.start(number, order, data, fds):
+        if self._zygotes.start(number, order, data, fds):
             self._ordered[number] = order["folder"]
-            return  # its pid comes from the template
+            return  # its pid comes from the zygote
         key = quick.key_of(order)
         pid = self._quick.start(order, key, [*fds[:3], fds[4]], quick.Reported(fds[spare.REPORT]))
         if pid:
@@ -284,8 +284,8 @@ class Launcher:
         except OSError:  # no descriptor is free: the node holds the folder no longer than this process does
             self._out.put(("started", number, pid, -1), -1, until)
 
-    def _hear_templates(self) -> None:
-        for number, pid in self._templates.hear():
+    def _hear_zygotes(self) -> None:
+        for number, pid in self._zygotes.hear():
             folder = self._ordered.pop(number, "")
             if pid:
                 self._made[pid], self._pids[number] = Made(number, folder), pid
@@ -293,9 +293,9 @@ class Launcher:
                 self._folders.left(folder, removes=False)
 
     def _pid(self, number: int) -> int:
-        """The pid of a job that runs, or 0. The node may know it before the template's message is read here."""
+        """The pid of a job that runs, or 0. The node may know it before the zygote's message is read here."""
         if number not in self._pids:
-            self._hear_templates()
+            self._hear_zygotes()
         return self._pids.get(number, 0)
 
     def _fork(self, report: socket.socket, data: bytes, fds: list[int]) -> int:
@@ -347,9 +347,9 @@ class Launcher:
             if ended is None:
                 return
             if ended.si_pid not in self._made:
-                self._hear_templates()
+                self._hear_zygotes()
             made = self._made.pop(ended.si_pid, None)
-            if made:  # otherwise a spare, a template, or an orphan of a job
+            if made:  # otherwise a spare, a zygote, or an orphan of a job
                 # Told before the status is consumed: this process may be killed at any moment.
                 dumped = 0x80 if ended.si_code == os.CLD_DUMPED else 0
                 exited = ended.si_code == os.CLD_EXITED

@@ -1,4 +1,4 @@
-"""Templates: a job that is a fork of one is as the program of an exec, and its end is told of as truly."""
+"""Zygotes: a job that is a fork of one is as the program of an exec, and its end is told of as truly."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.lab import processes
 from tests.support.launchers import Started, Told, beside, close, comes, order, released
 from transport.job.launcher_client import Launching
 from transport.job.launcher_process import Beside
-from transport.launcher import template, templates, termination
+from transport.launcher import termination, zygote, zygotes
 from transport.launcher.launcher import Launcher
 
 ROOT = Path(__file__).parents[3]
 
-# A program whose argv is Python text, and which is a launcher and a template as quine is. `patch` is done in templates.
+# A program whose argv is Python text, and which is a launcher and a zygote as quine is. `patch` is done in zygotes.
 PROGRAM = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
@@ -44,14 +44,14 @@ def become(argv):
         os._exit(status)
 
 if sys.argv[1:3] == ["node", "--launcher"]:
-    from transport.launcher import launcher, templates
-    templates.SOON, templates.LIFE = 1000.0, {life}
+    from transport.launcher import launcher, zygotes
+    zygotes.SOON, zygotes.LIFE = 1000.0, {life}
     sys.exit(launcher.main(sys.argv[3:], forks=lambda argv: argv[0][:1] != "#"))
-if sys.argv[1:3] == ["node", "--template"]:
-    from transport.launcher import template
+if sys.argv[1:3] == ["node", "--zygote"]:
+    from transport.launcher import zygote
     forked = True
     exec({patch!r})
-    sys.exit(template.main(int(sys.argv[3]), int(sys.argv[4]), become))
+    sys.exit(zygote.main(int(sys.argv[3]), int(sys.argv[4]), become))
 become(sys.argv[1:])
 """
 
@@ -110,9 +110,9 @@ async def warm(launcher: Launching, text: str = "pass", **more: Any) -> list[str
 
 
 def of(launcher: Launching) -> list[int]:
-    """The templates of a launcher."""
+    """The zygotes of a launcher."""
     names = processes.children(launcher.pid)
-    return [pid for pid, name in names.items() if name == template.NAME.decode()]
+    return [pid for pid, name in names.items() if name == zygote.NAME.decode()]
 
 
 STATE = """
@@ -150,7 +150,7 @@ def test_a_job_that_is_a_fork_is_as_one_of_an_exec(program: Started, tmp_path: P
 
     async def main(launcher: Launching) -> None:
         first, *others, last = await warm(launcher, STATE, **more)
-        assert others  # two that follow each other want a template, and no start waits for it
+        assert others  # two that follow each other want a zygote, and no start waits for it
         assert "True " + more["cwd"] in first and "Max open files" in first
         assert last.splitlines() == first.splitlines()
         await comes(released(launcher))
@@ -160,7 +160,7 @@ def test_a_job_that_is_a_fork_is_as_one_of_an_exec(program: Started, tmp_path: P
     program.run(main)
 
 
-def test_a_template_has_no_secret_and_its_jobs_have_their_own(program: Started) -> None:
+def test_a_zygote_has_no_secret_and_its_jobs_have_their_own(program: Started) -> None:
     async def main(launcher: Launching) -> None:
         show = "import os; print(os.environ.get('TEST_API_KEY'), os.environ['TEST_OTHER'])"
         env = {"TEST_API_KEY": "hush-one", "TEST_OTHER": "other"}
@@ -184,7 +184,7 @@ def test_a_template_has_no_secret_and_its_jobs_have_their_own(program: Started) 
     "more",
     [
         {"limits": [(resource.RLIMIT_NOFILE, 64)]},
-        {"text": "print(forked)  # " + "x" * templates.ROOM},
+        {"text": "print(forked)  # " + "x" * zygotes.ROOM},
         {"text": "#\nprint(forked)"},  # of another program
     ],
 )
@@ -206,19 +206,19 @@ def die():
 """
 MOMENTS = {
     "before it is made": """
-make = template._make
+make = zygote._make
 def dying(*words):
     die()
     make(*words)
-template._make = dying
+zygote._make = dying
 """,
     "before it is told": """
-fork = template._fork_apart
+fork = zygote._fork_apart
 def dying(work):
     made = fork(work)
     die()
     return made
-template._fork_apart = dying
+zygote._fork_apart = dying
 """,
     "when it is told": """
 write = os.write
@@ -235,12 +235,12 @@ os.write = dying
     "program",
     [
         pytest.param({"patch": DIES.format(pid=pid) + patch}, id=f"{who} {when}")
-        for who, pid in (("template", "os.getpid()"), ("launcher", "os.getppid()"))
+        for who, pid in (("zygote", "os.getpid()"), ("launcher", "os.getppid()"))
         for when, patch in MOMENTS.items()
     ],
     indirect=True,
 )
-def test_a_job_whose_template_or_launcher_is_killed_as_it_is_made_runs_once(
+def test_a_job_whose_zygote_or_launcher_is_killed_as_it_is_made_runs_once(
     program: Started, tmp_path: Path
 ) -> None:
     text = (
@@ -264,7 +264,7 @@ def test_a_job_whose_template_or_launcher_is_killed_as_it_is_made_runs_once(
     assert (tmp_path / "runs").read_text() == "run "
 
 
-@pytest.mark.parametrize("who", ["template", "launcher"])
+@pytest.mark.parametrize("who", ["zygote", "launcher"])
 def test_jobs_go_on_and_are_told_of_after_a_kill(program: Started, who: str) -> None:
     async def main(launcher: Launching) -> None:
         await warm(launcher)
@@ -273,7 +273,7 @@ def test_jobs_go_on_and_are_told_of_after_a_kill(program: Started, who: str) -> 
         for each, job in zip(told, jobs, strict=True):
             await each.expect("started")
             assert await asyncio.to_thread(os.read, job.stdout, 20) == b"True\n"
-        os.kill(of(launcher)[0] if who == "template" else launcher.pid, signal.SIGKILL)
+        os.kill(of(launcher)[0] if who == "zygote" else launcher.pid, signal.SIGKILL)
         jobs[0].signal(signal.SIGTERM)
         for number, job in enumerate(jobs[1:], 1):
             os.write(job.stdin, b"%d\n" % number)
@@ -288,7 +288,7 @@ def test_jobs_go_on_and_are_told_of_after_a_kill(program: Started, who: str) -> 
 
 
 @pytest.mark.parametrize("program", [{"life": 0.3}], indirect=True)
-def test_a_template_that_is_not_used_any_more_goes(program: Started) -> None:
+def test_a_zygote_that_is_not_used_any_more_goes(program: Started) -> None:
     async def main(launcher: Launching) -> None:
         await warm(launcher)
         await comes(lambda: not of(launcher))
@@ -300,7 +300,7 @@ def test_a_template_that_is_not_used_any_more_goes(program: Started) -> None:
 NEVER = """
 with open(os.path.dirname(sys.argv[0]) + "/made", "a") as file:
     file.write("made ")
-template._is_left_to = lambda launcher: False
+zygote._is_left_to = lambda launcher: False
 """
 
 
@@ -311,7 +311,7 @@ def test_where_a_fork_would_not_be_the_launchers_none_is_used(program: Started, 
         assert set(found) == {"False\n"}
 
     program.run(main)
-    assert (tmp_path / "made").read_text().count("made") == templates.FAILURES
+    assert (tmp_path / "made").read_text().count("made") == zygotes.FAILURES
 
 
 FULL = """
@@ -340,7 +340,7 @@ def test_a_start_for_which_there_is_no_room_is_refused(program: Started, tmp_pat
 
 
 def test_the_launcher_knows_a_job_before_it_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The template has told it before the job began; the node's signal, and the job's end, may be read first."""
+    """The zygote has told it before the job began; the node's signal, and the job's end, may be read first."""
     handler = signal.getsignal(signal.SIGCHLD)
     node, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     launcher = Launcher(channel, 64, lambda words: None)
@@ -352,7 +352,7 @@ def test_the_launcher_knows_a_job_before_it_hears_of_it(monkeypatch: pytest.Monk
         told.clear()
         return found
 
-    monkeypatch.setattr(launcher._templates, "hear", hear)
+    monkeypatch.setattr(launcher._zygotes, "hear", hear)
     monkeypatch.setattr(termination, "signal_group", lambda *words: sent.append(words))
     waitid = os.waitid
     try:

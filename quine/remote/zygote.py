@@ -1,4 +1,4 @@
-"""The template of agents: it has loaded all that an agent of one turn needs, and the agents of its node are its forks.
+"""The zygote of agents: it has loaded all that an agent of one turn needs, and the agents of its node are its forks.
 
 Law: nothing is done here but imports. An agent reads its environment and its directory itself.
 """
@@ -13,7 +13,7 @@ import quine.budget.leases
 import quine.remote.compose
 import transport.rpc.call
 from quine.base import exposure
-from transport.launcher import template
+from transport.launcher import zygote
 from transport.this_build import build_hash, own_command
 
 TYPE_CHECKING = False
@@ -30,13 +30,13 @@ LOADED = (
 
 
 def serve(words: list[str], main: Callable[[], None]) -> int:
-    """Run `quine node --template CHANNEL FILES ROOM`; see `transport.launcher.template.main`.
+    """Run `quine node --zygote CHANNEL FILES ROOM`; see `transport.launcher.zygote.main`.
 
     ROOM is blank: the command lines of agents are written over that of this process. `main` is that of quine.
     """
     channel, files = map(int, words[:2])
     own = own_command()
-    exposure.argv([*own, "node", "--template", *words[:2]])
+    exposure.argv([*own, "node", "--zygote", *words[:2]])
     build_hash()  # known from now on: it looks at every source
 
     def become(argv: list[str]) -> None:
@@ -44,4 +44,4 @@ def serve(words: list[str], main: Callable[[], None]) -> int:
         sys.argv[1:] = argv
         main()
 
-    return template.main(channel, files, become)
+    return zygote.main(channel, files, become)

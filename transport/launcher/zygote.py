@@ -1,4 +1,4 @@
-"""The template: a process with a program's modules loaded, which forks for each start in place of a new interpreter.
+"""The zygote: a process with a program's modules loaded, which forks for each start in place of a new interpreter.
 
 An interpreter and its imports are most of the work of a short agent: 45 ms of a processor. The two forks take one.
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Become = Callable[[list[str]], None]
 
 START, GO, READY, MADE = b"S", b"G", b"R", b"M"
-NAME = b"quine-template"
+NAME = b"quine-zygote"
 MEMO = inherit.FIRST_FD  # the number of a job's memo, which its environment names
 
 

@@ -1,11 +1,11 @@
-"""The launcher's end of templates: made while starts of one program follow each other, one for each environment.
+"""The launcher's end of zygotes: made while starts of one program follow each other, one for each environment.
 
 Laws
 1. A start that is not plain (limits, a terminal, a long command line) is made in another way, and so is one that comes
-   before its template is ready. The launcher waits for no template.
-2. A template has no secret in its environment: starts that differ in secrets alone share one.
+   before its zygote is ready. The launcher waits for no zygote.
+2. A zygote has no secret in its environment: starts that differ in secrets alone share one.
 3. At most MOST are kept, and each for LIFE seconds after its last start.
-4. A start that was given to a template which is killed then is ordered again by the node, if it had not begun.
+4. A start that was given to a zygote which is killed then is ordered again by the node, if it had not begun.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 
 from transport import inherit, this_build
-from transport.launcher import child, spare, template, termination
+from transport.launcher import child, spare, termination, zygote
 from transport.lean import signal, socket
 
 TYPE_CHECKING = False
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 LIFE = 10.0  # seconds
 SOON = 2.0  # seconds between two starts that follow each other
 MOST = 2
-FAILURES = 3  # templates in a row that end before they are ready; then none is made any more
-ROOM = 20_000  # bytes of the longest command line, which the template has to show
+FAILURES = 3  # zygotes in a row that end before they are ready; then none is made any more
+ROOM = 20_000  # bytes of the longest command line, which the zygote has to show
 LAST = 1.0  # seconds to wait for killed ones at the end
 
 
-class Template:
+class Zygote:
     """One process, and the launcher's end of the channel to it."""
 
     def __init__(self, env: Key, files: int, now: float) -> None:
@@ -46,10 +46,10 @@ class Template:
         self.ordered: list[int] = []  # numbers of starts that it has, and no job yet
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
-            words = ("node", "--template", str(far.fileno()), str(files), " " * ROOM)
+            words = ("node", "--zygote", str(far.fileno()), str(files), " " * ROOM)
             start = child.Start(
                 [*this_build.own_command(), *words],
-                {**dict(env), inherit.VARIABLE: str(template.MEMO)},
+                {**dict(env), inherit.VARIABLE: str(zygote.MEMO)},
                 "/",
                 [null, null, 2],
                 keep=(far.fileno(),),
@@ -88,17 +88,17 @@ class Template:
         self.socket.close()
 
 
-class Templates:
+class Zygotes:
     """`files`: soft limit of open files of a job."""
 
     def __init__(self, files: int, forks: Forks) -> None:
         self._files = files
         self._forks = forks
-        self._all: dict[Key, Template] = {}
-        self._seen: dict[Key, float] = {}  # the last start of each that no template has made
+        self._all: dict[Key, Zygote] = {}
+        self._seen: dict[Key, float] = {}  # the last start of each that no zygote has made
         self._wanted: Key | None = None
         self._failures = 0
-        self._vain: list[int] = []  # numbers of starts that went with their template
+        self._vain: list[int] = []  # numbers of starts that went with their zygote
 
     @property
     def open(self) -> list[int]:
@@ -106,7 +106,7 @@ class Templates:
         return [each.socket.fileno() for each in self._all.values()]
 
     def start(self, number: int, order: dict[str, Any], data: bytes, fds: list[int]) -> bool:
-        """Have a template make the job of a message; False if it must be made in another way."""
+        """Have a zygote make the job of a message; False if it must be made in another way."""
         if not order["own"] or order["limits"] or order["terminal"] or not self._forks(order["argv"]):
             return False
         if sum(len(os.fsencode(word)) + 1 for word in order["argv"]) > ROOM:
@@ -121,16 +121,16 @@ class Templates:
             self._seen[key] = now
             return False
         found.used = now
-        if not found.ready or not found.send(template.START + data, fds):
+        if not found.ready or not found.send(zygote.START + data, fds):
             return False
         os.close(fds.pop(spare.REPORT))
         found.ordered.append(number)
-        if not found.send(template.GO, []):
+        if not found.send(zygote.GO, []):
             self._let_go(key)  # it ends without the start, which is ordered again
         return True
 
     def make(self) -> None:
-        """Start the template that is wanted, now that the start which wanted it is reported."""
+        """Start the zygote that is wanted, now that the start which wanted it is reported."""
         key, self._wanted = self._wanted, None
         if key is None or key in self._all:
             return
@@ -141,7 +141,7 @@ class Templates:
                 return
             self._let_go(last)
         try:
-            self._all[key] = Template(key, self._files, now)
+            self._all[key] = Zygote(key, self._files, now)
         except OSError:
             pass  # no room for a process: starts go on without
 
@@ -150,9 +150,9 @@ class Templates:
         made, self._vain = [(number, 0) for number in self._vain], []
         for key, each in list(self._all.items()):
             while (data := each.receive()) is not None:
-                if data[:1] == template.READY:
+                if data[:1] == zygote.READY:
                     each.ready, self._failures = True, 0
-                elif data[:1] == template.MADE:
+                elif data[:1] == zygote.MADE:
                     number, pid = map(int, data[1:].split())
                     each.ordered.remove(number)
                     made.append((number, pid))

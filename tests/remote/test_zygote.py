@@ -29,7 +29,7 @@ def test_agents_that_follow_each_other_on_a_host_are_forks_and_look_like_program
     with lab.popen(words, env=env, stdin=-1, stdout=-1, stderr=-1) as batch:
         assert batch.stdin and batch.stdout
         number = 0
-        while max(map(len, seen.values()), default=0) < 3:  # the first ones do not wait for a template
+        while max(map(len, seen.values()), default=0) < 3:  # the first ones do not wait for a zygote
             number += 1
             batch.stdin.write(b"%d\n" % number)
             batch.stdin.flush()
