@@ -132,3 +132,18 @@ class Hosts:
         for host in [host for host, until in self._aside.items() if until <= now]:
             del self._aside[host]  # a single failed start sets it aside again
         return list(self._aside)
+
+
+def of_adopted(status: Status, torn: bool, staged: bool) -> Status:
+    """Return the end of a job that was adopted; it is lost if it may have lacked its files, or its output is not whole.
+
+    `torn`: output that the process before had taken is not here.
+    """
+    from transport.status import Status
+
+    why = ""
+    if torn:
+        why = "output that the batch before had taken is not there any more"
+    elif staged and (status.state, status.code) == ("exited", errors.NOT_STARTED):
+        why = "the batch before ended while it got its files, or it failed with 69"
+    return Status("lost", errors.LOST, host=status.host, pid=status.pid, detail=why) if why else status

@@ -283,20 +283,15 @@ class Run:
 
     def _ended(self, task: Task, status: Status) -> None:
         self._give_slot(task)
-        if self._is_loose(task, status):
+        if self._orphans and task.is_cut(status) and self._orphans.sever(task):
             task.release()
+            return
+        if task.never_began(status):
+            self._starter.drop(task)
             return
         if task.adopted and status.state == "unreachable":  # by us; it had begun
             status = Status("lost", errors.LOST, host=status.host, detail=status.detail)
         self._judge(task, status)
-
-    def _is_loose(self, task: Task, status: Status) -> bool:
-        """Whether the job may go on without us; it is looked for."""
-        if not (self._orphans and task.job) or task.ending:
-            return False
-        cut = task.job.severed and status.state == "lost"
-        cut = cut or (task.adopted is not None and status.state == "unreachable")
-        return cut and self._orphans.sever(task)
 
     def _judge(self, task: Task, status: Status) -> None:
         broken = task.output and task.output.broken  # lost, also if it was ended for that before its own end
@@ -326,9 +321,8 @@ class Run:
         self._progress.final(time.monotonic())
         self._report.pass_on(task, self._sink, lambda: self._written(task))
         if not self.stopped and self._halt.reached(self.tally):
-            self.stopped = True
+            self._start_no_more()
             self._messages.note(f"halted: {self.text()}")
-            self._drop_tries()
             if self._halt.now:
                 self._end_all()
 
@@ -346,9 +340,9 @@ class Run:
 
     def _stop_spent(self) -> None:
         """A budget is used up: no more items are started, and those that were not are no failures."""
-        self.spent = self.stopped = True
+        self.spent = True
         self._messages.say(f"stopped: the budget of the batch is spent; {self.text()}")
-        self._drop_tries()
+        self._start_no_more()
 
     def _stop_all(self) -> None:
         self.stopped = self._ending = True
@@ -384,14 +378,19 @@ class Run:
             self.killed = True
             self._stop_all()
             return
-        self.stopped = True
-        self._drop_tries()
-        if self._running:
-            self._messages.say(f"waiting for {len(self._running)} jobs; ^C again ends them")
+        self._start_no_more()
+        if left := sum(task.running for task in self._running):
+            self._messages.say(f"waiting for {left} jobs; ^C again ends them")
 
     def text(self) -> str:
         """The state of the batch in a line."""
         return ", ".join(filter(None, (self.tally.text(), f"{len(self._running)} running")))
+
+    def _start_no_more(self) -> None:
+        self.stopped = True
+        self._drop_tries()
+        for task in list(self._running):
+            task.withdraw()
 
     def _drop_tries(self) -> None:
         """The items that were to be tried again have their ends as they are."""

@@ -7,6 +7,7 @@ import os
 from quine.base.cli_options import environment, limits
 from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.base.procs import raise_open_files
+from quine.fanout import outcome
 from quine.fanout.cleanup import Cleanup
 from quine.fanout.tasks import Task
 from quine.files.select import Services
@@ -181,6 +182,14 @@ class Starter:
             self._journal.halt(task.sent)
         task.end(at, running)
 
+    def drop(self, task: Task) -> None:
+        """A job never began: the next run starts its item."""
+        if self._journal:
+            self._journal.halt(task.sent)
+        if task.output:
+            task.output.drop()
+        task.release()
+
     def _note_sent(self, task: Task, spawn: Spawn, output: Output) -> None:
         """Note a job before it is sent; the end of the try before needs no longer be kept then."""
         task.entry.id = spawn.id
@@ -221,7 +230,7 @@ class Starter:
                 os.close(fd)
             status = stage.judged(status) if stage else status
             if task.adopted:
-                status = judged(status, task.adopted.torn, stage is not None)
+                status = outcome.of_adopted(status, task.adopted.torn, stage is not None)
 
             def over() -> None:
                 ended(task, status)
@@ -376,19 +385,6 @@ class Starter:
         if host not in self._notes:
             self._notes[host] = Notes(self._options, raw=False, say=self._sink.say)
         self._notes[host].hear(note)
-
-
-def judged(status: Status, torn: bool, staged: bool) -> Status:
-    """Return the end of a job that was adopted; it is lost if it may have lacked its files, or its output is not whole.
-
-    `torn`: output that the process before had taken is not here.
-    """
-    why = ""
-    if torn:
-        why = "output that the batch before had taken is not there any more"
-    elif staged and (status.state, status.code) == ("exited", NOT_STARTED):
-        why = "the batch before ended while it got its files, or it failed with 69"
-    return Status("lost", LOST, host=status.host, pid=status.pid, detail=why) if why else status
 
 
 def _descriptors() -> int:

@@ -92,7 +92,7 @@ class Task:
         from transport.status import signal_number
 
         entry = self.entry
-        if kind == NEVER and self.halted and self.tries > 1:
+        if kind == NEVER and self.tries > 1 and (self.halted or (self.job and self.job.withdrawn)):
             # The batch was ended before this try began: the item has the end that it had.
             entry.attempt, entry.started = self.tries - 1, self.before
             self.release()
@@ -122,6 +122,22 @@ class Task:
         now = time.monotonic()
         at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
         at(now + 2 * GRACE, later(job.abandon))
+
+    def is_cut(self, status: Status) -> bool:
+        """Whether its job may go on without this process, which may look for it."""
+        if not self.job or self.ending:
+            return False
+        cut = self.job.severed and status.state == "lost"
+        return cut or (self.adopted is not None and status.state == "unreachable")
+
+    def withdraw(self) -> None:
+        """Have its job not begin, if it has not, since the batch starts no more items."""
+        if self.job and not self.adopted:
+            self.job.withdraw()
+
+    def never_began(self, status: Status) -> bool:
+        """Whether the batch took it back, so that its item has no end."""
+        return bool(self.job and self.job.withdrawn and self.tries == 1 and status.state == "unreachable")
 
     def release(self) -> None:
         """Stdin of this try is not read any more."""

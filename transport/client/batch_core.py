@@ -44,6 +44,7 @@ class BatchCore:
         self.on_request: Callable[[Frame], None] = lambda _: None  # a frame of a request of a job
         self.answered = False  # a job of this connection has started or ended
         self._waiting = 0
+        self._added = 0  # jobs, ever
         self._last = 0  # the latest channel of a job
         self._sent: dict[int, BatchJob] = {}  # by their channel
         self._feeds: dict[str, Feed] = {}
@@ -73,6 +74,8 @@ class BatchCore:
             feed = self._feeds[spawn.where] = Feed(spawn.where)
         spawn.context = {**spawn.context, "late": True}  # a node without a free slot gives it back
         job = BatchJob(self, spawn, stdin, on, services)
+        self._added += 1
+        job.place = self._added
         feed.waiting.append(job)
         self._waiting += 1
         self._ready[feed] = None
@@ -137,7 +140,7 @@ class BatchCore:
         feed = self._feeds[job.where]
         if self._sent.get(job.number) is job:
             del self._sent[job.number]
-            if job.full and job.status and job.status.state == "unreachable":
+            if job.full and not job.withdrawn and job.status and job.status.state == "unreachable":
                 job.forget()
                 job.again()
                 self._waiting += 1

@@ -12,6 +12,7 @@ from transport.client.job_core import JobCore
 from transport.errors import ProtocolError
 from transport.lean import signal
 from transport.status import LOST, NOT_STARTED, Status, signal_name
+from transport.wire.frames import Kind
 from transport.wire.session import GOES_ON, STDIN
 
 TYPE_CHECKING = False
@@ -50,7 +51,7 @@ class BatchJob(JobCore):
 
     __slots__ = (
         *("_at", "_batch", "base", "full", "hungry", "on", "seconds", "services", "severed", "stdin", "told"),
-        "where",
+        *("place", "where", "withdrawn"),
     )
 
     def __init__(
@@ -70,6 +71,8 @@ class BatchJob(JobCore):
         self.full = False  # its node has answered that no slot is free
         self.told = False  # its end is known to the batch
         self.severed = False  # its node has ended, and it may go on at its host
+        self.withdrawn = False
+        self.place = 0  # among the jobs of its batch
         self._at = 0  # bytes of stdin that were sent
         # Of one that was adopted: bytes of its streams that were acknowledged, or sent, before; its age at that time.
         self.base = [0, 0, 0]
@@ -129,6 +132,16 @@ class BatchJob(JobCore):
         elif number in ENDING:
             super().abandon()
             self._leave(Status("signaled", 128 + number, signal_name(number)))
+
+    def withdraw(self) -> None:
+        """Have it not begin, if it has not. It ends as never started then."""
+        if self.over or self.pid:
+            return
+        self.withdrawn = True
+        if self.number:
+            self.session.tell(self.number, Kind.NOTE, {"withdraw": True})
+        else:
+            self.abandon()
 
     def abandon(self) -> None:
         """Wait no longer: its node ends it. Its status is lost if it was sent, else it was never started."""

@@ -90,9 +90,13 @@ class Feed:
             self._credit += 1
 
     def given_back(self, job: BatchJob, now: float) -> None:
-        """The node has no slot for `job`, which is the next one again."""
+        """The node has no slot for `job`, which waits again, before those that were added later."""
         self.ended(started=False)
+        earlier = []
+        while self.waiting and self.waiting[0].place < job.place:
+            earlier.append(self.waiting.popleft())
         self.waiting.appendleft(job)
+        self.waiting.extendleft(reversed(earlier))
         self.full, self._credit, self._until = True, 0, now + PAUSE
 
     def room(self, count: int) -> None:
