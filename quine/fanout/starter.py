@@ -332,7 +332,7 @@ class Starter:
             names = self._cleanup.names(task)
             self._cleanup.begin(names)
         on_started, on_exit = self._functions(task, spawn, answers, held, stage, names, started, ended)
-        adopted.bind(task.stdin, have, output.write, on_started, on_exit)
+        adopted.bind(task.stdin, have, output.write, output.acknowledge, on_started, on_exit)
 
     def _bring(
         self,

@@ -135,6 +135,17 @@ def hosts_unnoted() -> contextlib.AbstractContextManager[None]:
     return replaced(Starter, "_note_hosts", lambda self: None)
 
 
+def memory_acknowledged() -> contextlib.AbstractContextManager[None]:
+    """Output that comes again is acknowledged, although it is in memory alone."""
+    pass_on = adoption.Adopted._pass_on
+
+    def restored(self: adoption.Adopted, stream: int, data: memoryview) -> int | None:
+        self._on_again = lambda stream: self.job.persisted(stream, self._have[stream])
+        return pass_on(self, stream, data)
+
+    return replaced(adoption.Adopted, "_pass_on", restored)
+
+
 MUTATIONS = {
     "held-forgotten": TakenBack(held_forgotten, frozenset({"drains"}), 20),
     "started-given-back": TakenBack(started_given_back, frozenset({"twice", "truth"}), 20),
@@ -148,3 +159,6 @@ MUTATIONS = {
     "refused-kept": TakenBack(refused_kept, frozenset({"lost"}), 250),
     "hosts-unnoted": TakenBack(hosts_unnoted, frozenset({"twice"}), 200),
 }
+
+# One seed in thousands shows them; each has a course of its own in `test_batch`.
+RARE = {"memory-acknowledged": TakenBack(memory_acknowledged, frozenset({"lost"}), 10_000)}

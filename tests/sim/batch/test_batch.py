@@ -7,10 +7,10 @@ import os
 import pytest
 
 from tests.sim.batch.course import BATCH, Course, draw
-from tests.sim.batch.mutations import MUTATIONS
+from tests.sim.batch.mutations import MUTATIONS, RARE
 from tests.sim.batch.simulation import BATCHES, simulate
 from tests.sim.run import report, run_seeds
-from tests.sim.scenario import Fault, Job
+from tests.sim.scenario import ORIGIN, Fault, Job
 
 SEEDS, SHORT = 1000, 200  # of `make test-all`, and of `make test`
 PART = 25  # of one test, so that workers share them
@@ -46,8 +46,9 @@ def test_a_mutation_is_noticed(name: str) -> None:
 def fails_without(name: str, course: Course) -> None:
     """A course keeps every rule, and breaks one of those of a fix without it."""
     assert simulate(course) is None
-    violation = simulate(course, mutation=MUTATIONS[name].restore)
-    assert violation and violation.rule in MUTATIONS[name].rules, violation
+    row = (MUTATIONS | RARE)[name]
+    violation = simulate(course, mutation=row.restore)
+    assert violation and violation.rule in row.rules, violation
 
 
 def test_a_batch_that_is_told_to_end_forgets_jobs_that_were_never_sent() -> None:
@@ -69,6 +70,13 @@ def test_a_host_is_asked_that_has_left_before_its_first_start_was_heard_of() -> 
     faults = (Fault(1.439, "kill_client", BATCH), Fault(3.174, "leave", "h2", 1.744))
     items = (Job("i0", ""), Job("i1", ""))
     fails_without("hosts-unnoted", Course(191, ("h1", "h2"), (), faults, 4, items=items, again=2.797))
+
+
+def test_output_that_comes_again_into_memory_is_not_acknowledged() -> None:
+    """The node of the client died, and then the client: the bytes were nowhere."""
+    faults = (Fault(1.9, "kill_node", ORIGIN), Fault(3.9, "kill_client", BATCH))
+    items = (Job("i0", "", steps=(("write", 2, 3000), ("sleep", 4.5))),)
+    fails_without("memory-acknowledged", Course(1, ("h1",), (), faults, 1, items=items, again=0.2))
 
 
 def test_a_seed_is_the_same_again_and_leaves_no_descriptor_open() -> None:
