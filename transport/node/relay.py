@@ -154,8 +154,8 @@ class Relay:
             self.end()
 
     def _withdraw(self, frame: Frame) -> None:
-        """The caller wants the job back, if it has not begun at the host that it names."""
-        if self.ended or self.started or self.host != frame.body().get("withdraw"):
+        """The caller wants the job back, if it has not begun: at the host that it names, or True at any."""
+        if self.ended or self.started or frame.body().get("withdraw") not in (True, self.host):
             return
         if self.far:
             self._withdrawn = True  # its node says in its exit record that it did not begin
