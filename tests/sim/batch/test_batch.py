@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.sim.batch import judge
 from tests.sim.batch.course import BATCH, Course, draw
 from tests.sim.batch.mutations import MUTATIONS, RARE
 from tests.sim.batch.simulation import BATCHES, simulate
@@ -77,6 +78,27 @@ def test_output_that_comes_again_into_memory_is_not_acknowledged() -> None:
     faults = (Fault(1.9, "kill_node", ORIGIN), Fault(3.9, "kill_client", BATCH))
     items = (Job("i0", "", steps=(("write", 2, 3000), ("sleep", 4.5))),)
     fails_without("memory-acknowledged", Course(1, ("h1",), (), faults, 1, items=items, again=0.2))
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Job("i0", "", steps=(("sleep", 0.001),)),  # it has ended with 0 when the client gets TERM
+        Job("i0", "", steps=(("sleep", 20.0),), on_term=("ignore",)),  # it runs on when the next one begins
+    ],
+)
+def test_a_job_that_was_not_heard_of_is_not_run_again_by_guess(item: Job) -> None:
+    """Its start was on the way when the client got TERM."""
+    faults = (Fault(1.36, "signal", BATCH, how="TERM"),)
+    fails_without("unheard-ended", Course(1, ("h1",), (), faults, 1, items=(item,), again=0.3))
+
+
+def test_a_job_that_is_not_heard_of_in_time_after_term_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host is away for as long as the client waits, which is no excuse here."""
+    monkeypatch.setattr(judge, "excused", lambda sim: False)
+    faults = (Fault(1.35, "down", "h1", 9.9), Fault(1.36, "signal", BATCH, how="TERM"))
+    items = (Job("i0", "", steps=(("sleep", 0.1),)),)
+    fails_without("unanswered-lost", Course(1, ("h1",), (), faults, 1, lease=60.0, items=items, again=0.3))
 
 
 def test_a_seed_is_the_same_again_and_leaves_no_descriptor_open() -> None:
