@@ -30,7 +30,7 @@ from transport.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from quine.fanout.input.items import Item, Items
     from quine.fanout.joblog import Joblog
@@ -82,6 +82,7 @@ class Run:
         self._delay = options.seconds("delay")
         self._running: dict[Task, None] = {}
         self._timers = Timers()
+        self.at = self._timers.at
         self._again = Retries(options, self._timers)
         self._orphans = Orphans(self, batch, starter, log.journal) if log else None
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
@@ -148,9 +149,6 @@ class Run:
                 self.fault = failure
                 self._messages.say(f"stopped: {failure.detail}; {self.text()}")
             self._leave_all()
-
-    def at(self, when: float, call: Callable[[], None]) -> None:
-        self._timers.at(when, call)
 
     # -- starts ------------------------------------------------------------------------------------
 
@@ -226,12 +224,9 @@ class Run:
             return
         self._waits = waits
         if waits:
-            self._batch.watch(self._source.fd, select.POLLIN, self._readable)
+            self._batch.watch(self._source.fd, select.POLLIN, lambda _: self._wait_for_input(False))
         else:
             self._batch.unwatch(self._source.fd)
-
-    def _readable(self, _: int) -> None:
-        self._wait_for_input(False)
 
     def _try(self, task: Task) -> None:
         """Start one try of an item."""
@@ -283,7 +278,7 @@ class Run:
 
     def _ended(self, task: Task, status: Status) -> None:
         self._give_slot(task)
-        if self._orphans and task.is_cut(status) and self._orphans.sever(task):
+        if self._orphans and task.is_cut(status) and (task.halted or self._orphans.sever(task)):
             task.release()
             return
         if task.never_began(status):
@@ -352,16 +347,21 @@ class Run:
     def _leave_all(self) -> None:
         """Leave the jobs that their hosts keep to --resume; end the others."""
         for task in list(self._running):
-            job, broken = task.job, task.output and task.output.broken
-            if job and job is task.kept and not (job.over or task.ending or broken):
-                job.go_on()
-                self._give_slot(task)
-                task.release()
+            broken = task.output and task.output.broken
+            if task.job and task.job is task.kept and not (task.ending or broken):
+                self._leave(task)
         self._stop_all()
+
+    def _leave(self, task: Task) -> None:
+        """Leave a job to --resume, which asks for its end."""
+        if task.job and not task.job.over:
+            task.job.go_on()
+            self._give_slot(task)
+            task.release()
 
     def _end_all(self) -> None:
         for task in list(self._running):
-            self._starter.end(task, self.at, self._running)
+            self._starter.end(task, self.at, self._running, self._leave)
 
     def signalled(self, number: int) -> None:
         """Take a signal that this process got."""

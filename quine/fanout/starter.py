@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from quine.staging.caller_side import Staging
     from transport.client.batch import Batch
 
+    At = Callable[[float, Callable[[], None]], None]  # calls a function at a time
+
 MOST = 4096  # jobs at one time, where -P does not bound them
 EACH = 5  # descriptors of a job at most: stdin, a spool, two copies of --results, a place
 OTHERS = 400  # descriptors of this process and of outputs that wait for their turn
@@ -174,13 +176,15 @@ class Starter:
             task.kept = task.job
             task.job.hold()
 
-    def end(
-        self, task: Task, at: Callable[[float, Callable[[], None]], None], running: Mapping[Task, None]
-    ) -> None:
-        """End the job of an item because the batch ends. The next run knows of it, also without a line in the log."""
-        if self._journal and task.job and task.kept is task.job and not task.ending:
+    def end(self, task: Task, at: At, running: Mapping[Task, None], leave: Callable[[Task], None]) -> None:
+        """End the job of an item because the batch ends. The next run knows of it, also without a line in the log.
+
+        One that its host keeps is left to that run by `leave`, where its end is not heard of in time.
+        """
+        kept = self._journal is not None and task.job is not None and task.kept is task.job
+        if self._journal and kept and not task.ending:
             self._journal.halt(task.sent)
-        task.end(at, running)
+        task.end(at, running, leave if kept else None)
 
     def drop(self, task: Task) -> None:
         """A job never began: the next run starts its item."""
@@ -341,7 +345,7 @@ class Starter:
             names = self._cleanup.names(task)
             self._cleanup.begin(names)
         on_started, on_exit = self._functions(task, spawn, answers, held, stage, names, started, ended)
-        adopted.bind(task.stdin, have, output.write, on_started, on_exit)
+        adopted.bind(task.stdin, have, output.write, output.acknowledge, on_started, on_exit)
 
     def _bring(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from quine.base.errors import Misconfigured
 from quine.fanout.input.template import Values, Word
@@ -106,8 +107,16 @@ class Task:
             entry.received = self.output.size
         self.release()
 
-    def end(self, at: Callable[[float, Callable[[], None]], None], running: Mapping[Task, None]) -> None:
-        """End its job: TERM, then KILL, then without waiting. `at` calls at a time; `running` has it until its end."""
+    def end(
+        self,
+        at: Callable[[float, Callable[[], None]], None],
+        running: Mapping[Task, None],
+        leave: Callable[[Task], None] | None = None,
+    ) -> None:
+        """End its job: TERM, then KILL, then without waiting, or by `leave`.
+
+        `at` calls at a time; `running` has it until its end.
+        """
         job, number = self.job, self.tries
         if self.ending:
             return
@@ -121,11 +130,11 @@ class Task:
 
         now = time.monotonic()
         at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
-        at(now + 2 * GRACE, later(job.abandon))
+        at(now + 2 * GRACE, later(partial(leave, self) if leave else job.abandon))
 
     def is_cut(self, status: Status) -> bool:
-        """Whether its job may go on without this process, which may look for it."""
-        if not self.job or self.ending:
+        """Whether its job may go on without this process, which looks for it, or --resume if the batch ends."""
+        if not self.job or (self.ending and not self.halted):
             return False
         cut = self.job.severed and status.state == "lost"
         return cut or (self.adopted is not None and status.state == "unreachable")

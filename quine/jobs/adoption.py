@@ -263,6 +263,7 @@ class Adopted:
         self.when_loose: Callable[[], None] = lambda: None
         self.torn = False  # output that was taken before is not to be had any more
         self._output: Callable[[int, memoryview], int | None] = lambda stream, data: None
+        self._on_again: Callable[[int], None] = lambda stream: None
         self._on_started: Callable[[int, str], None] = lambda pid, host: None
         self._on_exit: Callable[[Status], None] = lambda status: None
         self.job: BatchJob = batch.start(
@@ -275,12 +276,18 @@ class Adopted:
         stdin: bytes | int | None,
         have: list[int],
         output: Callable[[int, memoryview], int | None],
+        again: Callable[[int], None],
         started: Callable[[int, str], None],
         ended: Callable[[Status], None],
     ) -> None:
-        """Give the job its functions. `have`: bytes of each stream that are here already, [] if that is not known."""
+        """Give the job its functions. `have`: bytes of each stream that are here already, [] if that is not known.
+
+        `again` is called with a stream of which bytes have come that are here: it has those acknowledged that a death
+        of this process does not lose.
+        """
         self._stdin, self._have = stdin, list(have)
-        self._output, self._on_started, self._on_exit = output, started, ended
+        self._output, self._on_again = output, again
+        self._on_started, self._on_exit = started, ended
         self._bound = True
         while self._events:
             self._events.popleft()()
@@ -312,7 +319,7 @@ class Adopted:
         again = max(0, min(self._skip[stream], len(data)))
         if again:
             self._skip[stream] -= again
-            self.job.persisted(stream, self._have[stream])
+            self._on_again(stream)
         if again == len(data):
             return None
         taken = self._output(stream, data[again:])

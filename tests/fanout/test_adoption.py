@@ -378,3 +378,29 @@ def test_what_a_signal_has_ended_does_not_go_on_and_is_run_again(
     done = lab.run([*RESUME, "--on", where, "--cwd", str(tmp_path), *job, *"12"], cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert sorted(ran.read_text().split()) == ["1", "1", "2", "2"]
+
+
+def test_a_small_output_outlives_the_node_of_its_machine_and_then_the_batch(
+    own_lab: Callable[..., Lab], tmp_path: Path
+) -> None:
+    """It comes again to a batch that has it in memory alone."""
+    lab, ran, first = own_lab(("h1",)), tmp_path / "ran", tmp_path / "out/1/0/stdout"
+    script = (
+        f'cd {tmp_path}; echo "$0" >>ran; echo "a$0"; case $0 in 0) for=go;; 1) for=on;; *) for=ran;; esac; '
+        'until test -e $for; do sleep 0.02; done; echo "b$0"'
+    )
+    words = ["xargs", "-P2", "--joblog", "log", "--results", "out", "--on", "h1"]
+    items = [*SH, script, ":::", *"012"]
+    with lab.popen([*words, *items], stdout=subprocess.DEVNULL, cwd=tmp_path) as process:
+        until(lambda: ran.exists() and len(ran.read_text()) == 4, "two have begun")
+        until(lambda: first.read_text() == "a0\n", "the first output has come")
+        kill(only_node(lab.processes).pid)
+        (tmp_path / "on").touch()
+        until(lambda: len(ran.read_text()) == 6, "the third has begun, through the next node")
+        process.kill()
+        process.wait(PATIENCE)
+    (tmp_path / "go").touch()
+    done = lab.run([*words, "--resume", *items], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [row[12] for row in rows(tmp_path / "log")] == ["done"] * 3
+    assert first.read_text() == "a0\nb0\n" and sorted(ran.read_text().split()) == [*"012"]

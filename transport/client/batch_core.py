@@ -14,7 +14,7 @@ from __future__ import annotations
 from transport.client.batch_job import BatchJob
 from transport.client.feed import Feed
 from transport.lean import deque
-from transport.status import Status
+from transport.status import NOT_STARTED, Status
 from transport.wire.frames import Kind
 from transport.wire.session import GOES_ON, MAX_CHANNELS, STDIN
 
@@ -140,7 +140,12 @@ class BatchCore:
         feed = self._feeds[job.where]
         if self._sent.get(job.number) is job:
             del self._sent[job.number]
-            if job.full and not job.withdrawn and job.status and job.status.state == "unreachable":
+            given_back = job.full and job.status and job.status.state == "unreachable"
+            if given_back and job.withdrawn:
+                job.status = Status(
+                    "unreachable", NOT_STARTED
+                )  # as its caller wants, and no fault of the host
+            elif given_back:
                 job.forget()
                 job.again()
                 self._waiting += 1

@@ -70,8 +70,8 @@ class BatchJob(JobCore):
         self.hungry = False  # it waits for its turn to send stdin
         self.full = False  # its node has answered that no slot is free
         self.told = False  # its end is known to the batch
+        self.withdrawn = False  # it was ended before its start was heard of
         self.severed = False  # its node has ended, and it may go on at its host
-        self.withdrawn = False
         self.place = 0  # among the jobs of its batch
         self._at = 0  # bytes of stdin that were sent
         # Of one that was adopted: bytes of its streams that were acknowledged, or sent, before; its age at that time.
@@ -124,10 +124,19 @@ class BatchJob(JobCore):
         self._batch.feed_later(self)
 
     def signal(self, number: int) -> None:
-        """Send a signal. A job that has not started is ended by one that would end it, and ignores the others."""
+        """Send a signal. A job that has not started is ended by one that would end it, and ignores the others.
+
+        One that is kept and was sent may have started, and ended: its host withdraws it or passes on the signal, and
+        its end is awaited.
+        """
         if self.over:
             return
         if self.pid:
+            super().signal(number)
+        elif number in ENDING and self.number and self.spawn.keep:
+            if not (self.withdrawn or self.spawn.adopt) and self.number in self.session.channels:
+                self.session.tell(self.number, Kind.NOTE, {"withdraw": True})
+            self.withdrawn = True
             super().signal(number)
         elif number in ENDING:
             super().abandon()

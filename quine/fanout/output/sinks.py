@@ -195,10 +195,14 @@ class Output:
     def take(self, stream: int, data: memoryview) -> int | None:
         self.copy(stream, data)
         self._spool.write(stream, data)
-        if self._spool.path and self._spool.has_file and self.job:
-            self.job.persisted(1, self._spool.sizes[1])
-            self.job.persisted(2, self._spool.sizes[2])
+        self.acknowledge(1)
+        self.acknowledge(2)
         return None
+
+    def acknowledge(self, stream: int) -> None:
+        """Have the bytes acknowledged that the next process finds; those in memory stay owed to it."""
+        if self._spool.path and self._spool.has_file and self.job:
+            self.job.persisted(stream, self._spool.sizes[stream])
 
     def persist(self, path: str) -> None:
         """Keep what does not fit into memory in a file that the next process finds."""
@@ -269,12 +273,10 @@ class Lines(Output):
         self._tags = {1: Tags(tag), 2: Tags(tag)}
         self._begun: dict[int, list[bytes]] = {1: [], 2: []}  # of lines whose end has not come
         self._left: list[tuple[int, memoryview]] = []  # that the job is not told of as taken
-        self._passed = [0, 0, 0]  # bytes of each stream
-        self._origin: list[int] | None = [
-            0,
-            0,
-            0,
-        ]  # bytes that the process before has passed on; None: not known yet
+        self._passed = [0, 0, 0]  # bytes of each stream,
+        self._written = [0, 0, 0]  # and of them those that were written
+        # Bytes that the process before has passed on; None: not known yet.
+        self._origin: list[int] | None = [0, 0, 0]
         self._asked = False  # to be told when they are written
         self._longest = LONGEST
 
@@ -322,14 +324,17 @@ class Lines(Output):
         passed = list(self._passed)
 
         def written() -> None:
-            self._asked = False
-            if self.job and self._origin:
-                for stream in (1, 2):
-                    self.job.persisted(stream, self._origin[stream] + passed[stream])
+            self._asked, self._written = False, passed
+            self.acknowledge(1)
+            self.acknowledge(2)
             if passed != self._passed:
                 self._ask()
 
         self._sink.when_written(written)
+
+    def acknowledge(self, stream: int) -> None:
+        if self._spool.path and self.job and self._origin:
+            self.job.persisted(stream, self._origin[stream] + self._written[stream])
 
     def go_on(self) -> None:
         """There is room again."""

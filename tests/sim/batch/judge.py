@@ -49,18 +49,18 @@ def _check_runs(sim: BatchSimulation, item: Job, runs: list[Process]) -> None:
     course = sim.course
     if course.idempotent:
         return
-    # A client that was told to end does not wait to hear whether a job of it ran; the next one runs it again.
+    # An item that was ended with the batch is run again by the next client.
     most = course.retries * (1 + sim.told + (sim.deaths if course.retries > 1 else 0))
     if len(runs) > most:
         raise Violation("twice", f"{item.name} ran {len(runs)} times")
     for before, after in pairwise(runs):
-        # One whose start was not heard of is not waited for: its host is ending it when the next client begins.
-        left = sim.told and before.ended_by_node
+        # A client that was told to end twice waits for nothing: a host is ending its jobs when the next one begins.
+        left = sim.told > 1 and before.ended_by_node
         if not left and (before.alive or before.ended > after.started):
             raise Violation("twice", f"{item.name} runs twice at one time")
-        if before.wait_status == 0 and not sim.told:
+        if before.wait_status == 0 and not left:
             raise Violation("twice", f"{item.name} was run again after a success")
-        if before.ended_by_node and not sim.told:
+        if before.ended_by_node and not left:
             raise Violation("twice", f"{item.name} was run again, although it was lost")
 
 
@@ -75,7 +75,7 @@ def _check_end(sim: BatchSimulation, item: Job, row: list[str], runs: list[Proce
             raise Violation(
                 "done" if state == "done" else "truth", f"{said}, its end was {last.wait_status:#x}"
             )
-        if last.ended_by_node and not sim.told:
+        if last.ended_by_node and sim.told < 2:
             raise Violation("done", f"{said}, and its node has ended it")
         if sim.shown.get(item.name) != last.at_exit[1:]:
             raise Violation(
@@ -99,8 +99,8 @@ def excused(sim: BatchSimulation) -> bool:
     if any(fault.kills and fault.where != ORIGIN for fault in faults):
         return True
     away = sum(fault.outage + fault.seconds for fault in faults) + sim.deaths * sim.course.again
-    # A client that was told to end writes no line of an item behind an output that its reader has not taken.
-    return away >= min(sim.course.lease, REACH) or sim.told > (0 if sim.course.rate else 1)
+    # A client that was told to end twice waits for nothing, and says that it does not know.
+    return away >= min(sim.course.lease, REACH) or sim.told > 1
 
 
 def check_slots(sim: BatchSimulation) -> None:

@@ -16,11 +16,13 @@ from quine.fanout.starter import Starter
 from quine.jobs import adoption
 from tests.sim.taken_back import TakenBack, replaced
 from transport.client.batch_core import BatchCore
-from transport.client.batch_job import BatchJob
+from transport.client.batch_job import ENDING, BatchJob
 from transport.client.feed import Feed
+from transport.client.job_core import JobCore
 from transport.node.kept import Keeper
 from transport.node.slots import Slots
 from transport.node.turns import Turns
+from transport.status import Status, signal_name
 
 
 def held_forgotten() -> contextlib.AbstractContextManager[None]:
@@ -135,6 +137,40 @@ def hosts_unnoted() -> contextlib.AbstractContextManager[None]:
     return replaced(Starter, "_note_hosts", lambda self: None)
 
 
+def memory_acknowledged() -> contextlib.AbstractContextManager[None]:
+    """Output that comes again is acknowledged, although it is in memory alone."""
+    pass_on = adoption.Adopted._pass_on
+
+    def restored(self: adoption.Adopted, stream: int, data: memoryview) -> int | None:
+        self._on_again = lambda stream: self.job.persisted(stream, self._have[stream])
+        return pass_on(self, stream, data)
+
+    return replaced(adoption.Adopted, "_pass_on", restored)
+
+
+def unheard_ended() -> contextlib.AbstractContextManager[None]:
+    """A job that was sent and not heard of counts as ended by the signal that it was to get."""
+    signal = BatchJob.signal
+
+    def restored(self: BatchJob, number: int) -> None:
+        if self.over or self.pid:
+            signal(self, number)
+        elif number in ENDING:
+            JobCore.abandon(self)
+            self._leave(Status("signaled", 128 + number, signal_name(number)))
+
+    return replaced(BatchJob, "signal", restored)
+
+
+def unanswered_lost() -> contextlib.AbstractContextManager[None]:
+    """A job that is not heard of after KILL is given up, in place of being left to the next client."""
+
+    def restored(self: Run, task: Any) -> None:
+        task.job.abandon()
+
+    return replaced(Run, "_leave", restored)
+
+
 MUTATIONS = {
     "held-forgotten": TakenBack(held_forgotten, frozenset({"drains"}), 20),
     "started-given-back": TakenBack(started_given_back, frozenset({"twice", "truth"}), 20),
@@ -147,4 +183,11 @@ MUTATIONS = {
     "never-sent": TakenBack(never_sent, frozenset({"defect"}), 350),
     "refused-kept": TakenBack(refused_kept, frozenset({"lost"}), 250),
     "hosts-unnoted": TakenBack(hosts_unnoted, frozenset({"twice"}), 200),
+}
+
+# Few seeds show them; each has courses of its own in `test_batch`.
+RARE = {
+    "memory-acknowledged": TakenBack(memory_acknowledged, frozenset({"lost"}), 10_000),
+    "unanswered-lost": TakenBack(unanswered_lost, frozenset({"lost"}), 10_000),
+    "unheard-ended": TakenBack(unheard_ended, frozenset({"twice"}), 500),
 }

@@ -165,7 +165,8 @@ class BatchSimulation(Simulation):
         log = Joblog(self.log, KEPT - ({outcome.LOST} if course.idempotent else set()))
         starter.record(log.journal)
         now = self.origin.clock.time()
-        view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now)
+        view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now, {})
+        view.close()  # its state is published for nobody
         run = self.run_under_way = Run(options, batch, starter, work, items, sink, report, log, view)
         world.say("a client begins")
         try:

@@ -44,6 +44,8 @@ class SimulatedStreams:
                 self._batch.soon(self._read, min(len(data), READ) / self._rate)
             self.pending += len(data)
 
+    def tell(self, data: bytes) -> None: ...
+
     def _read(self) -> None:
         taken = min(self.pending, READ)
         self.pending -= taken

@@ -6,11 +6,12 @@ import os
 
 import pytest
 
+from tests.sim.batch import judge
 from tests.sim.batch.course import BATCH, Course, draw
-from tests.sim.batch.mutations import MUTATIONS
+from tests.sim.batch.mutations import MUTATIONS, RARE
 from tests.sim.batch.simulation import BATCHES, simulate
 from tests.sim.run import report, run_seeds
-from tests.sim.scenario import Fault, Job
+from tests.sim.scenario import ORIGIN, Fault, Job
 
 SEEDS, SHORT = 1000, 200  # of `make test-all`, and of `make test`
 PART = 25  # of one test, so that workers share them
@@ -46,8 +47,9 @@ def test_a_mutation_is_noticed(name: str) -> None:
 def fails_without(name: str, course: Course) -> None:
     """A course keeps every rule, and breaks one of those of a fix without it."""
     assert simulate(course) is None
-    violation = simulate(course, mutation=MUTATIONS[name].restore)
-    assert violation and violation.rule in MUTATIONS[name].rules, violation
+    row = (MUTATIONS | RARE)[name]
+    violation = simulate(course, mutation=row.restore)
+    assert violation and violation.rule in row.rules, violation
 
 
 def test_a_batch_that_is_told_to_end_forgets_jobs_that_were_never_sent() -> None:
@@ -69,6 +71,34 @@ def test_a_host_is_asked_that_has_left_before_its_first_start_was_heard_of() -> 
     faults = (Fault(1.439, "kill_client", BATCH), Fault(3.174, "leave", "h2", 1.744))
     items = (Job("i0", ""), Job("i1", ""))
     fails_without("hosts-unnoted", Course(191, ("h1", "h2"), (), faults, 4, items=items, again=2.797))
+
+
+def test_output_that_comes_again_into_memory_is_not_acknowledged() -> None:
+    """The node of the client died, and then the client: the bytes were nowhere."""
+    faults = (Fault(1.9, "kill_node", ORIGIN), Fault(3.9, "kill_client", BATCH))
+    items = (Job("i0", "", steps=(("write", 2, 3000), ("sleep", 4.5))),)
+    fails_without("memory-acknowledged", Course(1, ("h1",), (), faults, 1, items=items, again=0.2))
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Job("i0", "", steps=(("sleep", 0.001),)),  # it has ended with 0 when the client gets TERM
+        Job("i0", "", steps=(("sleep", 20.0),), on_term=("ignore",)),  # it runs on when the next one begins
+    ],
+)
+def test_a_job_that_was_not_heard_of_is_not_run_again_by_guess(item: Job) -> None:
+    """Its start was on the way when the client got TERM."""
+    faults = (Fault(1.36, "signal", BATCH, how="TERM"),)
+    fails_without("unheard-ended", Course(1, ("h1",), (), faults, 1, items=(item,), again=0.3))
+
+
+def test_a_job_that_is_not_heard_of_in_time_after_term_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host is away for as long as the client waits, which is no excuse here."""
+    monkeypatch.setattr(judge, "excused", lambda sim: False)
+    faults = (Fault(1.35, "down", "h1", 9.9), Fault(1.36, "signal", BATCH, how="TERM"))
+    items = (Job("i0", "", steps=(("sleep", 0.1),)),)
+    fails_without("unanswered-lost", Course(1, ("h1",), (), faults, 1, lease=60.0, items=items, again=0.3))
 
 
 def test_a_seed_is_the_same_again_and_leaves_no_descriptor_open() -> None:

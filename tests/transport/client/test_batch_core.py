@@ -30,6 +30,7 @@ class Served:
         self.stdin = bytearray()
         self.ended = False  # its input
         self.signals: list[str] = []
+        self.withdrawn = False  # its caller wants it back
 
 
 class Node:
@@ -103,6 +104,8 @@ class Node:
             served.ended = True
         elif frame.kind == Kind.SIGNAL:
             served.signals.append(str(frame.body()["signal"]))
+        elif frame.kind == Kind.NOTE:
+            served.withdrawn = "withdraw" in frame.body()
         elif frame.stream == LIFE and frame.kind in (Kind.ACK, Kind.STOP):
             del self.served[frame.channel]
             if frame.kind == Kind.STOP:
@@ -564,3 +567,22 @@ def test_a_kept_job_that_was_severed_before_it_was_answered_is_forgotten_without
     assert job.over and job.severed
     job.forget()
     assert not job.session.pull(1 << 16)
+
+
+def test_a_kept_job_whose_start_was_not_heard_of_ends_as_its_host_says(node: Node) -> None:
+    """It may have run, and ended. It gets the signals, or is withdrawn and not sent again."""
+    back, ended = node.add(), node.add()
+    for job in (back, ended):
+        job.spawn.keep = True
+    node.carry()
+    for job in (back, ended):
+        job.signal(signal.SIGTERM)
+        job.signal(signal.SIGKILL)
+    node.carry()
+    assert not back.over and not ended.over
+    assert node.of(back).withdrawn and node.of(ended).signals == ["TERM", "KILL"]
+    node.full(back)
+    node.start(ended).exit(ended)
+    assert node.status(back) == Status("unreachable", 69)
+    assert node.status(ended) == Status("exited", 0)
+    assert len(node.core) == 0
