@@ -5,14 +5,15 @@ Measured: 2 of the 7 ms that a client's imports take.
 Laws
 1. Only an installed wheel has the file. The stamp of the build and the version of Python are in its name. So it is
    never older than the sources, which nobody changes in an installation.
-2. The file is in the runtime directory, where no other user can write, and nothing is read from a directory that other
-   users can change. A start of the machine or an upgrade begins with no file, and the first client writes one at its
-   end.
-3. It holds the code that Python itself compiles and keeps. Without the file, or where it is damaged, every module is
-   loaded as ever.
+2. The file is beside the code that Python keeps of this module, in `__pycache__` of the installation: one that cannot
+   write there writes no file, and no directory is read that Python does not load code from anyway. The first client
+   after an upgrade writes the file at its end.
+3. It holds the code that Python itself compiles and keeps, with a checksum. Without the file, or where it is damaged,
+   every module is loaded as ever.
 """
 
 import _frozen_importlib_external as external  # importlib's own, which is loaded before anything else
+import _imp
 import os
 import sys
 import time
@@ -28,6 +29,8 @@ STAMP = "transport/build_stamp"  # as in transport/address.py, which is one of t
 OURS = ("quine", "transport", "deploy")
 THEIRS = ("__future__", "struct")  # those of the standard library that are no part of the interpreter
 ENTRY = "transport.client.proxy"  # a process that has loaded it has what any client needs
+
+SUM = 8  # bytes of the checksum
 
 _began = time.time_ns()
 
@@ -86,21 +89,29 @@ def keep() -> None:
         data = packed({name: _code(sys.modules[name]) for name in names})
         from transport import atomic
 
-        atomic.write(path, data, 0o600, own=True)
+        atomic.write(path, data, 0o644, own=True)
+        folder, own = os.path.split(path)
+        for name in os.listdir(folder):
+            if name.startswith("modules-") and name != own:
+                os.unlink(f"{folder}/{name}")  # of an earlier build
     except (OSError, ValueError, AttributeError, ImportError):
         pass  # the next client looks for its modules, too
 
 
 def packed(modules: dict[str, tuple[bool, bytes]]) -> bytes:
-    """Return the file: a line for each module, an empty line, and the code of all of them."""
+    """Return the file: a line for each module, an empty line, the code of all of them, and a checksum."""
     lines = [f"{name} {int(package)} {len(pyc)}\n" for name, (package, pyc) in modules.items()]
-    return b"".join(["".join(lines).encode(), b"\n", *(pyc for _, pyc in modules.values())])
+    data = b"".join(["".join(lines).encode(), b"\n", *(pyc for _, pyc in modules.values())])
+    return data + _checksum(data)
 
 
 def parsed(data: bytes) -> dict[str, tuple[bool, memoryview]]:
     """Return the modules of a file. Raises ValueError if it is not whole, or of another Python."""
+    view = memoryview(data)
+    if _checksum(view[:-SUM]) != data[-SUM:]:
+        raise ValueError("damaged")
     head, end, _ = data.partition(b"\n\n")
-    view, at = memoryview(data), len(head) + len(end)
+    at = len(head) + len(end)
     modules = {}
     for line in head.decode().split("\n"):
         name, package, size = line.split(" ")
@@ -108,23 +119,24 @@ def parsed(data: bytes) -> dict[str, tuple[bool, memoryview]]:
         at += int(size)
         if modules[name][1][:4] != external.MAGIC_NUMBER:
             raise ValueError("code of another Python")
-    if at != len(data):
+    if at != len(data) - SUM:
         raise ValueError("not whole")
     return modules
 
 
+def _checksum(data: "bytes | memoryview") -> bytes:
+    """That of importlib for sources: 8 bytes, and no module to be loaded for it."""
+    return bytes(_imp.source_hash(external._RAW_MAGIC_NUMBER, data))  # type: ignore[attr-defined]
+
+
 def _path() -> str:
-    """Return the path of the file. Raises OSError where there is none: no stamp, no directory, not ours alone."""
+    """Return the path of the file. Raises OSError where there is none: no stamp, or a Python that keeps no code."""
     with open(f"{ROOT}/{STAMP}", "rb", buffering=0) as file:
         build = file.read(65).decode()
     if len(build) != 64 or sys.flags.optimize or sys.dont_write_bytecode:
         raise OSError("no file for this process")
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
-    folder = f"{base if base and os.path.isdir(base) else '/tmp'}/quine-{os.getuid()}"
-    facts = os.lstat(folder)
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o170077 != 0o040000:  # a directory, 0700
-        raise OSError("not a directory of this user alone")
-    return f"{folder}/modules-{sys.implementation.cache_tag}-{sys.hexversion:x}-{build[:32]}"
+    kept = os.path.dirname(external.cache_from_source(__file__))
+    return f"{kept}/modules-{sys.implementation.cache_tag}-{sys.hexversion:x}-{build[:32]}"
 
 
 def _code(module: "ModuleType") -> tuple[bool, bytes]:
