@@ -14,6 +14,7 @@ Laws
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 from transport import quickjson
@@ -106,10 +107,13 @@ class Published:
 def read(path: str, pid: int) -> dict[str, Any] | None:
     """Return the state of process `pid`, whose file `path` opens; None if it is none, or has another owner."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO may have that name elsewhere
     except OSError:
         return None
     try:
+        facts = os.fstat(fd)
+        if facts.st_uid != os.getuid() or not stat.S_ISREG(facts.st_mode):
+            return None
         for _ in range(TRIES):
             head, _, rest = os.pread(fd, MOST, 0).partition(b"\n")
             text, _, tail = rest.rpartition(b"\n")

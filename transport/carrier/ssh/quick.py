@@ -22,6 +22,7 @@ DATA = 94  # SSH_MSG_CHANNEL_DATA
 HEAD = 10  # bytes before the data: those of the padding, of the message, the channel and the data's length
 BLOCK = 16
 LEAST = 4  # bytes of padding
+MOST = 256 << 10  # bytes of one packet
 
 
 def receiver(connection: Any, library: Callable[[bytes], object]) -> Callable[[memoryview], None]:
@@ -59,7 +60,8 @@ class Sender:
 
     def __init__(self, connection: Any, channel: Any) -> None:
         self._connection, self._channel = connection, channel
-        self._plain = bytearray(HEAD + channel._send_pktsize + LEAST + BLOCK)
+        self._size = min(channel._send_pktsize, MOST)  # the host says how large, and it must not choose our memory
+        self._plain = bytearray(HEAD + self._size + LEAST + BLOCK)
         self._library = channel._flush_send_buf
         channel._flush_send_buf = self.flush
 
@@ -106,7 +108,7 @@ class Sender:
         connection, channel = self._connection, self._channel
         gcm = cipher.of(connection._send_encryption)
         head = bytes([DATA]) + channel._send_chan.to_bytes(4, "big")
-        for pieces, length in packets(chunks, size, channel._send_pktsize):
+        for pieces, length in packets(chunks, size, self._size):
             padding = -(HEAD + length) % BLOCK
             padding += BLOCK if padding < LEAST else 0
             with memoryview(self._plain) as view:
