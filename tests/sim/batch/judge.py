@@ -87,7 +87,7 @@ def _check_end(sim: BatchSimulation, item: Job, row: list[str], runs: list[Proce
         if not (item.refused or sim.course.faults):
             raise Violation("truth", f"{said} without a cause")
     elif state == "lost":
-        if not item.unsure and not excused(sim):
+        if not item.unsure and not excused(sim) and not _heard_late(sim, runs):
             raise Violation("lost", f"{said} without a cause")
     else:
         raise Violation("truth", said)
@@ -101,6 +101,15 @@ def excused(sim: BatchSimulation) -> bool:
     away = sum(fault.outage + fault.seconds for fault in faults) + sim.deaths * sim.course.again
     # A client that was told to end twice waits for nothing, and says that it does not know.
     return away >= min(sim.course.lease, REACH) or sim.told > 1
+
+
+def _heard_late(sim: BatchSimulation, runs: list[Process]) -> bool:
+    """Whether hosts may seem to have forgotten a job that never began: their asker was stopped, and read them late.
+
+    An answer says for how long its host knows of all jobs, and is counted from when it was read. Hosts here are young.
+    """
+    stopped = any(fault.kind == "stop_client" for fault in sim.course.faults)
+    return stopped and sim.deaths > 0 and (not runs or sim.course.retries > 1 or sim.told > 0)
 
 
 def check_slots(sim: BatchSimulation) -> None:
