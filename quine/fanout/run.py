@@ -279,7 +279,7 @@ class Run:
     def _ended(self, task: Task, status: Status) -> None:
         self._give_slot(task)
         if self._orphans and task.is_cut(status) and (task.halted or self._orphans.sever(task)):
-            task.release()
+            (task.leave if task.halted else task.release)()
             return
         if task.never_began(status):
             self._starter.drop(task)
@@ -357,7 +357,7 @@ class Run:
         if task.job and not task.job.over:
             task.job.go_on()
             self._give_slot(task)
-            task.release()
+            task.leave()
 
     def _end_all(self) -> None:
         for task in list(self._running):

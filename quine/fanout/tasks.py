@@ -148,6 +148,12 @@ class Task:
         """Whether the batch took it back, so that its item has no end."""
         return bool(self.job and self.job.withdrawn and self.tries == 1 and status.state == "unreachable")
 
+    def leave(self) -> None:
+        """Its end is for the next run of the batch."""
+        if self.output:
+            self.output.leave()
+        self.release()
+
     def release(self) -> None:
         """Stdin of this try is not read any more."""
         if isinstance(self.stdin, int):

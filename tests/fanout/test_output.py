@@ -20,9 +20,10 @@ from quine.fanout.journal import hash_of
 from quine.fanout.options import Options
 from quine.fanout.output import spool
 from quine.fanout.output.results import Report, names
-from quine.fanout.output.sinks import Sink, Tags
+from quine.fanout.output.sinks import Sink
 from quine.fanout.output.spool import Spool
 from quine.fanout.output.streams import Streams
+from quine.fanout.output.tags import Tags
 from quine.fanout.tasks import Task, Work
 from transport.client.batch import Batch
 

@@ -9,9 +9,10 @@ Laws
 from __future__ import annotations
 
 from quine.base.host_ranges import fold
-from quine.fanout.output.sinks import Lines, Output, Tags
+from quine.fanout.output.sinks import Lines, Output
 from quine.fanout.output.spool import Spool
 from quine.fanout.output.tables import texts
+from quine.fanout.output.tags import Tags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

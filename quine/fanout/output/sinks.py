@@ -13,6 +13,7 @@ import os
 from quine.base.errors import LOST, Failure
 from quine.fanout.output.spool import Spool
 from quine.fanout.output.streams import MOST
+from quine.fanout.output.tags import Tags, tagged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -243,6 +244,11 @@ class Output:
         self._spool.drop()
         self.end_copies()
 
+    def leave(self) -> None:
+        """The item has its end in the next run of the batch, which finds the bytes that are on the disk."""
+        self._spool.leave()
+        self.end_copies()
+
     def end_copies(self) -> None:
         for fd in self.copies.values():
             os.close(fd)
@@ -375,26 +381,3 @@ class Lines(Output):
             self._sink.put(stream, self._tags[stream].put_before(b"".join(begun)))
             begun.clear()
         super().drop()
-
-
-class Tags:
-    """Puts a tag and a TAB before each line of a stream that comes in pieces."""
-
-    def __init__(self, tag: bytes | None) -> None:
-        self._tag = None if tag is None else tag + b"\t"
-        self._at_line = True
-
-    def put_before(self, data: bytes) -> bytes:
-        if self._tag is None or not data:
-            return data
-        whole = data.endswith(b"\n")
-        text = (data[:-1] if whole else data).replace(b"\n", b"\n" + self._tag)
-        text = (self._tag if self._at_line else b"") + text + (b"\n" if whole else b"")
-        self._at_line = whole
-        return text
-
-
-def tagged(chunks: Chunks, tag: bytes) -> Iterator[tuple[int, bytes]]:
-    tags = {1: Tags(tag), 2: Tags(tag)}
-    for stream, data in chunks:
-        yield stream, tags[stream].put_before(data)

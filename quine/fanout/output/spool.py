@@ -123,6 +123,10 @@ class Spool:
         self.size = 0
         self.sizes = [0, 0, 0]
         self.forget()
+        self.leave()
+
+    def leave(self) -> None:
+        """Close the file, which stays for the next process that finds it."""
         if self._file:
             self._file.close()
             self._file = None

@@ -22,11 +22,11 @@ from quine.fanout.joblog import Joblog
 from quine.fanout.main import template
 from quine.fanout.options import Options
 from quine.fanout.output import sinks
-from quine.fanout.output.sinks import Sink
+from quine.fanout.output.sinks import Output, Sink
 from quine.fanout.progress import Progress
 from quine.fanout.run import Run
 from quine.fanout.starter import Starter
-from quine.fanout.tasks import Work
+from quine.fanout.tasks import Task, Work
 from quine.fanout.view import View
 from quine.jobs import remote
 from tests.sim.batch.batch import Killed, SimulatedBatch
@@ -158,6 +158,14 @@ class BatchSimulation(Simulation):
         work = Work(options, template(options, items.command), items.command)
         self.batch = batch = SimulatedBatch(self.origin, until)
         report = SimulatedReport(options, work, world, self.shown)
+        outputs: list[Output] = []
+        opened = report.open
+
+        def opening(task: Task, to: Sink) -> Output:
+            outputs.append(opened(task, to))
+            return outputs[-1]
+
+        report.open = opening  # type: ignore[method-assign]
         streams: Any = SimulatedStreams(batch, course.rate)
         sink = Sink(streams, False, False)
         starter = Starter(options, batch, work, sink, report)
@@ -172,30 +180,23 @@ class BatchSimulation(Simulation):
         try:
             run.run()
         except Killed:
-            self._close_files(run)
             log._close()
             return False
         except BaseException as error:
-            self._close_files(run)
             log._close()
             if isinstance(error, Violation):
                 raise
             raise Violation("defect", repr(error)) from error
         finally:
             self.batch = self.run_under_way = None
+            for output in outputs:
+                output._spool.leave()  # as the kernel does
         batch.close(goes_on=not run.killed)
         log.close()
         world.say(f"the client ends: {run.text()}")
         if run.fault:
             raise Violation("defect", repr(run.fault))
         return not run.ended_by
-
-    @staticmethod
-    def _close_files(run: Run) -> None:
-        """As the kernel does."""
-        for task in run._running:
-            if task.output and task.output._spool._file:
-                task.output._spool._file.close()
 
 
 @contextlib.contextmanager

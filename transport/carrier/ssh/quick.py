@@ -60,7 +60,9 @@ class Sender:
 
     def __init__(self, connection: Any, channel: Any) -> None:
         self._connection, self._channel = connection, channel
-        self._size = min(channel._send_pktsize, MOST)  # the host says how large, and it must not choose our memory
+        self._size = min(
+            channel._send_pktsize, MOST
+        )  # the host says how large, and it must not choose our memory
         self._plain = bytearray(HEAD + self._size + LEAST + BLOCK)
         self._library = channel._flush_send_buf
         channel._flush_send_buf = self.flush
