@@ -181,12 +181,12 @@ MUTATIONS = {
     "slots-ignored": TakenBack(slots_ignored, frozenset({"slots"}), 20),
     "done-unseen": TakenBack(done_unseen, frozenset({"done", "truth"}), 20),
     "never-sent": TakenBack(never_sent, frozenset({"defect"}), 350),
-    "refused-kept": TakenBack(refused_kept, frozenset({"lost"}), 250),
     "hosts-unnoted": TakenBack(hosts_unnoted, frozenset({"twice"}), 200),
 }
 
 # Few seeds show them; each has courses of its own in `test_batch`.
 RARE = {
+    "refused-kept": TakenBack(refused_kept, frozenset({"lost"}), 10_000),
     "memory-acknowledged": TakenBack(memory_acknowledged, frozenset({"lost"}), 10_000),
     "unanswered-lost": TakenBack(unanswered_lost, frozenset({"lost"}), 10_000),
     "unheard-ended": TakenBack(unheard_ended, frozenset({"twice"}), 500),
