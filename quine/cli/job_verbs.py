@@ -327,6 +327,16 @@ def _kill(jobs: list[Agent | Remote], options: RunOptions) -> int:
             status = remote.call(["kill", "-s", name], agent, options) or status
             continue
         fd = agent.hold()
+        if fd >= 0 and (on := _of_a_batch(agent)):
+            from quine.jobs import remote
+
+            os.close(fd)
+            if there := remote.running(agent.id, on, options):
+                status = remote.call(["kill", "-s", name], there, options) or status
+            else:
+                complain(f"{agent.id}: it does not run on {on} now")
+                status = FAILED
+            continue
         if fd >= 0 and agent.supervised and number:
             from quine.jobs import attach_logs
 
@@ -355,6 +365,14 @@ def _kill(jobs: list[Agent | Remote], options: RunOptions) -> int:
         finally:
             os.close(fd)
     return status
+
+
+def _of_a_batch(agent: Agent) -> str:
+    """Return the host of an item of a batch; "" if its process stands for this job alone."""
+    from quine.jobs import batch_state
+
+    state = batch_state.of_process(agent.pid)
+    return agent.host if state and state["id"] != agent.id else ""
 
 
 def _list_signals(names: list[str]) -> int:

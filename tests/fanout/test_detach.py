@@ -330,3 +330,46 @@ def test_a_long_line_is_broken_behind_commas() -> None:
         "4 of 10: 3 done, 1 failed, 0 running,",
         "0.0/s, ETA 1:00, 120 tokens, $0.50",
     ]
+
+
+def test_an_item_on_a_host_is_killed_by_its_id_and_the_batch_goes_on(lab: Lab, work: Path) -> None:
+    """Its process here is that of the batch, which stands for all of its items."""
+    job = detach(
+        lab, work, "--on", "h1", "-P2", "--joblog", "log", *SH, f"cd {work}; {WAIT}", input=b"1\n2\n"
+    )
+    running(lab, job, 2)
+    found = [json.loads(line) for line in lab.run(["ps", "--json"], check=True).stdout.splitlines()]
+    one = next(fact["id"] for fact in found if fact["host"] == "h1")
+    killed = lab.run(["kill", one])
+    assert (killed.returncode, killed.stderr) == (0, b"")
+    running(lab, job, 1)
+    (work / "go").touch()
+    assert lab.run(["wait", job]).returncode == 123
+    assert sorted((row[6], row[7]) for row in rows(work / "log")) == [("0", "0"), ("0", "15")]
+
+
+def test_an_interrupt_starts_no_item_that_waits_on_its_host(lab: Lab, work: Path) -> None:
+    lab.alias("slow", "h1", slots=1)
+    job = detach(
+        lab, work, "--on", "slow", "--joblog", "log", *SH, f"cd {work}; {WAIT}", input=b"1\n2\n3\n4\n"
+    )
+    running(lab, job, 1)
+    lab.run(["kill", "-s", "INT", job], check=True)
+    until(lambda: b"waiting for 1 jobs" in lab.run(["logs", "--stderr", job]).stdout, "it was told")
+    (work / "go").touch()
+    assert lab.run(["wait", job]).returncode == 130
+    assert [(row[0], row[12]) for row in rows(work / "log")] == [("1", "done")]
+    resumed = lab.run(
+        ["xargs", "-k", "--on", "slow", "--joblog", "log", "--resume", *SH, f"cd {work}; {WAIT}"],
+        input=b"1\n2\n3\n4\n",
+        cwd=work,
+    )
+    assert (resumed.returncode, resumed.stdout) == (0, b"a2\nb2\na3\nb3\na4\nb4\n"), resumed.stderr
+
+
+def test_items_that_a_full_host_gives_back_start_in_their_order(lab: Lab, work: Path) -> None:
+    lab.alias("slow", "h1", slots=1)
+    items = b"".join(b"%d\n" % number for number in range(40))
+    script = f'echo "$0" >>{work}/order'
+    assert lab.run(["xargs", "--on", "slow", *SH, script], input=items, cwd=work).returncode == 0
+    assert (work / "order").read_bytes() == items
