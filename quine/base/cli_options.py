@@ -163,7 +163,8 @@ def listing(table: Iterable[Row]) -> list[str]:
     """Return the lines of --help on these options."""
     lines = []
     for name, short, value, _, text in table:
-        names = ", ".join(filter(None, (f"-{short}" if short else "   ", f"--{name}" if name else "")))
+        names = f"-{short}" if short else "  "
+        names += f"{', ' if short else '  '}--{name}" if name else ""
         left = names + (f" {value}" if value else "")
         lines.append(f"  {left:28} {text}")
     return lines

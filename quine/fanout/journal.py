@@ -75,11 +75,13 @@ class Journal:
         """Go on with the batch of the file. Raises OSError, and Misconfigured if it is none."""
         lines = whole_lines(self._path)
         head = lines[0].split() if lines else []
-        if lines and (head[:2] != JOURNAL.split() or len(head) not in (6, 7) or not head[3].isdigit()):
+        if lines and (head[:2] != JOURNAL.split() or len(head) not in (6, 7)):
             raise Misconfigured(f"{self._path} is none of this version")
-        if head:
-            self.batch, self._run, self._secret = head[2], int(head[3]) + 1, head[4]
         try:
+            if head:
+                self.batch, self._run, self._secret = head[2], int(head[3]) + 1, head[4]
+            if head and not self.batch.isalnum():
+                raise ValueError("no batch is called so")
             self._owner = owner.parsed(head[6]) if len(head) == 7 else None
         except ValueError:
             raise Misconfigured(f"line 1 of {self._path} is damaged") from None

@@ -11,6 +11,7 @@ import os
 from typing import NamedTuple
 
 from transport.address import boot_id, start_time
+from transport.text import harmless
 
 
 class Owner(NamedTuple):
@@ -48,7 +49,7 @@ def this_process() -> Owner:
 def parsed(word: str) -> Owner:
     """Raises ValueError."""
     boot, machine, space, pid, start, node = word.split(",", 5)
-    return Owner(boot, machine, space, int(pid), int(start), node)
+    return Owner(boot, machine, space, int(pid), int(start), harmless(node))
 
 
 def _machine(node: str) -> str:

@@ -25,6 +25,7 @@ from quine.fanout.output.spool import Spool
 from quine.fanout.output.streams import Streams
 from quine.fanout.output.tags import Tags
 from quine.fanout.tasks import Task, Work
+from quine.jobs import owner
 from transport.client.batch import Batch
 
 KEEP = {"done", "lost"}
@@ -295,3 +296,21 @@ def test_a_log_behind_a_symbolic_link_leaves_the_link(tmp_path: Path) -> None:
 @given(st.lists(st.binary(max_size=3), max_size=4), st.lists(st.binary(max_size=3), max_size=4))
 def test_a_hash_tells_where_parts_end(one: list[bytes], other: list[bytes]) -> None:
     assert (hash_of(one) == hash_of(other)) == (one == other)
+
+
+@pytest.mark.parametrize(("at", "word"), [(2, "../../x"), (3, "²"), (3, "9" * 5000), (6, "a,b,c,1,x,node")])
+def test_the_first_line_of_a_journal_is_taken_for_no_more_than_it_may_say(
+    tmp_path: Path, at: int, word: str
+) -> None:
+    path = tmp_path / "log"
+    written(path, [], running=("a",))
+    head, _, rest = (tmp_path / "log.started").read_text().partition("\n")
+    words = head.split(" ")
+    words[at] = word
+    (tmp_path / "log.started").write_text(" ".join(words) + "\n" + rest)
+    with pytest.raises(Misconfigured, match=f"line 1 of {path}.started is damaged"):
+        Joblog(str(path), KEEP)
+
+
+def test_the_name_of_a_machine_in_a_journal_is_harmless_for_a_terminal() -> None:
+    assert "\x1b" not in owner.parsed("boot,machine,space,1,2,evil\x1b[2J").node

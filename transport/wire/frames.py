@@ -34,9 +34,7 @@ VERSION = 2
 GREETING = b"\0quine\x01\n"  # a NUL first: no login banner holds one
 MAX_NOISE = 64 * 1024  # bytes before the greeting; no login banner is longer
 MAX_PAYLOAD = 64 * 1024  # one pipe's worth: a read of a full pipe is one frame
-BULK_PAYLOAD = (
-    256 * 1024
-)  # of output on a line that keeps up: each frame costs every process on its way the same
+BULK_PAYLOAD = 256 * 1024  # of output on a line that keeps up: a frame costs each process on its way the same
 HEADER = struct.Struct(">IBBIQ")
 HEADER_SIZE = HEADER.size
 CHUNK = MAX_PAYLOAD - HEADER_SIZE  # stream bytes in one frame: with its header two whole packets of ssh

@@ -15,7 +15,7 @@ import pytest
 from tests.fuzz.mutate import MEGABYTE
 from tests.lab import Host, Lab
 from tests.transport.node.hostile_hosts import Ended, Plan, Stage
-from transport.wire.frames import GREETING, HEADER, MAX_PAYLOAD, VERSION, Frame, Kind, encode
+from transport.wire.frames import BULK_PAYLOAD, GREETING, HEADER, MAX_PAYLOAD, VERSION, Frame, Kind, encode
 
 BOUND = 48 * MEGABYTE  # by which the node here may grow, whatever one hostile node does
 GREET: list[Any] = ["greet", {}]
@@ -139,7 +139,8 @@ LATER: dict[str, tuple[Plan, str]] = {
     "second hello": ([frame("HELLO", 0, 0, json={"version": VERSION})], "second hello"),
     "signal to us": ([frame("SIGNAL", json={"signal": "KILL"})], "signal from the server"),
     "unknown kind": ([frame(99, 0, 0)], "unknown kind 99"),
-    "gigantic": ([frame("DATA", 1, length=MAX_PAYLOAD + 1)], f"frame of {MAX_PAYLOAD + 1} bytes"),
+    "gigantic": ([frame("DATA", 1, length=BULK_PAYLOAD + 1)], f"frame of {BULK_PAYLOAD + 1} bytes"),
+    "large, and no output": ([frame("DATA", 0, length=MAX_PAYLOAD + 1)], f"frame of {MAX_PAYLOAD + 1} bytes"),
     "an opening without end": ([["flood", PART, 99]], "request of more than"),
 }  # fmt: skip
 
