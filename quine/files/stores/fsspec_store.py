@@ -188,7 +188,7 @@ class Generic(Tier):
             raise error(errno.EISDIR, path)
         fs, place = self._at(path)
         with about(path):
-            file = fs.open(place, "rb")
+            file = fs.open(place, "rb", **(google.READING if self._google else {}))
         again = (lambda: found) if self.read_only else (lambda: self._look(path))
         return SteadyReader(file, found, offset, length, again)
 

@@ -1,4 +1,6 @@
-"""Uploads that Google's driver would cut: it separates the parts of a small upload by a constant boundary.
+"""The ways of Google's driver around which a store has to go.
+
+Uploads that it would cut: it separates the parts of a small upload by a constant boundary.
 
 `gcsfs` sends a file below 5 MiB as one body. Its parts are divided by a line that begins with `--==0==`, with bare line
 feeds. A file that holds such a line would end there. A carriage return at the end of a file would be lost to the line
@@ -9,6 +11,8 @@ from __future__ import annotations
 
 from typing import IO, Any
 
+# Its own cache reads ahead in tasks, and a reader waits for ever for one whose object was replaced meanwhile.
+READING = {"cache_type": "readahead"}
 SMALL = 5 << 20  # bytes; the driver sends a smaller file as one body
 BOUNDARY, RETURN = b"--==0==", b"\r"
 
