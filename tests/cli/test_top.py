@@ -237,6 +237,7 @@ def test_it_is_stopped_and_goes_on(lab: Lab) -> None:
         screen.type(b"\x1a")
         screen.wait(b"\x1b[?1049l")
         screen.wait(b"Stopped")
+        screen.wait(b"$ ")  # else the shell's prompt may come between the echo and the output
         screen.type(b"stty -a | grep -o '[-]*icanon'; fg\n")
         screen.wait(b"\nicanon")
         screen.wait(b"\x1b[?1049h")
