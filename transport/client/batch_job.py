@@ -134,9 +134,7 @@ class BatchJob(JobCore):
         if self.pid:
             super().signal(number)
         elif number in ENDING and self.number and self.spawn.keep:
-            if not (self.withdrawn or self.spawn.adopt) and self.number in self.session.channels:
-                self.session.tell(self.number, Kind.NOTE, {"withdraw": True})
-            self.withdrawn = True
+            self._take_back()
             super().signal(number)
         elif number in ENDING:
             super().abandon()
@@ -146,11 +144,17 @@ class BatchJob(JobCore):
         """Have it not begin, if it has not. It ends as never started then."""
         if self.over or self.pid:
             return
-        self.withdrawn = True
         if self.number:
-            self.session.tell(self.number, Kind.NOTE, {"withdraw": True})
+            self._take_back()
         else:
+            self.withdrawn = True
             self.abandon()
+
+    def _take_back(self) -> None:
+        """Ask for it, sent as it is: a host at which it has not begun gives it back."""
+        if not (self.withdrawn or self.spawn.adopt) and self.number in self.session.channels:
+            self.session.tell(self.number, Kind.NOTE, {"withdraw": True})
+        self.withdrawn = True
 
     def abandon(self) -> None:
         """Wait no longer: its node ends it. Its status is lost if it was sent, else it was never started."""
