@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from quine.tape.registry import lives
 from transport.address import boot_id, start_time
 from transport.text import harmless
 
@@ -38,7 +39,7 @@ class Owner(NamedTuple):
         """Whether it runs, as far as that can be seen from `here`, another process."""
         if (self.boot, self.space) != (here.boot, here.space) or self.pid == here.pid:
             return False
-        return self.start == start_time(self.pid) and not _is_zombie(self.pid)
+        return lives(self.pid, self.start)
 
 
 def this_process() -> Owner:
@@ -70,11 +71,3 @@ def _space() -> str:
         return os.readlink("/proc/self/ns/pid").replace(",", "")
     except OSError:
         return "-"
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] in (b"Z", b"X")
-    except OSError:
-        return True

@@ -69,7 +69,7 @@ class Agent(NamedTuple):
         """Whether it is a detached job whose supervisor lives. Then it is not over, even without its process."""
         if self.boot != boot_id() or self.supervisor <= 0:
             return False
-        return _lives(self.supervisor, self.supervisor_started)
+        return lives(self.supervisor, self.supervisor_started)
 
     @property
     def alive(self) -> bool:
@@ -279,20 +279,21 @@ def load(index: Index, first: str) -> Agent | None:
     )
 
 
-def _lives(pid: int, started: int) -> bool:
+def lives(pid: int, started: int) -> bool:
+    """Whether that very process is there, and no zombie."""
     process = procs.look(pid) if pid > 0 else None
     return process is not None and process.started == started and process.state not in "ZX"
 
 
 def held(pid: int, started: int) -> int:
     """Return a pidfd of that very process, -1 if it has ended."""
-    if not _lives(pid, started):
+    if not lives(pid, started):
         return -1
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return -1
-    if _lives(pid, started):  # still the same process: from here on no other can have its pid
+    if lives(pid, started):  # still the same process: from here on no other can have its pid
         return fd
     os.close(fd)
     return -1
