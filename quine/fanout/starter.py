@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     At = Callable[[float, Callable[[], None]], None]  # calls a function at a time
 
 MOST = 4096  # jobs at one time, where -P does not bound them
-EACH = 5  # descriptors of a job at most: stdin, a spool, two copies of --results, a place
+EACH = 6  # descriptors of a job at most: stdin, two spools, two copies of --results, a place
 OTHERS = 400  # descriptors of this process and of outputs that wait for their turn
 
 
@@ -120,9 +120,6 @@ class Starter:
         ended: Callable[[Task, Status], None],
     ) -> None:
         """Start a try of a task. `ended` is called at once if it cannot be."""
-        if task.output:
-            task.output.drop()  # of the try before
-            task.output = None
         task.begin()
         try:
             task.output = self._report.open(task, self._sink)

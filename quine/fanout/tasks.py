@@ -41,6 +41,7 @@ class Task:
             "failed_on",
             "item",
             "job",
+            "former",
             "output",
             "began",
             "running",
@@ -60,9 +61,10 @@ class Task:
         self.kept: BatchJob | None = None  # and its job, whose record its host keeps
         self.adopted: Adopted | None = None
         self.output: Output | None = None
+        self.former: Output | None = None  # of the try before, until this one begins
         self.stdin: int | bytes | None = None
         self.facts: dict[str, object] = {}  # of an agent: its session and tokens
-        self.before = 0.0  # time of the start of the try before
+        self.before = (0.0, "")  # start and id of the try before
         self.began = 0.0  # monotonic, of this try's start over there
         self.running = False  # over there
         self.timed_out = self.ending = False  # in this try
@@ -70,15 +72,23 @@ class Task:
         self.cut_short = False  # and that by the run before
 
     def begin(self) -> None:
-        """Another try."""
+        """Another try. The output of the one before is the item's, should this one not begin."""
+        if self.output and self.former:
+            self.output.drop()  # of a try that did not begin either
+        elif self.output:
+            self.former = self.output
+            self.former.end_copies()
+        self.output = None
         self.tries += 1
         self.adopted = None
         self.timed_out = self.ending = self.halted = self.cut_short = self.running = False
         self.began = time.monotonic()
         self.entry.attempt = self.tries
-        self.before, self.entry.started = self.entry.started, time.time()
+        self.before = self.entry.started, self.entry.id
+        self.entry.started = time.time()
 
     def started(self) -> None:
+        self._drop_former()
         since = 0.0
         if self.adopted and self.job:
             since = self.job.seconds
@@ -95,9 +105,13 @@ class Task:
         entry = self.entry
         if kind == NEVER and self.tries > 1 and (self.halted or (self.job and self.job.withdrawn)):
             # The batch was ended before this try began: the item has the end that it had.
-            entry.attempt, entry.started = self.tries - 1, self.before
+            entry.attempt, (entry.started, entry.id) = self.tries - 1, self.before
+            if self.former and self.output:
+                self.output.drop()
+                self.output, self.former = self.former, None
             self.release()
             return
+        self._drop_former()
         entry.kind, entry.host = kind, status.host
         entry.stopped = (self.halted or self.cut_short) and kind in STOPPABLE
         entry.signal = signal_number(status.signal) if status.signal else 0
@@ -106,6 +120,14 @@ class Task:
         if self.output:
             entry.received = self.output.size
         self.release()
+
+    def _drop_former(self) -> None:
+        """The item is not left with its try before: that output is not shown, and its copies are begun anew."""
+        if self.former:
+            self.former.drop()
+            self.former = None
+            if self.output:
+                self.output.begin_copies()
 
     def end(
         self,
@@ -152,6 +174,7 @@ class Task:
         """Its end is for the next run of the batch."""
         if self.output:
             self.output.leave()
+        self._drop_former()
         self.release()
 
     def release(self) -> None:

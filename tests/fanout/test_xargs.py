@@ -20,6 +20,7 @@ from tests.support.imports import HEAVY, imported_by
 from tests.support.waiting import read_until, until
 
 SH = ["--", "sh", "-c"]
+WAIT_FOR_GO = "until test -e go; do sleep 0.01; done"
 
 
 @pytest.fixture
@@ -401,7 +402,7 @@ def test_halt_now_ends_what_runs(lab: Lab) -> None:
 
 
 def test_the_first_interrupt_drains(lab: Lab, tmp_path: Path) -> None:
-    script = 'echo up >&2; until test -e go; do sleep 0.01; done; echo "$0"'
+    script = f'echo up >&2; {WAIT_FOR_GO}; echo "$0"'
     words = ["xargs", "-P1", "--joblog", "log", "--line-buffer", *SH, script, ":::", "a", "b"]
     with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
         assert process.stdout and process.stderr
@@ -412,6 +413,31 @@ def test_the_first_interrupt_drains(lab: Lab, tmp_path: Path) -> None:
         assert process.stdout.read() == b"a\n"
         assert process.wait(PATIENCE) == -signal.SIGINT
     assert [row[12] for row in rows(tmp_path / "log")] == ["done"]
+
+
+def test_an_item_whose_next_try_does_not_begin_keeps_the_end_and_the_output_of_the_one_before(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """The next try waits on its host, whose one place another item has, when the batch is told to start no more."""
+    lab.alias("one", "h1", slots=1)
+    script = (
+        f'cd {tmp_path}; if test "$0" = bad; then echo out; echo err >&2; exit 3; fi; touch up; {WAIT_FOR_GO}'
+    )
+    words = ["--on", "one", "-P2", "--retries", "3", "--joblog", "log", "--results", "r"]
+    command = ["xargs", *words, *SH, script, ":::", "bad", "long"]
+    with lab.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        until((tmp_path / "up").exists, "the other item has the place")
+        process.send_signal(signal.SIGINT)
+        assert process.stdout and process.stderr
+        read_until(process.stderr.fileno(), b"waiting for 1 jobs; ^C again ends them\n")
+        (tmp_path / "go").touch()
+        assert process.stdout.read() == b"out\n"
+        assert process.wait(PATIENCE) == -signal.SIGINT
+    assert [(row[6], row[11], row[12]) for row in rows(tmp_path / "log")] == [
+        ("3", "1", "failed"),
+        ("0", "1", "done"),
+    ]
+    assert (tmp_path / "r/1/bad/stdout").read_bytes() == b"out\n"
 
 
 def test_the_second_interrupt_ends_all(lab: Lab, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Report:
             output.place = f"--results {place}"
             try:
                 # By lines they have what does not come again; else all is copied again from where it is kept.
-                cut = not (task.adopted and self._by_lines)
+                cut = not (task.adopted and self._by_lines) and not task.former
                 self._copy_into(output.copies, place, task.item.number, cut)
             except OSError as error:
                 output.drop()

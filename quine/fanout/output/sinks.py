@@ -239,6 +239,14 @@ class Output:
                 why = (error.strerror or str(error)).lower()
                 raise Failure(LOST, f"{self.place}: {why}") from None
 
+    def begin_copies(self) -> None:
+        """The copies are of this try from now on: nothing of the one before stays in them."""
+        try:
+            for fd in self.copies.values():
+                os.ftruncate(fd, 0)
+        except OSError as error:
+            self._refuse(Failure(LOST, f"{self.place}: {(error.strerror or str(error)).lower()}"))
+
     def drop(self) -> None:
         """The item is tried again, so this is not shown."""
         self._spool.drop()
