@@ -1,11 +1,12 @@
 # Everything here is safe to repeat. `make demo` and `make test` do all the set-up they need.
 
 PYTHON ?= python3
-WORKERS ?= $(shell echo $$((2 * $$(nproc))))  # most tests wait for processes more than they compute
+WORKERS ?= $(shell echo $$((3 * $$(nproc))))  # a test waits for processes two thirds of its time
 BIN := .venv/bin
 READY := .venv/.ready
 AZURITE := .lab-cache/azurite/node_modules/.bin/azurite-blob
 ARM64 := .lab-cache/arm64
+COLLECTED := .venv/.collected
 
 TOOLS ?= build/release
 HOST_PYTHON ?= pypy3
@@ -31,13 +32,18 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+# pytest rewrites every test, and keeps the result: here once for all workers, which would each do it in a new checkout.
+$(COLLECTED): | setup
+	-$(BIN)/python -m pytest --collect-only -qq >/dev/null
+	@touch $@
+
 demo: setup
 	@$(BIN)/python examples/demo.py
 
-test: setup
+test: setup $(COLLECTED)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not long and not backends"
 
-test-all: setup $(AZURITE) $(ARM64)
+test-all: setup $(COLLECTED) $(AZURITE) $(ARM64)
 	QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)" $(BIN)/python -m pytest -n $(WORKERS)
 
 # The suites of a host, with hosts whose Python is another one than the origin's.
@@ -74,7 +80,12 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-check: lint types test-all test-hosts test-carriers
+# Steps that take one processor each run beside each other; the tests take all processors.
+check: setup
+	$(MAKE) --no-print-directory --jobs --output-sync lint types $(COLLECTED) $(AZURITE) $(ARM64)
+	$(MAKE) --no-print-directory test-all
+	$(MAKE) --no-print-directory test-hosts
+	$(MAKE) --no-print-directory test-carriers
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
