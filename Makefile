@@ -1,11 +1,16 @@
 # Everything here is safe to repeat. `make demo` and `make test` do all the set-up they need.
 
 PYTHON ?= python3
-WORKERS ?= $(shell echo $$((2 * $$(nproc))))  # most tests wait for processes more than they compute
+ONCE := $(shell nproc)
+TWICE := $(shell echo $$((2 * $(ONCE))))
+WORKERS ?= $(shell echo $$((3 * $(ONCE))))# a test waits for processes two thirds of its time
+HOST_WORKERS ?= $(WORKERS)
+CARRIER_WORKERS ?= $(WORKERS)
 BIN := .venv/bin
 READY := .venv/.ready
 AZURITE := .lab-cache/azurite/node_modules/.bin/azurite-blob
 ARM64 := .lab-cache/arm64
+COLLECTED := .venv/.collected
 
 TOOLS ?= build/release
 HOST_PYTHON ?= pypy3
@@ -31,25 +36,30 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+# pytest rewrites every test, and keeps the result: here once for all workers, which would each do it in a new checkout.
+$(COLLECTED): | setup
+	-$(BIN)/python -m pytest --collect-only -qq >/dev/null
+	@touch $@
+
 demo: setup
 	@$(BIN)/python examples/demo.py
 
-test: setup
+test: setup $(COLLECTED)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not long and not backends"
 
-test-all: setup $(AZURITE) $(ARM64)
+test-all: setup $(COLLECTED) $(AZURITE) $(ARM64)
 	QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)" $(BIN)/python -m pytest -n $(WORKERS)
 
 # The suites of a host, with hosts whose Python is another one than the origin's.
 test-hosts: setup
 	@if command -v $(HOST_PYTHON) >/dev/null; then \
-	    QUINE_TEST_HOST_PYTHON=$(HOST_PYTHON) $(BIN)/python -m pytest -n $(WORKERS) -m "not backends" $(HOST_SUITES); \
+	    QUINE_TEST_HOST_PYTHON=$(HOST_PYTHON) $(BIN)/python -m pytest -n $(HOST_WORKERS) -m "not backends" $(HOST_SUITES); \
 	else echo "no $(HOST_PYTHON) here: its suites are not run"; fi
 
 # The suites of a host, with hosts that are reached by the ssh program and by a command.
 test-carriers: setup
 	@for carrier in $(CARRIERS); do \
-	    QUINE_TEST_CARRIER=$$carrier $(BIN)/python -m pytest -n $(WORKERS) -m "not backends" \
+	    QUINE_TEST_CARRIER=$$carrier $(BIN)/python -m pytest -n $(CARRIER_WORKERS) -m "not backends" \
 	        $(if $(filter whole,$(CARRIER_SUITES)),$(HOST_SUITES) tests/system/test_breaks_pauses.py,$(BULK) $(CARRIER_SUITES)) || exit; \
 	done
 
@@ -74,7 +84,12 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-check: lint types test-all test-hosts test-carriers
+# Steps that take one processor run beside each other, and so do the suites of hosts and carriers: each worker has a lab
+# to bring up, and tests to collect.
+check: setup
+	$(MAKE) --no-print-directory --jobs --output-sync lint types $(COLLECTED) $(AZURITE) $(ARM64)
+	$(MAKE) --no-print-directory test-all
+	$(MAKE) --no-print-directory --jobs --output-sync HOST_WORKERS=$(TWICE) CARRIER_WORKERS=$(ONCE) test-hosts test-carriers
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)

@@ -65,6 +65,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_home] = directory
     name, _, value = RUN.partition("=")
     os.environ[name] = value
+    # On a machine that keeps no compiled modules every worker would rewrite all tests in every run, 15 seconds of a
+    # processor each, and every process of a test would compile what it loads.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     os.environ["TMPDIR"] = tempfile.tempdir = directory
     # without it there would be /tmp/quine-UID, the user's own, with what is noted of this build and others
     os.environ["XDG_RUNTIME_DIR"] = f"{directory}/run"
@@ -110,6 +114,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needed = {SERVERS.get(value) for value in params.values() if isinstance(value, str)}
         if BACKENDS & ({*getattr(item, "fixturenames", ())} | needed):
             item.add_marker(pytest.mark.backends)
+
+
+def pytest_collection_finish() -> None:
+    """Take the tests out of the collector's sight: each full collection would go through all of them."""
+    gc.collect()  # of garbage that is there by now an open file is still reported
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -55,7 +55,17 @@ FUNCTION = 60  # lines of one
 FOLDER = 16  # modules of one
 
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(), str(path)) for path in FILES}
+
+
+class _Trees(dict[Path, ast.Module]):
+    """Parsed when they are looked at: every worker loads this module, and few of them run its tests."""
+
+    def __missing__(self, path: Path) -> ast.Module:
+        self[path] = ast.parse(path.read_text(), str(path))
+        return self[path]
+
+
+TREES = _Trees()
 
 
 def name_of(path: Path) -> str:

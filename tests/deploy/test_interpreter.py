@@ -178,7 +178,7 @@ def test_links_within_it_are_fine(tmp_path: Path) -> None:
         (b"no tar file", "is no archive of a Python"),
         (b"", "is no archive of a Python"),
         (gzip.compress(os.urandom(1 << 20))[:5000], "is no archive of a Python, or is cut off"),
-        (lzma.compress(os.urandom(1 << 20))[:5000], "is no archive of a Python, or is cut off"),
+        (lzma.compress(os.urandom(1 << 14))[:5000], "is no archive of a Python, or is cut off"),
         (None, "no such file or directory"),
     ],
 )

@@ -70,6 +70,13 @@ def forget(fs: Any, place: str) -> None:
     sync(fs.loop, _forget, fs, place)
 
 
+def close(fs: Any) -> None:
+    """Close the connections. The driver's own finalizer keeps the instance alive whose end it waits for."""
+    from fsspec.asyn import sync
+
+    sync(fs.loop, fs.service_client.close)
+
+
 async def _forget(fs: Any, place: str) -> None:
     from azure.core import MatchConditions
     from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError

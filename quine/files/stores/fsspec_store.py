@@ -386,5 +386,7 @@ class Generic(Tier):
         return super().copy(source, target, if_absent)
 
     def close(self) -> None:
-        """Drop the filesystem: drivers close an instance that nothing refers to."""
-        self._opened = None
+        """Drop the filesystem: drivers close an instance that nothing refers to, but for Azure's."""
+        opened, self._opened = self._opened, None
+        if self._azure and opened and opened[0] == os.getpid():
+            azure.close(opened[1])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import json
+import os
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from quine.files.api import Entry, Tier
 from quine.files.stores.fsspec_store import Generic
 from quine.files.stores.registry import open_store
 from tests.files import tiers
+from tests.files.clouds import Azure
 from tests.files.tiers import get, put
 
 
@@ -46,6 +51,29 @@ def test_what_comes_into_a_directory_after_it_was_seen_empty_stays(
         assert fault.errno == errno.ENOTEMPTY
     assert get(another, "d/f") == b"acknowledged"
     another.close()
+
+
+@pytest.mark.skipif(not tiers.AZURITE, reason="no azurite-blob here; see tests/files/clouds.py")
+def test_a_closed_store_of_azures_keeps_no_connection(azure: Azure) -> None:
+    """The driver kept it, and itself, until the server closed it: of an idle one after five seconds."""
+    from fsspec.asyn import get_loop, sync  # type: ignore[import-untyped]
+
+    before = _sockets()
+    tier = open_store(f"az://{tiers.CONTAINER}/{uuid.uuid4()}", azure.environ, "")
+    put(tier, "a", b"1")
+    assert _sockets() - before
+    tier.close()
+    for _ in range(3):  # the loop closes a transport in its next round
+        sync(get_loop(), asyncio.sleep, 0)
+    assert not _sockets() - before
+
+
+def _sockets() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {link for link in found if link.startswith("socket:")}
 
 
 def opened(url: str, **options: object) -> Tier:

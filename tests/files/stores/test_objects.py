@@ -792,6 +792,7 @@ def test_directories_of_other_tools_in_az(azure: Azure) -> None:
         left = sorted(blob.name for blob in client.list_blobs(name_starts_with=prefix))
     assert left == [f"{prefix}/d2/f", f"{prefix}/hidden/f?"]
     assert below(tier) == ["d2", "hidden"]
+    tier.close()
 
 
 def test_a_bucket_that_is_not_there_is_not_empty_in_gs(google: Google) -> None:
