@@ -10,6 +10,8 @@ Laws
    one. Its ledger is the one that the processes above it hold, whatever its memo says.
 3. An amount that is only reserved, and may come back, refuses nothing. A place for an agent is free or not, and no
    agent waits for one.
+4. An inference whose holder was killed is charged at its reservation, once, by the next process that looks. So the sum
+   stays within the limit, whatever is killed.
 """
 
 from __future__ import annotations
@@ -223,13 +225,12 @@ class Ledger:
         self, fd: int, index: int, prompt: int, price: Callable[[int, int], float] | None, within: Remaining
     ) -> Reservation | None:
         """Return None if it does not fit now, but may once others have settled. Raises Spent."""
-        mark = self.mark
         first = price(prompt, 0) if price else 0.0
-        if not mark.tokens and not mark.cost and within == Remaining():
-            # An earlier holder of the slot may have died and left its reservation.
-            self.book.note(INFER, fd, index, prompt, first, prompt, first)
-            return Reservation(fd, index, 0)
         with self.book.changing() as facts:
+            mark, facts = self.mark, self._charge(facts, index)
+            if not mark.tokens and not mark.cost and within == Remaining():
+                self.book.note(INFER, fd, index, prompt, first, prompt, first)
+                return Reservation(fd, index, 0)
             others = [0, 0.0]
             for reserved, reserved_cost, _, _ in self.book.records(INFER, index):
                 others = [others[0] + reserved, others[1] + reserved_cost]
@@ -268,10 +269,19 @@ class Ledger:
         """Record the actual usage of an inference, and free its slot."""
         try:
             with self.book.changing() as facts:
-                self.book.put(facts._replace(tokens=facts.tokens + tokens, cost=facts.cost + cost))
-                self.book.note(INFER, hold.fd, hold.index, 0, 0.0, 0, 0.0)
+                self.book.pay(facts, hold.index, tokens, cost)
         finally:
             os.close(hold.fd)
+
+    def collect(self) -> None:
+        """Charge the inferences whose holders were killed at their reservations: nobody knows what they have cost."""
+        with self.book.changing() as facts:
+            self._charge(facts)
+
+    def _charge(self, facts: Numbers, own: int = -1) -> Numbers:
+        for index, (tokens, cost, _, _) in self.book.abandoned(INFER, own):
+            facts = self.book.pay(facts, index, int(tokens), cost)
+        return facts
 
     # -- remaining ---------------------------------------------------------------------------------
 
@@ -281,6 +291,7 @@ class Ledger:
         if not mark.tokens and not mark.cost:
             return Remaining()
         with self.book.changing() as facts:
+            facts = self._charge(facts)
             tokens, cost = facts.tokens, facts.cost
             for reserved, reserved_cost, sure, sure_cost in self.book.records(INFER):
                 tokens += int(sure if surely else reserved)
