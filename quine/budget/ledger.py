@@ -6,8 +6,9 @@ the origin.
 
 Laws
 1. All slots that a step needs are taken before the step begins, or none.
-2. Limits are written once, by the root of the tree. A descendant can set itself a narrower cap (`Cap`), never a wider
-   one. Its ledger is the one that the processes above it hold, whatever its memo says.
+2. Limits are written once, by the root of the tree; those of a purse (quine/budget/purse.py) can be raised from
+   outside. A descendant can set itself a narrower cap (`Cap`), never a wider one. Its ledger is the one that the
+   processes above it hold, whatever its memo says.
 3. An amount that is only reserved, and may come back, refuses nothing. A place for an agent is free or not, and no
    agent waits for one.
 4. An inference whose holder was killed is charged at its reservation, once, by the next process that looks. So the sum
@@ -20,10 +21,12 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from quine.base.messages import Remaining, Spent
+from quine.budget import purse
 from quine.budget.limits import Limits
+from quine.budget.purse import Cap
 from quine.budget.shared_counters import (
     AGENT,
     INFER,
@@ -39,14 +42,6 @@ from transport.inherit import held_above
 
 LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
 MOST_REPLY = 16384  # tokens reserved for a reply, if the tree has that many left
-
-
-class Cap(NamedTuple):
-    """Caps on the totals of the tree, for this process and those below it; 0 = no limit."""
-
-    tokens: int = 0
-    cost: float = 0.0
-    deadline: float = 0.0  # seconds since boot
 
 
 class Reservation:
@@ -67,15 +62,23 @@ class Upstream(Protocol):
 
 
 class Ledger:
-    def __init__(self, book: SharedCounters, mark: Cap | None = None) -> None:
+    def __init__(self, book: SharedCounters, mark: Cap | None = None, purses: tuple[int, ...] = ()) -> None:
         self.book = book
+        self.purses = purses  # descriptors of the purses around this process
         self.beyond: Upstream | None = None  # set if the origin is another machine
         self.spent = False  # an inference was refused here because of what the tree has used
-        facts, mark = book.numbers(), mark or Cap()
-        self.mark = Cap(
-            int(_least(facts.limit_tokens, mark.tokens)),
-            _least(facts.limit_cost, mark.cost),
-            _least(facts.deadline, mark.deadline),
+        self._own = mark or Cap()
+
+    @property
+    def mark(self) -> Cap:
+        """The caps that hold now: those of the tree, of each purse around this process, and its own."""
+        facts = self.book.numbers()
+        of_tree = Cap(facts.limit_tokens, facts.limit_cost, facts.deadline)
+        all_of_them = [of_tree, self._own, *(each.cap for each in purse.caps(self.purses))]
+        return Cap(
+            int(_least(*(cap.tokens for cap in all_of_them))),
+            _least(*(cap.cost for cap in all_of_them)),
+            _least(*(cap.deadline for cap in all_of_them)),
         )
 
     @property
@@ -99,15 +102,20 @@ class Ledger:
 
     @classmethod
     def join(
-        cls, told: object, limits: Limits, above: Sequence[tuple[int, int, str]] | None = None
+        cls,
+        told: object,
+        limits: Limits,
+        above: Sequence[tuple[int, int, str]] | None = None,
+        purses: Sequence[tuple[int, int, str]] = (),
     ) -> Ledger | None:
         """Return the ledger of the tree above this process, narrowed by its own `limits`; None at the root of a tree.
 
         It is the ledger that the topmost process above holds. The memo's part, `told`, can only narrow it.
-        `above` is the result of inherit.held_above, if the caller has it already.
+        `above` and `purses` are the results of inherit.held_above, if the caller has them already.
         """
         if above is None:
-            above = held_above(NAME)[NAME]
+            held = held_above(NAME, purse.NAME)
+            above, purses = held[NAME], held[purse.NAME]
         if not above:
             return None
         _, inode, path = above[-1]
@@ -117,21 +125,21 @@ class Ledger:
         # The places of agents are descriptors of the same file, but open for writing.
         reading = [fd for fd in ours if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY]
         book = SharedCounters(reading[0] if reading else inherited(path))
+        around = purse.above(purses, inode)
         if not isinstance(told, dict):
-            return cls(book)._narrowed(limits)
+            return cls(book, None, around)._narrowed(limits)
         mark = told.get("mark")
-        ledger = cls(
-            book, Cap(int(mark[0]), float(mark[1]), float(mark[2])) if isinstance(mark, list) else None
-        )
+        own = Cap(int(mark[0]), float(mark[1]), float(mark[2])) if isinstance(mark, list) else None
+        ledger = cls(book, own, around)
         return ledger if told.get("given") == _given(limits) else ledger._narrowed(limits)
 
     def _narrowed(self, limits: Limits) -> Ledger:
         """Set a budget of its own inside the tree's: `limits` from now on, never more than is left above."""
-        facts, mark = self.book.numbers(), self.mark
-        self.mark = Cap(
-            int(_least(mark.tokens, limits.tokens and facts.tokens + limits.tokens)),
-            _least(mark.cost, limits.cost and facts.cost + limits.cost),
-            _least(mark.deadline, limits.deadline and _now() + limits.deadline),
+        facts, own = self.book.numbers(), self._own
+        self._own = Cap(
+            int(_least(own.tokens, limits.tokens and facts.tokens + limits.tokens)),
+            _least(own.cost, limits.cost and facts.cost + limits.cost),
+            _least(own.deadline, limits.deadline and _now() + limits.deadline),
         )
         return self
 
@@ -145,17 +153,22 @@ class Ledger:
         return self.book.numbers().personas
 
     def bound(self, limits: Limits) -> Limits:
-        """Return `limits`, as far as the root of the tree allows them."""
-        facts = self.book.numbers()
+        """Return `limits`, as far as the root of the tree and the purses around this process allow them."""
+        facts, around = self.book.numbers(), purse.caps(self.purses)
         return limits._replace(
             depth=min(limits.depth, facts.depth),
-            agents=int(_least(limits.agents, facts.agents)),
-            concurrent=int(_least(limits.concurrent, facts.concurrent)),
+            agents=int(_least(limits.agents, facts.agents, *(each.agents for each in around))),
+            concurrent=int(
+                _least(limits.concurrent, facts.concurrent, *(each.concurrent for each in around))
+            ),
         )
 
     def to_json(self, limits: Limits) -> dict[str, object]:
-        """Return the part for the memo: the caps of this process and those below it, and the budget they were given."""
-        return {"mark": list(self.mark), "given": _given(limits)}
+        """Return the part for the memo: the caps of this process and those below it, and the budget they were given.
+
+        Those of the tree and of purses are not in it: they are read anew.
+        """
+        return {"mark": list(self._own), "given": _given(limits)}
 
     # -- agents ------------------------------------------------------------------------------------
 
