@@ -66,7 +66,7 @@ class Ledger:
         self.book = book
         self.purses = purses  # descriptors of the purses around this process
         self.beyond: Upstream | None = None  # set if the origin is another machine
-        self.spent = False  # an inference was refused here because of what the tree has used
+        self._refused = -1  # raises of the purses at the last refusal here because of what the tree has used
         self._own = mark or Cap()
 
     @property
@@ -80,6 +80,14 @@ class Ledger:
             _least(*(cap.cost for cap in all_of_them)),
             _least(*(cap.deadline for cap in all_of_them)),
         )
+
+    @property
+    def spent(self) -> bool:
+        """Whether an inference was refused here because of what the tree has used, and no purse was raised since."""
+        return self._refused == self._raises()
+
+    def _raises(self) -> int:
+        return sum(each.raised for each in purse.caps(self.purses))
 
     @property
     def fd(self) -> int:
@@ -142,6 +150,16 @@ class Ledger:
             _least(own.deadline, limits.deadline and _now() + limits.deadline),
         )
         return self
+
+    def into_purse(self, ident: str, command: str, limits: Limits) -> None:
+        """Move the budget that this process was given as `limits`, at the root of its tree, into a purse."""
+        given = (limits.tokens, limits.cost, limits.deadline)
+        fd = purse.create(self.book, ident, command, given, (limits.agents, limits.concurrent))
+        if not self.purses:  # the ledger is of this process: nothing has joined it yet
+            with self.book.changing() as facts:
+                self.book.put(facts._replace(limit_tokens=0, limit_cost=0.0, deadline=0.0))
+        self._own = Cap()
+        self.purses = (*self.purses, fd)
 
     @property
     def begun(self) -> int:
@@ -260,7 +278,8 @@ class Ledger:
                 dear = price(prompt, output) if price else room.cost or 0.0
                 self.book.note(INFER, fd, index, prompt + output, dear, prompt + LEAST_REPLY, first)
                 return Reservation(fd, index, output, room.cost or 0.0)
-            self.spent = self.spent or _reply(Remaining(tokens, cost), prompt, price) < LEAST_REPLY
+            if _reply(Remaining(tokens, cost), prompt, price) < LEAST_REPLY:
+                self._refused = self._raises()
             alone = within.least(Remaining(tokens, cost))
             if _reply(alone, prompt, price) >= LEAST_REPLY:
                 return None

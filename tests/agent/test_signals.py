@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from quine.agent import signals as module
 from tests.support.agents import OK, PATIENCE, Agents, call, left, says, sh, until
 from tests.support.waiting import wait_for
 
@@ -385,3 +386,24 @@ def test_stop_reaches_groups_of_their_own(agents: Agents) -> None:
         until_state(command, "S")
         end(process, signal.SIGTERM)
     assert not left("sleep", f"{NAP}10")
+
+
+def test_an_alarm_for_a_deadline_that_was_raised_is_set_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[tuple[float, ...]] = []
+    monkeypatch.setattr(module.signal, "setitimer", lambda _, *times: timers.append(times))
+    left: list[float | None] = [100.0]
+    signals = module.Signals()
+    signals.arm(lambda: left[0], 0.0)
+    left[0] = 40.0  # it comes a minute early: the deadline was raised
+    signals._note(signal.SIGALRM, None)
+    assert timers == [(100.0, 10.0), (40.0, 10.0)] and not signals.alarm
+    left[0] = 0.0
+    signals._note(signal.SIGALRM, None)
+    assert signals.alarm and not signals.fatal
+    left[0] = None  # there is no deadline any more
+    signals._note(signal.SIGALRM, None)
+    assert timers[2:] == [(0,)] and not signals.alarm
+    left[0] = 0.0
+    monkeypatch.setattr(signals, "_over", 0.0)
+    signals._note(signal.SIGALRM, None)
+    assert signals.fatal == signal.SIGALRM

@@ -6,7 +6,7 @@ Laws
 2. A signal that another process sends to this one reaches the command. One that the kernel sends to the foreground of
    a terminal (^C, ^\\, ^Z, a hangup) has reached the command already, and is not sent a second time.
 3. This process is the subreaper of all below: an agent finds the purse among its ancestors, whatever its environment,
-   session or descriptors, until the command has ended. What runs on holds the purse itself.
+   session or descriptors, until the command has ended. A process that runs on holds the purse itself.
 4. If this process is killed, the command and the agents go on within the same caps.
 """
 
