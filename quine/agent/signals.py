@@ -66,7 +66,8 @@ class Signals:
         self._ending = False
         self._last = -TWICE
         self._over = float("inf")
-        self._left: Callable[[], float | None] = _over
+        self._due = float("inf")  # when the timer rings
+        self._left: Callable[[], float | None] = _none
         self._limit = 0.0
         self._wake = (-1, -1)
         self.tied = -1  # pipe tied to this process: TERM if the waiting parent is killed (fork.py)
@@ -113,14 +114,21 @@ class Signals:
         if seconds is not None:
             seconds = max(seconds, 0.001)
             grace = min(max((limit or seconds) / 10, ANSWER[0]), ANSWER[1])
-            self._over = time.monotonic() + seconds + grace - 0.01
+            self._due = time.monotonic() + seconds
+            self._over = self._due + grace - 0.01
             signal.setitimer(signal.ITIMER_REAL, seconds, grace)
 
     def _postponed(self) -> bool:
-        """Whether there is time left after all: then the alarm is set anew."""
+        """Whether the time is over by the timer, and there is some left after all: then the timer is set anew.
+
+        A SIGALRM that comes earlier is from another process, and means what it says.
+        """
+        if time.monotonic() < self._due:
+            return False
         left = self._left()
         if left is None:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            self._due = float("inf")
         elif left > 0:
             self.arm(self._left, self._limit)
         else:
@@ -314,9 +322,8 @@ class Signals:
                 raise Terminated(self.fatal)
 
 
-def _over() -> float:
-    """The time left of an agent that has no deadline: a SIGALRM comes from another process."""
-    return 0.0
+def _none() -> None:
+    """The time left of an agent that has no deadline."""
 
 
 def _wake(number: int, frame: FrameType | None) -> None:
