@@ -2,10 +2,8 @@
 
 Laws
 1. Verbs that are called in loops (`run`, an agent, the dial) are dispatched before large imports.
-2. Every failure is printed once, here, and becomes an exit status. A defect in quine is exit 70 and names the file of
-   its traceback.
-3. The process ends by os._exit: it does not need the interpreter's shutdown, and a thread that still answers a
-   request must not delay the exit status.
+2. Every failure is printed once, here, and becomes an exit status. A defect is exit 70, and names its traceback's file.
+3. The process ends by os._exit: a thread that still answers a request must not delay the exit status.
 """
 
 from __future__ import annotations
@@ -145,7 +143,7 @@ def dispatch(words: list[str]) -> int:
         return run(words[1:], _detach)
     if verb in ("ps", "top", "wait", "logs", "kill", "attach"):
         return _jobs(verb, words[1:])
-    if verb in ("each", "rsh", "xargs"):
+    if verb in ("budget", "each", "rsh", "xargs"):
         return _commands(verb, words[1:])
     if words[:2] == ["fs", "python"]:
         if this_build.unpacked():
@@ -206,7 +204,11 @@ def _jobs(verb: str, words: list[str]) -> int:
 
 
 def _commands(verb: str, words: list[str]) -> int:
-    """Run a verb that starts commands by way of the node."""
+    """Run a verb that starts commands."""
+    if verb == "budget":
+        from quine.cli.budget.main import main as budget
+
+        return budget(words)
     if verb == "rsh":
         from quine.cli.rsh import main as rsh
 

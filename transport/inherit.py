@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "QUINE_CREDENTIALS_FD"
 NAME = "quine-credentials"
+APART = "quine-apart"  # name of the memfd that marks a daemon, see `stand_apart`
 FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
 LIMIT = 64 << 20  # bytes; a memo is a few keys, and over exec a session with its mission
 
@@ -130,6 +131,15 @@ def stand_first() -> None:
     _first = os.getpid()
 
 
+def stand_apart() -> None:
+    """Say that this process is a daemon: nothing above it is of the trees of its descendants.
+
+    A daemon is adopted by init, or by a process above it that adopts orphans. That one may hold the ledger of the tree
+    in which somebody needed a node first.
+    """
+    os.memfd_create(APART, os.MFD_CLOEXEC)  # held until the end of this process
+
+
 def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
     """Memfds of these names held by this process and its ancestors: (pid, inode, path that opens it anew) for each.
 
@@ -139,7 +149,8 @@ def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
     """
     found: dict[str, list[tuple[int, int, str]]] = {name: [] for name in names}
     wanted = {f"/memfd:{name} (deleted)": held for name, held in found.items()}
-    pid = os.getpid()
+    apart = f"/memfd:{APART} (deleted)"
+    top, pid = _first, os.getpid()
     while pid > 0:
         try:
             numbers = os.listdir(f"/proc/{pid}/fd")
@@ -148,12 +159,14 @@ def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
         for number in numbers:
             path = f"/proc/{pid}/fd/{number}"
             try:
-                held = wanted.get(os.readlink(path))
+                target = os.readlink(path)
+                top = pid if target == apart else top
+                held = wanted.get(target)
                 if held is not None:
                     held.append((pid, os.stat(path).st_ino, path))
             except OSError:
                 pass  # closed since
-        pid = _parent(pid) if pid != _first else 0
+        pid = _parent(pid) if pid != top else 0
     return found
 
 

@@ -26,9 +26,9 @@ from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
 from quine.base.sessions import is_session
-from quine.budget import shared_counters
+from quine.budget import purse, shared_counters
 from quine.budget.ledger import Ledger
-from quine.budget.limits import Limits
+from quine.budget.limits import Limits, unset
 from quine.files import credentials, urls
 from quine.providers.choice import KEYS, choose
 from quine.providers.vendors import FILES, Config
@@ -69,6 +69,7 @@ class Settings(NamedTuple):
     began: float  # seconds since the epoch; start of the first session of this process
     masked: tuple[str, ...]  # values masked on every tape
     top: bool  # this process is the topmost of its tree on this machine
+    unset: dict[str, int]  # of `limits.unset`, at the root of a tree
 
 
 class Tree(NamedTuple):
@@ -121,6 +122,7 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
         spent=Usage(*former["usage"]) if isinstance(former.get("usage"), list) else Usage(),
         began=float(former.get("began") or time.time()),
         top="lineage" not in memo or former.get("top") is True,
+        unset={} if "lineage" in memo else unset(environ),
         masked=tuple(
             {
                 *(value for name, value in secrets.items() if name != credentials.URL),
@@ -268,17 +270,19 @@ def join_tree(
     `apart` are the inodes of ledgers of other trees, which are not to be joined.
     """
     record = settings.memo.get("lineage")
-    held = inherit.held_above(shared_counters.NAME, inherit.NAME)
+    held = inherit.held_above(shared_counters.NAME, inherit.NAME, purse.NAME)
     above = [each for each in held[shared_counters.NAME] if each[1] not in apart]
-    ledger = Ledger.join(record.get("ledger") if isinstance(record, dict) else None, limits, above)
-    start = _start(settings.memo)
+    told = record.get("ledger") if isinstance(record, dict) else None
+    ledger = Ledger.join(told, limits, above, held[purse.NAME])
+    start = _start(settings.memo) or here()
     if ledger is None:
         start = here()
         begun = personas.now() - int(age * 1e9)
         found = personas.identities(start, begun if share else 0)
         ledger = Ledger.create(limits, share, max(0, begun), found)
+    own = settings.limits._replace(**settings.unset if ledger.purses else {})
     agents = sum("lineage" in memo for memo in _memos(held[inherit.NAME]))
-    return Tree(ledger, ledger.bound(settings.limits), start, agents)
+    return Tree(ledger, ledger.bound(own), start, agents)
 
 
 def _memos(held: list[tuple[int, int, str]]) -> list[dict[str, object]]:
@@ -343,7 +347,7 @@ def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:
     record = memo.get("lineage")
     if isinstance(record, dict) and isinstance(record.get("limits"), dict):
         above = Limits(**record["limits"])
-        limits = limits._replace(
+        limits = limits._replace(**unset(environ))._replace(
             depth=min(limits.depth, above.depth),
             agents=min(filter(None, (limits.agents, above.agents)), default=0),
             concurrent=min(filter(None, (limits.concurrent, above.concurrent)), default=0),

@@ -227,7 +227,7 @@ def _begun(process: Process, spec: SessionSpec, slots: list[int], record: str) -
     settings, ask = process.settings, process.ask
     env.bequeath(settings, process.tree, spec)
     unmounted = _mount()
-    process.signals.arm(process.tree.ledger.time_left(), spec.limits.deadline)
+    process.signals.arm(process.tree.ledger.time_left, spec.limits.deadline)
     tape = _tape(process, spec)
     log = Log("" if ask else os.path.join(settings.data_dir, f"{spec.session}.log"), settings.verbose)
     process.guest.note = log.note

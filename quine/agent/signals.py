@@ -66,6 +66,9 @@ class Signals:
         self._ending = False
         self._last = -TWICE
         self._over = float("inf")
+        self._due = float("inf")  # when the timer rings
+        self._left: Callable[[], float | None] = _none
+        self._limit = 0.0
         self._wake = (-1, -1)
         self.tied = -1  # pipe tied to this process: TERM if the waiting parent is killed (fork.py)
         self.mask: set[int] = set()
@@ -99,17 +102,39 @@ class Signals:
         self.tied = -1
         self._pipe()
 
-    def arm(self, left: float | None, limit: float) -> None:
-        """Set SIGALRM for the deadline of the tree, in `left` seconds, and a second one that ends the agent.
+    def arm(self, left: Callable[[], float | None], limit: float) -> None:
+        """Set SIGALRM for the deadline of the tree, in `left()` seconds, and a second one that ends the agent.
 
         A timer survives execve and is not inherited by a forked child, so each session arms its own. A tenth of
-        `limit`, the whole time in seconds, is added for the last answer (within ANSWER).
+        `limit`, the whole time in seconds, is added for the last answer (within ANSWER). `left` is asked again when
+        the time is over: the deadline of a purse can have been raised.
         """
-        if left is not None:
-            left = max(left, 0.001)
-            grace = min(max(limit / 10, ANSWER[0]), ANSWER[1])
-            self._over = time.monotonic() + left + grace - 0.01
-            signal.setitimer(signal.ITIMER_REAL, left, grace)
+        self._left, self._limit = left, limit
+        seconds = left()
+        if seconds is not None:
+            seconds = max(seconds, 0.001)
+            grace = min(max((limit or seconds) / 10, ANSWER[0]), ANSWER[1])
+            self._due = time.monotonic() + seconds
+            self._over = self._due + grace - 0.01
+            signal.setitimer(signal.ITIMER_REAL, seconds, grace)
+
+    def _postponed(self) -> bool:
+        """Whether the time is over by the timer, and there is some left after all: then the timer is set anew.
+
+        A SIGALRM that comes earlier is from another process, and means what it says.
+        """
+        if time.monotonic() < self._due:
+            return False
+        left = self._left()
+        if left is None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._due = float("inf")
+        elif left > 0:
+            self.arm(self._left, self._limit)
+        else:
+            return False
+        self.alarm = False
+        return True
 
     def remove(self) -> None:
         """Restore dispositions and mask, for another program or a proxy."""
@@ -277,7 +302,9 @@ class Signals:
             self._stopping = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == S.SIGALRM and time.monotonic() < self._over:
+        if number == S.SIGALRM and self._postponed():
+            pass
+        elif number == S.SIGALRM and time.monotonic() < self._over:
             self.alarm = True
         elif number == S.SIGTSTP:
             if self._resumed < time.monotonic() - TOGETHER:
@@ -293,6 +320,10 @@ class Signals:
             self.fatal = self.fatal or number
             if self._open and not self._ending:
                 raise Terminated(self.fatal)
+
+
+def _none() -> None:
+    """The time left of an agent that has no deadline."""
 
 
 def _wake(number: int, frame: FrameType | None) -> None:

@@ -27,6 +27,7 @@ class Account:
         self.last = ""  # turn_exhaustion, context_exhaustion or budget: the mode in which the session ends
         self._limits = limits
         self._ledger = ledger
+        self._time = limits.deadline or ledger.time_left() or 0.0  # a purse has a deadline of its own
         self._guest = guest
         self._price = price
         self._context = 0  # tokens up to the last reply, if the provider has reported usage
@@ -77,7 +78,7 @@ class Account:
         if dollars is not None:
             lines.append(f"[COST LEFT] {dollars:.4f} US dollars")
         if (left := self._ledger.time_left()) is not None:
-            late = left < (1 - LATE) * self._limits.deadline
+            late = left < (1 - LATE) * self._time
             lines.append(f"[TIME LEFT] {max(0, round(left))} s{prompt.LATE if late else ''}")
         return lines
 

@@ -35,6 +35,11 @@ TABLE: tuple[Row, ...] = (
     ("max-tokens", "", "N", "agent", "tokens of the tree (QUINE_MAX_TOKENS)"),
     ("max-cost", "", "USD", "agent", "cost of the tree (QUINE_MAX_COST)"),
     ("deadline", "", "SECONDS", "agent", "time of the tree (QUINE_DEADLINE)"),
+    ("max-cost", "", "USD", "budget", "cost of all agents below"),
+    ("max-tokens", "", "N", "budget", "tokens of all agents below, as 500k or 2M"),
+    ("max-agents", "", "N", "budget", "live agents at one time; one too many is refused with 77"),
+    ("concurrent", "", "N", "budget", "inferences at one time; more of them wait (20)"),
+    ("deadline", "", "TIME", "budget", "time of all agents below, from the start of CMD, as 90, 5m or 2h"),
     (
         "inventory",
         "",
@@ -85,13 +90,7 @@ TABLE: tuple[Row, ...] = (
         "its id, a UUID; one that was detached already is not started again; of several hosts the id chooses one",
     ),
     ("stdin", "i", "", "agent run", "with --detach: its stdin stays open, for attach --stdin"),
-    (
-        "output-limit",
-        "",
-        "SIZE",
-        "agent run",
-        "with --detach: output that nobody has read, then it waits (1G)",
-    ),
+    ("output-limit", "", "SIZE", "agent run", "with --detach: unread output, then it waits (1G)"),
     ("stdin", "i", "", "attach", "pass our stdin to the job, including its end"),
     (
         "from",
@@ -104,7 +103,7 @@ TABLE: tuple[Row, ...] = (
     ("quiet", "q", "", "agent run", "no messages but errors"),
     ("verbose", "v", "", "agent run", "operational detail on stderr"),
     ("all", "a", "", "ps", "those that have ended, too"),
-    ("json", "", "", "ps top tape:ls tape:cost tape:verify", "one JSON object a line"),
+    ("json", "", "", "ps top budget tape:ls tape:cost tape:verify", "one JSON object a line"),
     ("tree", "", "", "tape:cost", "of the whole tree of that session"),
     ("dry", "", "", "tape:replay", "run nothing: print what the guest was sent"),
     ("timeout", "", "SECONDS", "wait", "wait no longer; then the exit status is 124"),
@@ -125,7 +124,7 @@ TABLE: tuple[Row, ...] = (
     ("batch", "b", "", "top", "print text, as where stdout is no terminal, once or as often as -n says"),
     ("iterations", "n", "N", "top", "print text N times"),
     ("completion", "", "SHELL", "agent", "print the completion of bash, zsh or fish"),
-    ("help", "h", "", "agent run ps top wait logs kill attach tape", "this text"),
+    ("help", "h", "", "agent run budget ps top wait logs kill attach tape", "this text"),
     ("version", "", "", "agent run", "version and build hash"),
 )
 REPEATED = ("env", "limit", "files", "returns", "arg-file")
@@ -136,6 +135,7 @@ VERBS = {
     "each": "one command on every host that matches, at the same time, and the outputs together",
     "rsh": "a command line on a host, with the command line of ssh: for rsync -e, git, parallel, borg, sftp -S",
     "xargs": "one command or agent for each item of the input, many at a time, here or on hosts",
+    "budget": "one budget for all agents that a command starts; `budget show`, `budget raise ID`",
     "hosts": "the hosts of the inventory; `hosts check`: test login and build",
     "deploy": "put this binary on hosts; `deploy build -o FILE`",
     "tape": "inspect sessions: ls show tree cost replay verify archive",
@@ -181,6 +181,7 @@ class RunOptions:
     binary: bool = False
     both: bool = False
     completion: str = ""
+    concurrent: str = ""
     cwd: str = ""
     data_dir: str = ""
     deadline: str = ""

@@ -6,10 +6,13 @@ the origin.
 
 Laws
 1. All slots that a step needs are taken before the step begins, or none.
-2. Limits are written once, by the root of the tree. A descendant can set itself a narrower cap (`Cap`), never a wider
-   one. Its ledger is the one that the processes above it hold, whatever its memo says.
+2. Limits are written once, by the root of the tree; those of a purse (quine/budget/purse.py) can be raised from
+   outside. A descendant can set itself a narrower cap (`Cap`), never a wider one. Its ledger is the one that the
+   processes above it hold, whatever its memo says.
 3. An amount that is only reserved, and may come back, refuses nothing. A place for an agent is free or not, and no
    agent waits for one.
+4. An inference whose holder was killed is charged at its reservation, once, by the next process that looks. So the sum
+   stays within the limit, whatever is killed.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from quine.base.messages import Remaining, Spent
+from quine.budget import purse
 from quine.budget.limits import Limits
+from quine.budget.purse import Cap
 from quine.budget.shared_counters import (
     AGENT,
     INFER,
@@ -37,14 +42,6 @@ from transport.inherit import held_above
 
 LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
 MOST_REPLY = 16384  # tokens reserved for a reply, if the tree has that many left
-
-
-class Cap(NamedTuple):
-    """Caps on the totals of the tree, for this process and those below it; 0 = no limit."""
-
-    tokens: int = 0
-    cost: float = 0.0
-    deadline: float = 0.0  # seconds since boot
 
 
 class Reservation:
@@ -65,16 +62,32 @@ class Upstream(Protocol):
 
 
 class Ledger:
-    def __init__(self, book: SharedCounters, mark: Cap | None = None) -> None:
+    def __init__(self, book: SharedCounters, mark: Cap | None = None, purses: tuple[int, ...] = ()) -> None:
         self.book = book
+        self.purses = purses  # descriptors of the purses around this process
         self.beyond: Upstream | None = None  # set if the origin is another machine
-        self.spent = False  # an inference was refused here because of what the tree has used
-        facts, mark = book.numbers(), mark or Cap()
-        self.mark = Cap(
-            int(_least(facts.limit_tokens, mark.tokens)),
-            _least(facts.limit_cost, mark.cost),
-            _least(facts.deadline, mark.deadline),
+        self._refused = -1  # raises of the purses at the last refusal here because of what the tree has used
+        self._own = mark or Cap()
+
+    @property
+    def mark(self) -> Cap:
+        """The caps that hold now: those of the tree, of each purse around this process, and its own."""
+        facts = self.book.numbers()
+        of_tree = Cap(facts.limit_tokens, facts.limit_cost, facts.deadline)
+        all_of_them = [of_tree, self._own, *(each.cap for each in purse.caps(self.purses))]
+        return Cap(
+            int(_least(*(cap.tokens for cap in all_of_them))),
+            _least(*(cap.cost for cap in all_of_them)),
+            _least(*(cap.deadline for cap in all_of_them)),
         )
+
+    @property
+    def spent(self) -> bool:
+        """Whether an inference was refused here because of what the tree has used, and no purse was raised since."""
+        return self._refused == self._raises()
+
+    def _raises(self) -> int:
+        return sum(each.raised for each in purse.caps(self.purses))
 
     @property
     def fd(self) -> int:
@@ -97,15 +110,20 @@ class Ledger:
 
     @classmethod
     def join(
-        cls, told: object, limits: Limits, above: Sequence[tuple[int, int, str]] | None = None
+        cls,
+        told: object,
+        limits: Limits,
+        above: Sequence[tuple[int, int, str]] | None = None,
+        purses: Sequence[tuple[int, int, str]] = (),
     ) -> Ledger | None:
         """Return the ledger of the tree above this process, narrowed by its own `limits`; None at the root of a tree.
 
         It is the ledger that the topmost process above holds. The memo's part, `told`, can only narrow it.
-        `above` is the result of inherit.held_above, if the caller has it already.
+        `above` and `purses` are the results of inherit.held_above, if the caller has them already.
         """
         if above is None:
-            above = held_above(NAME)[NAME]
+            held = held_above(NAME, purse.NAME)
+            above, purses = held[NAME], held[purse.NAME]
         if not above:
             return None
         _, inode, path = above[-1]
@@ -115,23 +133,33 @@ class Ledger:
         # The places of agents are descriptors of the same file, but open for writing.
         reading = [fd for fd in ours if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY]
         book = SharedCounters(reading[0] if reading else inherited(path))
+        around = purse.above(purses, inode)
         if not isinstance(told, dict):
-            return cls(book)._narrowed(limits)
+            return cls(book, None, around)._narrowed(limits)
         mark = told.get("mark")
-        ledger = cls(
-            book, Cap(int(mark[0]), float(mark[1]), float(mark[2])) if isinstance(mark, list) else None
-        )
+        own = Cap(int(mark[0]), float(mark[1]), float(mark[2])) if isinstance(mark, list) else None
+        ledger = cls(book, own, around)
         return ledger if told.get("given") == _given(limits) else ledger._narrowed(limits)
 
     def _narrowed(self, limits: Limits) -> Ledger:
         """Set a budget of its own inside the tree's: `limits` from now on, never more than is left above."""
-        facts, mark = self.book.numbers(), self.mark
-        self.mark = Cap(
-            int(_least(mark.tokens, limits.tokens and facts.tokens + limits.tokens)),
-            _least(mark.cost, limits.cost and facts.cost + limits.cost),
-            _least(mark.deadline, limits.deadline and _now() + limits.deadline),
+        facts, own = self.book.numbers(), self._own
+        self._own = Cap(
+            int(_least(own.tokens, limits.tokens and facts.tokens + limits.tokens)),
+            _least(own.cost, limits.cost and facts.cost + limits.cost),
+            _least(own.deadline, limits.deadline and _now() + limits.deadline),
         )
         return self
+
+    def into_purse(self, ident: str, command: str, limits: Limits) -> None:
+        """Move the budget that this process was given as `limits`, at the root of its tree, into a purse."""
+        given = (limits.tokens, limits.cost, limits.deadline)
+        fd = purse.create(self.book, ident, command, given, (limits.agents, limits.concurrent))
+        if not self.purses:  # the ledger is of this process: nothing has joined it yet
+            with self.book.changing() as facts:
+                self.book.put(facts._replace(limit_tokens=0, limit_cost=0.0, deadline=0.0))
+        self._own = Cap()
+        self.purses = (*self.purses, fd)
 
     @property
     def begun(self) -> int:
@@ -143,17 +171,22 @@ class Ledger:
         return self.book.numbers().personas
 
     def bound(self, limits: Limits) -> Limits:
-        """Return `limits`, as far as the root of the tree allows them."""
-        facts = self.book.numbers()
+        """Return `limits`, as far as the root of the tree and the purses around this process allow them."""
+        facts, around = self.book.numbers(), purse.caps(self.purses)
         return limits._replace(
             depth=min(limits.depth, facts.depth),
-            agents=int(_least(limits.agents, facts.agents)),
-            concurrent=int(_least(limits.concurrent, facts.concurrent)),
+            agents=int(_least(limits.agents, facts.agents, *(each.agents for each in around))),
+            concurrent=int(
+                _least(limits.concurrent, facts.concurrent, *(each.concurrent for each in around))
+            ),
         )
 
     def to_json(self, limits: Limits) -> dict[str, object]:
-        """Return the part for the memo: the caps of this process and those below it, and the budget they were given."""
-        return {"mark": list(self.mark), "given": _given(limits)}
+        """Return the part for the memo: the caps of this process and those below it, and the budget they were given.
+
+        Those of the tree and of purses are not in it: they are read anew.
+        """
+        return {"mark": list(self._own), "given": _given(limits)}
 
     # -- agents ------------------------------------------------------------------------------------
 
@@ -223,13 +256,12 @@ class Ledger:
         self, fd: int, index: int, prompt: int, price: Callable[[int, int], float] | None, within: Remaining
     ) -> Reservation | None:
         """Return None if it does not fit now, but may once others have settled. Raises Spent."""
-        mark = self.mark
         first = price(prompt, 0) if price else 0.0
-        if not mark.tokens and not mark.cost and within == Remaining():
-            # An earlier holder of the slot may have died and left its reservation.
-            self.book.note(INFER, fd, index, prompt, first, prompt, first)
-            return Reservation(fd, index, 0)
         with self.book.changing() as facts:
+            mark, facts = self.mark, self._charge(facts, index)
+            if not mark.tokens and not mark.cost and within == Remaining():
+                self.book.note(INFER, fd, index, prompt, first, prompt, first)
+                return Reservation(fd, index, 0)
             others = [0, 0.0]
             for reserved, reserved_cost, _, _ in self.book.records(INFER, index):
                 others = [others[0] + reserved, others[1] + reserved_cost]
@@ -246,7 +278,8 @@ class Ledger:
                 dear = price(prompt, output) if price else room.cost or 0.0
                 self.book.note(INFER, fd, index, prompt + output, dear, prompt + LEAST_REPLY, first)
                 return Reservation(fd, index, output, room.cost or 0.0)
-            self.spent = self.spent or _reply(Remaining(tokens, cost), prompt, price) < LEAST_REPLY
+            if _reply(Remaining(tokens, cost), prompt, price) < LEAST_REPLY:
+                self._refused = self._raises()
             alone = within.least(Remaining(tokens, cost))
             if _reply(alone, prompt, price) >= LEAST_REPLY:
                 return None
@@ -268,10 +301,19 @@ class Ledger:
         """Record the actual usage of an inference, and free its slot."""
         try:
             with self.book.changing() as facts:
-                self.book.put(facts._replace(tokens=facts.tokens + tokens, cost=facts.cost + cost))
-                self.book.note(INFER, hold.fd, hold.index, 0, 0.0, 0, 0.0)
+                self.book.pay(facts, hold.index, tokens, cost)
         finally:
             os.close(hold.fd)
+
+    def collect(self) -> None:
+        """Charge the inferences whose holders were killed at their reservations: nobody knows what they have cost."""
+        with self.book.changing() as facts:
+            self._charge(facts)
+
+    def _charge(self, facts: Numbers, own: int = -1) -> Numbers:
+        for index, (tokens, cost, _, _) in self.book.abandoned(INFER, own):
+            facts = self.book.pay(facts, index, int(tokens), cost)
+        return facts
 
     # -- remaining ---------------------------------------------------------------------------------
 
@@ -281,6 +323,7 @@ class Ledger:
         if not mark.tokens and not mark.cost:
             return Remaining()
         with self.book.changing() as facts:
+            facts = self._charge(facts)
             tokens, cost = facts.tokens, facts.cost
             for reserved, reserved_cost, sure, sure_cost in self.book.records(INFER):
                 tokens += int(sure if surely else reserved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -19,3 +20,15 @@ class Limits(NamedTuple):
     cost: float = 0.0  # US dollars
     deadline: float = 0.0  # seconds
     stored: int = 0  # bytes of the tree in the files tier; the root's holds
+
+
+# limits that count for all agents of a ledger
+SHARED = {"agents": "QUINE_MAX_AGENTS", "concurrent": "QUINE_MAX_CONCURRENT"}
+
+
+def unset(environ: Mapping[str, str]) -> dict[str, int]:
+    """Return 0 for each limit of SHARED that an environment does not name.
+
+    Below a purse, and nested in a tree, that limit is the one from above, and not the default of a tree.
+    """
+    return {name: 0 for name, variable in SHARED.items() if not environ.get(variable)}

@@ -6,7 +6,8 @@ cleaned up.
 
 Laws
 1. Numbers are changed under one lock, with signals blocked: a process interrupted in the middle would stop the tree.
-2. The record of a slot counts exactly as long as the slot is held.
+2. The record of a slot counts exactly as long as the slot is held. That of an inference whose holder was killed is
+   charged, once: by `pay`, which can itself be killed at any point.
 3. The inherited descriptor is read-only: a command that writes to all its descriptors changes nothing.
 """
 
@@ -28,7 +29,7 @@ NAME = "quine-ledger"
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two tries for a free slot
 PATIENCE = 60.0  # seconds to wait for the lock of the numbers, which is held for microseconds
 
-_HEADER = struct.Struct("<QQQQddQQdQQQQ16sQQQ32s")
+_HEADER = struct.Struct("<QQQQddQQdQQQQ16sQQQ32sQ")
 _RECORDS = 256  # offset of the records of the first kind
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _BYTES = 1 << 22  # distance of two kinds in the range of lock bytes, where nothing is ever written
@@ -55,6 +56,9 @@ class Numbers(NamedTuple):
     stored: int = 0  # bytes that the tree has put there, less those it replaced and removed
     begun: int = 0  # start of the tree; with `personas` for quine/agent/personas.py
     personas: bytes = b""
+    paid: int = (
+        0  # 1 + index of an inference that is in the totals, and whose record may still stand; 0 = none
+    )
 
 
 class Kind:
@@ -131,7 +135,7 @@ class SharedCounters:
                     )
                 time.sleep(SHORTEST / 4)
             self._writer = fd
-            yield self.numbers()
+            yield self._finished(self.numbers())
         finally:
             os.close(fd)  # releases the lock
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -139,6 +143,23 @@ class SharedCounters:
     def put(self, numbers: Numbers) -> None:
         """Write the numbers; inside `changing` only."""
         os.pwrite(self._writer, _HEADER.pack(*numbers), 0)
+
+    def pay(self, facts: Numbers, index: int, tokens: int, cost: float) -> Numbers:
+        """Add an inference to the totals and clear its record; return the new numbers. Inside `changing` only.
+
+        Both or neither: the write that adds also says whose record is to be cleared, and it is one page, so a kill
+        does not cut it in two. Whoever takes the lock next clears the record if the killed process had not yet.
+        """
+        facts = facts._replace(tokens=facts.tokens + tokens, cost=facts.cost + cost, paid=index + 1)
+        self.put(facts)
+        return self._finished(facts)
+
+    def _finished(self, facts: Numbers) -> Numbers:
+        if facts.paid:
+            self.note(INFER, self._writer, facts.paid - 1, 0, 0.0, 0, 0.0)
+            facts = facts._replace(paid=0)
+            self.put(facts)
+        return facts
 
     # -- slots -------------------------------------------------------------------------------------
 
@@ -173,10 +194,30 @@ class SharedCounters:
 
     def records(self, kind: Kind, but: int = -1) -> Iterator[tuple[float, ...]]:
         """Yield the records of held slots, except empty ones and that of the index `but`."""
-        data = os.pread(self.fd, kind.most * kind.record.size, kind.at)
-        for index, values in enumerate(kind.record.iter_unpack(data)):
-            if any(values) and index != but and self.held(kind, index):
+        for index, values in self._written(kind):
+            if index != but and self.held(kind, index):
                 yield values
+
+    def abandoned(self, kind: Kind, own: int = -1) -> list[tuple[int, tuple[float, ...]]]:
+        """Return (index, record) of slots whose holder died. That of `own`, held by the caller, is an earlier holder's.
+
+        Inside `changing` only: a new holder of a slot writes its record under the lock, too.
+        """
+        return [
+            (index, values)
+            for index, values in self._written(kind)
+            if index == own or not self.held(kind, index)
+        ]
+
+    def _written(self, kind: Kind) -> Iterator[tuple[int, tuple[float, ...]]]:
+        size = kind.record.size
+        data = os.pread(self.fd, kind.most * size, kind.at).rstrip(
+            b"\0"
+        )  # few slots have been held at one time
+        data += bytes(-len(data) % size)
+        for index, values in enumerate(kind.record.iter_unpack(data)):
+            if any(values):
+                yield index, values
 
     def again(self) -> int:
         """Open a new file description: a lock on it lasts as long as its last descriptor."""

@@ -8,7 +8,7 @@ Laws
 1. The printed script asks quine for the facts that only quine knows: hosts with their tags, and ids of jobs. The ids of
    sessions are the names of their tapes.
 2. A mission is not completed; words of it may be file names, so those are offered.
-3. The first word after `--` of `run`, `each` and `xargs` is a command; the words after it are its arguments: paths.
+3. The first word after `--` of `run`, `each`, `xargs` and `budget` is a command; the words after it are paths.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def _by_hand(verb: str) -> str:
 ACTIONS = {
     **{verb: _by_hand(verb) for verb in ("hosts", "deploy", "doctor", "node")},
     "tape": " ".join([*HELP, "--help"]),
+    "budget": "show raise",
     "each": " ".join(f"--{row[0]}" for row in EACH),
     "rsh": " ".join(f"--{row[0]}" if row[0] else f"-{row[1]}" for row in RSH),
     "xargs": " ".join(f"--{row[0]}" for row in FANOUT),
@@ -53,13 +54,14 @@ IDS = {  # verbs on jobs, and the command that lists the jobs they accept
     **dict.fromkeys(("wait", "logs"), JOBS.format(" --all")),
     **dict.fromkeys(("kill", "attach"), JOBS.format("")),
 }
+BUDGETS = "quine budget show 2>/dev/null | awk 'NR > 1 { print $1 }'"
 SESSIONS = "sh -c 'ls -- \"${QUINE_DATA_DIR:-.quine}\"' 2>/dev/null | sed -n 's/[.]jsonl$//p'"
 PATHS = ("FILE", "DIR", "FILE|FD", "PATH")  # values that are paths
 
 BASH = """\
 _quine() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD - 1]}} words= at
-    if [[ ${{COMP_WORDS[1]}} =~ ^(each|run|xargs)$ ]]; then
+    if [[ ${{COMP_WORDS[1]}} =~ ^(budget|each|run|xargs)$ ]]; then
         for ((at = 2; at < COMP_CWORD; at++)); do
             [ "${{COMP_WORDS[at]}}" = -- ] || continue
             [ $((at + 1)) -eq "$COMP_CWORD" ] && COMPREPLY=($(compgen -c -- "$current"))
@@ -124,6 +126,9 @@ def _bash_verb(verb: str) -> str:
     words = ACTIONS.get(verb) or _options(rows(verb))
     if verb == "fs":
         return _bash_fs(words)
+    if verb == "budget":
+        given = _options(rows(verb))
+        return f'case $previous in show|raise) words="{given} $({BUDGETS})" ;; *) {_set(f"{words} {given}")} ;; esac'
     if verb in IDS:
         return f'words="{words}"; case $current in -*) ;; *) words="$({IDS[verb]})" ;; esac'
     if verb == "tape":
@@ -174,9 +179,10 @@ def _fish() -> str:
     wanted["__fish_seen_subcommand_from tape; and __fish_seen_subcommand_from " + " ".join(HELP)] = (
         f"({SESSIONS})"
     )
+    wanted["__fish_seen_subcommand_from budget; and __fish_seen_subcommand_from show raise"] = f"({BUDGETS})"
     wanted["__fish_seen_subcommand_from deploy doctor check each"] = f"any ({HOSTS})"
     wanted["__fish_seen_subcommand_from rsh"] = f"({HOSTS})"
-    wanted["__fish_seen_subcommand_from run each xargs; and contains -- -- (commandline -opc)"] = (
+    wanted["__fish_seen_subcommand_from run each xargs budget; and contains -- -- (commandline -opc)"] = (
         "(__fish_complete_command)"
     )
     lines += [

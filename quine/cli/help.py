@@ -18,6 +18,18 @@ usage: quine run [OPTIONS] [--on WHERE] -- CMD [ARG…]
 Run one command, here or on a host, as if it were a local one: its streams, its signals, its exit
 status. Without --on it replaces this process. stdin is read ahead of the command, as by ssh; give
 </dev/null where that matters, as in a loop.""",
+    "budget": """\
+usage: quine budget [OPTIONS] -- CMD [ARG…]
+       quine budget show [--json] [ID…]
+       quine budget raise [--max-cost USD] [--max-tokens N] [--deadline TIME] ID
+
+Run a command, usually a shell or xargs, with one budget for all agents that it starts: each `quine` below it, here or
+--on hosts, draws on the same ledger, whatever its environment, session or descriptors are. The command has the streams
+and the signals of this process, and its exit status is that of this process. An agent that finds the budget spent ends
+with 77. A budget inside another one, or inside an agent, is a part of that one.
+`show` lists the budgets of this user that are in use, those of `quine xargs` with agents, too. `raise` sets higher
+limits, counted from the start as the first ones were; 0 = no limit. Agents that run already have them at once. A
+process below a budget cannot raise it.""",
     "ps": """\
 usage: quine ps [OPTIONS]
 

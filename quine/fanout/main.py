@@ -157,6 +157,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
         from quine.remote.crowd import Crowd
 
         crowd = Crowd(options.spawn)
+        crowd.offer(options.spawn.job or crowd.root, shown)
     batch = Batch(on_refused=crowd.refused if crowd else None)
     streams = Streams(batch)
     sink = Sink(streams, options.keep_order, options.line_buffer)

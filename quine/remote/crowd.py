@@ -66,6 +66,11 @@ class Crowd:
             _made.add(inode)
             weakref.finalize(self._ledger, _close, fd, inode)
 
+    def offer(self, ident: str, command: str) -> None:
+        """Show the budget of the batch as `ident`, and let it be raised, if there is no agent above."""
+        if "lineage" not in self._settings.memo:
+            self._ledger.into_purse(ident, command, self._settings.limits)
+
     @property
     def root(self) -> str:
         """The session that the tree is named by; it has no agent and no tape."""

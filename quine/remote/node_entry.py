@@ -30,6 +30,7 @@ def node(words: list[str]) -> int:
         return rendezvous.dial()
     ready = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else -1
     inherit.close_others({ready})  # close the memo and ledger of the agent that started this node
+    inherit.stand_apart()
     for name in [name for name in os.environ if name.startswith("QUINE_") and name not in NODE_VARIABLES]:
         del os.environ[name]  # of the agent or shell that started this node: no job may inherit it
     bound = rendezvous.bind()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from quine.agent import signals as module
 from tests.support.agents import OK, PATIENCE, Agents, call, left, says, sh, until
 from tests.support.waiting import wait_for
 
@@ -385,3 +386,30 @@ def test_stop_reaches_groups_of_their_own(agents: Agents) -> None:
         until_state(command, "S")
         end(process, signal.SIGTERM)
     assert not left("sleep", f"{NAP}10")
+
+
+def test_an_alarm_for_a_deadline_that_was_raised_is_set_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[tuple[float, ...]] = []
+    now, left = [1000.0], [100.0]
+    monkeypatch.setattr(module.signal, "setitimer", lambda _, *times: timers.append(times))
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    signals = module.Signals()
+    signals.arm(lambda: left[0] if left else None, 0.0)
+    now[0], left[0] = 1100.0, 40.0  # the deadline was raised
+    signals._note(signal.SIGALRM, None)
+    assert timers == [(100.0, 10.0), (40.0, 10.0)] and not signals.alarm
+    now[0], left[0] = 1140.0, 0.0
+    signals._note(signal.SIGALRM, None)
+    assert signals.alarm and not signals.fatal
+    now[0] = 1150.0
+    left.clear()  # raised to none in the time for the last answer
+    signals._note(signal.SIGALRM, None)
+    assert timers[2:] == [(0,)] and not signals.alarm and not signals.fatal
+
+
+def test_an_alarm_before_its_time_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.signal, "setitimer", lambda *_: None)
+    signals = module.Signals()
+    signals.arm(lambda: 1000.0, 0.0)
+    signals._note(signal.SIGALRM, None)
+    assert signals.alarm and not signals.fatal

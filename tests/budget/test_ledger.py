@@ -97,12 +97,13 @@ def test_a_share_has_as_many_places_as_were_granted() -> None:
         os.close(ledger.fd)
 
 
-def test_what_a_dead_one_had_reserved_is_not_its_successors_who_has_no_limit(make: Make) -> None:
+def test_what_a_dead_one_had_reserved_is_charged_when_its_slot_is_taken(make: Make) -> None:
     ledger = make()
     narrow = Ledger(ledger.book, Cap(tokens=30_000))
     kill(in_child(lambda: narrow.reserve(20, 3000)))
     hold = ledger.reserve(20, 10)
-    assert narrow.left() == (30_000 - 10, None)
+    assert ledger.totals()[1] == 3000 + MOST_REPLY
+    assert narrow.left() == (30_000 - 10 - 3000 - MOST_REPLY, None)
     ledger.settle(hold, 0)
 
 
@@ -171,15 +172,90 @@ def test_two_at_one_time_share_the_money_that_is_left(make: Make) -> None:
         ledger.settle(hold, 0)
 
 
-def test_what_a_killed_process_had_reserved_is_free_again(make: Make) -> None:
-    ledger = make(tokens=20_000)
+def test_what_a_killed_process_had_reserved_is_charged(make: Make) -> None:
+    ledger = make(tokens=40_000)
     pid = in_child(lambda: ledger.reserve(20, 3000))
-    assert ledger.left() == (20_000 - 3000 - MOST_REPLY, None)
+    assert ledger.left() == (40_000 - 3000 - MOST_REPLY, None)
     kill(pid)
-    assert ledger.left() == (20_000, None)
+    for _ in range(2):
+        assert ledger.left() == (40_000 - 3000 - MOST_REPLY, None)
+        assert ledger.totals()[1] == 3000 + MOST_REPLY
     hold = ledger.reserve(20, 1)
     assert hold.output == MOST_REPLY
-    ledger.settle(hold, 0)
+    ledger.settle(hold, 7)
+    assert ledger.totals()[1] == 3000 + MOST_REPLY + 7
+
+
+def test_money_of_a_killed_process_is_charged(make: Make) -> None:
+    ledger = make(cost=1.0)
+    kill(in_child(lambda: ledger.reserve(20, 1000, lambda prompt, reply: (prompt + reply) / 50_000)))
+    ledger.collect()
+    assert ledger.totals()[1:] == (1000 + MOST_REPLY, pytest.approx((1000 + MOST_REPLY) / 50_000))
+
+
+def test_each_of_many_that_were_killed_is_charged_once_by_many_that_look(make: Make) -> None:
+    ledger = make(tokens=10_000_000)
+    for pid in [in_child(lambda: ledger.reserve(20, 1000)) for _ in range(12)]:
+        kill(pid)
+    barrier, go = os.pipe()
+
+    def look(number: int) -> None:
+        os.read(barrier, 1)  # the end of the file: all at one time
+        if number % 3 == 0:
+            ledger.settle(ledger.reserve(20, 1), 0)
+        elif number % 3 == 1:
+            ledger.left()
+        else:
+            ledger.collect()
+
+    pids = []
+    for number in range(9):
+        pids.append(os.fork())
+        if not pids[-1]:
+            os.close(go)
+            status = 1
+            with contextlib.suppress(BaseException):
+                look(number)
+                status = 0
+            os._exit(status)
+    for fd in (go, barrier):
+        os.close(fd)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 9
+    assert ledger.totals()[1] == 12 * (1000 + MOST_REPLY)
+
+
+@pytest.mark.parametrize("writes", range(4))
+@pytest.mark.parametrize("what", ["charge", "settle"])
+def test_a_payment_that_is_killed_in_the_middle_counts_once(make: Make, what: str, writes: int) -> None:
+    """The payer dies before its first write, between two, or after the last one; then others look."""
+    ledger = make(tokens=100_000)
+    kill(in_child(lambda: ledger.reserve(20, 1000)))
+
+    def die() -> None:
+        hold = None if what == "charge" else ledger.reserve(20, 50)
+        left, write = [writes], os.pwrite
+
+        def dying(*given: object) -> int:
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            return write(*given)  # type: ignore[arg-type]
+
+        with mock.patch.object(os, "pwrite", dying):
+            ledger.settle(hold, 70) if hold else ledger.collect()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = os.fork()
+    if not pid:
+        try:
+            die()
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    for _ in range(2):
+        ledger.settle(ledger.reserve(20, 1), 3)
+    own = 0 if what == "charge" else 70 if writes else 50 + MOST_REPLY
+    assert ledger.totals()[1] == 1000 + MOST_REPLY + own + 6
 
 
 def test_money(make: Make) -> None:

@@ -1,0 +1,170 @@
+"""`quine budget show` and `raise`: the purses of this user, found by the memory files that their processes hold.
+
+Laws
+1. Nothing is registered, so nothing is stale: a purse is listed as long as a process holds it.
+2. A purse is raised from outside. A process below it cannot buy itself more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from quine.base.cli_options import RunOptions
+from quine.base.errors import OK, Denied, Misconfigured
+from quine.base.sessions import SHORT
+from quine.budget import purse, shared_counters
+from quine.budget.ledger import Ledger
+from quine.budget.purse import Purse
+from quine.budget.shared_counters import AGENT, INFER, SharedCounters
+from quine.cli.budget.values import limits
+from quine.jobs import census
+from transport import quickjson
+from transport.inherit import held_above
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+HEAD = ("ID", "PID", "SECONDS", "AGENTS", "RUNNING", "INFERRING", "TOKENS", "COST", "COMMAND")
+COMMAND = 60  # characters of a command in the table
+RAISED = (("--max-tokens", "tokens"), ("--max-cost", "cost"), ("--deadline", "deadline"))
+
+
+class Found:
+    """A purse with its ledger, both open for reading."""
+
+    def __init__(self, purse: Purse, path: str, inode: int, book: SharedCounters) -> None:
+        self.purse = purse
+        self.path = path  # that opens it anew
+        self.inode = inode
+        self.book = book
+
+    def facts(self) -> dict[str, Any]:
+        Ledger(self.book).collect()
+        numbers = self.book.numbers()
+        agents, tokens, cost = purse.used(self.purse, numbers)
+        most_tokens, most_cost, deadline = self.purse.limits
+        return {
+            "id": self.purse.ident,
+            "pid": self.purse.pid,
+            "since": round(self.purse.since, 3),
+            "seconds": round(time.clock_gettime(time.CLOCK_BOOTTIME) - self.purse.boot, 1),
+            "deadline": round(deadline, 3) or None,
+            "agents": agents,
+            "running": self.book.count(AGENT),
+            "max_agents": self.purse.agents or None,
+            "inferring": self.book.count(INFER),
+            "concurrent": self.purse.concurrent or None,
+            "tokens": tokens,
+            "max_tokens": most_tokens or None,
+            "cost": cost,
+            "max_cost": most_cost or None,
+            "command": self.purse.command,
+        }
+
+
+def show(options: RunOptions, ids: list[str]) -> int:
+    found = _matching(ids) if ids else everyone()
+    rows = [one.facts() for one in found]
+    if options.json:
+        print("".join(quickjson.dumps(row) + "\n" for row in rows), end="")
+        return OK
+    from quine.base.text import plain, table
+
+    ids = [row["id"] for row in rows]
+    width = SHORT if len({ident[:SHORT] for ident in ids}) == len(ids) else None
+    cells = [HEAD]
+    for row in rows:
+        command = plain(row["command"], newlines=False)
+        cells.append(
+            (
+                row["id"][:width],
+                str(row["pid"]),
+                _of(f"{row['seconds']:.0f}", row["deadline"], "{:.0f}"),
+                str(row["agents"]),
+                _of(str(row["running"]), row["max_agents"], "{}"),
+                _of(str(row["inferring"]), row["concurrent"], "{}"),
+                _of(str(row["tokens"]), row["max_tokens"], "{}"),
+                _of(f"{row['cost']:.4f}", row["max_cost"], "{:.4f}"),
+                command if len(command) <= COMMAND else command[: COMMAND - 1] + "…",
+            )
+        )
+    print(table(cells, right=(1, 2, 3, 4, 5, 6, 7)), end="")
+    return OK
+
+
+def _of(used: str, limit: float | None, form: str) -> str:
+    return f"{used}/{form.format(limit)}" if limit else used
+
+
+def change(options: RunOptions, ids: list[str]) -> int:
+    if len(ids) != 1:
+        raise Misconfigured("raise takes one id", "quine budget show")
+    to = limits(options)
+    if to == (None, None, None):
+        raise Misconfigured("nothing to raise", f"quine budget raise {ids[0]} --max-cost USD")
+    (found,) = _matching(ids)
+    if found.inode in {inode for _, inode, _ in held_above(purse.NAME)[purse.NAME]}:
+        raise Denied("a budget cannot be raised from inside", "another shell of the same user can do it")
+    after = found.purse.with_limits(*to)
+    for (option, name), wanted in zip(RAISED, to):
+        old, new = getattr(found.purse, name), getattr(after, name)
+        if wanted is not None and new and (not old or new < old):
+            shown = found.purse.limits[[row[1] for row in RAISED].index(name)]
+            now = f"{shown:g}" if old else "no limit"
+            raise Misconfigured(
+                f"{option} {wanted:g} is less than now, which is {now}", "see quine budget show"
+            )
+    try:
+        purse.change(found.path, found.book, to)
+    except (OSError, ValueError):
+        raise Misconfigured(f"{found.purse.ident} has just ended") from None
+    return OK
+
+
+# -- finding ---------------------------------------------------------------------------------------
+
+
+def everyone() -> list[Found]:
+    """Return the purses that a process of this user, home and runtime directory holds, the oldest first."""
+    held = census.open_files()
+    ledgers: dict[int, str] = {}
+    purses: dict[int, str] = {}
+    for one in held:
+        into = {purse.LINK: purses, f"/memfd:{shared_counters.NAME} (deleted)": ledgers}.get(one.target)
+        if into is not None:
+            try:
+                into.setdefault(os.stat(one.path).st_ino, one.path)
+            except OSError:
+                pass  # closed since
+    found = [_opened(inode, path, ledgers) for inode, path in purses.items()]
+    return sorted((one for one in found if one), key=lambda one: one.purse.since)
+
+
+def _opened(inode: int, path: str, ledgers: dict[int, str]) -> Found | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            facts = purse.read(fd)
+        finally:
+            os.close(fd)
+        if facts is None or facts.ledger not in ledgers:
+            return None
+        book = SharedCounters(os.open(ledgers[facts.ledger], os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return None  # its process has just ended
+    return Found(facts, path, inode, book)
+
+
+def _matching(ids: list[str]) -> list[Found]:
+    """Return the purse of each id, or beginning of one. Raises Misconfigured if there is not exactly one."""
+    known = everyone()
+    chosen = []
+    for text in ids:
+        found = [one for one in known if text and one.purse.ident.startswith(text)]
+        if len(found) != 1:
+            what = f"{len(found)} budgets begin with {text}" if found else f"no such budget: {text}"
+            raise Misconfigured(what, "quine budget show")
+        chosen += found
+    return chosen

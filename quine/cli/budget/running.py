@@ -1,0 +1,93 @@
+"""A command below a purse: this process holds the purse, adopts what the command leaves, and leaves as it left.
+
+Laws
+1. The command has our streams, environment, process group, signal mask and dispositions: it is as if it were this
+   process. Nothing is read, written or waited for in between.
+2. A signal that another process sends to this one reaches the command. One that the kernel sends to the foreground of
+   a terminal (^C, ^\\, ^Z, a hangup) has reached the command already, and is not sent a second time.
+3. This process is the subreaper of all below: an agent finds the purse among its ancestors, whatever its environment,
+   session or descriptors, until the command has ended. A process that runs on holds the purse itself.
+4. If this process is killed, the command and the agents go on within the same caps.
+"""
+
+from __future__ import annotations
+
+import os
+
+from quine.base.errors import complain
+from transport.lean import signal
+from transport.status import Status, die_of
+
+PR_SET_CHILD_SUBREAPER = 36
+# Signals that are not taken for others: two that nobody can block, and those of a fault of this process itself.
+OURS = {
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+    *(signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT),
+}
+FOREVER = 1e6  # seconds; PyPy has no sigwaitinfo
+STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+
+
+def run(command: list[str], purse: int) -> int:
+    """Run the command; return its exit status, or die of its signal. `purse` stays open until then."""
+    taken = {int(number) for number in signal.valid_signals() - OURS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # ignored by a caller, it would lose the status of the command
+    _adopt_orphans()
+    try:
+        pid = os.posix_spawnp(
+            command[0], command, os.environ, setsigmask=mask, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        complain(f"command not found: {command[0]}")
+        return 127
+    except OSError as error:
+        complain(f"cannot execute {command[0]}: {error.strerror}")
+        return 126
+    status = Status.from_wait(_end_of(pid, taken))
+    if status.signal:
+        die_of(status.signal)
+    return status.code
+
+
+def _end_of(pid: int, taken: set[int]) -> int:
+    """Pass signals on to the command until it has ended; return its wait status."""
+    while True:
+        sent = signal.sigtimedwait(taken, FOREVER)
+        if sent is None:
+            continue
+        if sent.si_signo == signal.SIGCHLD:
+            status = _reaped(pid)
+            if status is not None:
+                return status
+        elif sent.si_code <= 0:  # by a process; one by the kernel has a code above
+            os.kill(pid, sent.si_signo)  # not reaped yet, so the pid is still its own
+
+
+def _reaped(pid: int) -> int | None:
+    """Reap all that have ended; return the wait status of the command if it is among them, else None."""
+    while True:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+        except ChildProcessError:
+            return None
+        if not ended:
+            return None
+        if ended == pid and not os.WIFSTOPPED(status):
+            return status
+        # Stopped by the terminal: the shell above waits for this process to stop, too. A SIGCONT that has come since
+        # is for both.
+        if ended == pid and os.WSTOPSIG(status) in STOPS and signal.SIGCONT not in signal.sigpending():
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _adopt_orphans() -> None:
+    """Make this process a subreaper. Without ctypes the orphans have only the descriptors that they inherited."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass
