@@ -78,10 +78,10 @@ def folders_of(options: RunOptions) -> tuple[str, ...]:
 def _output(verb: str, job: Agent | Remote, options: RunOptions) -> int:
     """Run logs or attach, here or on the job's host; return the exit status."""
     if not isinstance(job, Agent):
-        from quine.jobs import remote
+        from quine.jobs import batch_view, remote
 
         passed = as_words(options, ("from", "offset", "follow", "stderr", "both", "stdin"))
-        return remote.show([verb, *passed], job, options)
+        return remote.show([verb, *passed], job, options, batch_view.far() if verb == "attach" else {})
     from quine.jobs import attach_logs
     from quine.jobs.client import leave
 

@@ -134,7 +134,7 @@ def test_input_without_an_end_is_refused(lab: Lab, work: Path, monkeypatch: pyte
         (["--detach", "--limit", "x"], "--limit x: "),
         (["--job", new_session()], "--job goes with --detach"),
         (["--output-limit", "1M"], "--output-limit goes with --detach"),
-        (["--from", "h1"], "no such option: --from"),
+        (["--from", "h1"], "--from goes with --detach"),
     ],
 )
 def test_what_is_refused_starts_nothing(lab: Lab, work: Path, words: list[str], error: str) -> None:
