@@ -37,6 +37,7 @@ EXAMPLE = "quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…]"
 OF_AGENTS = ("model", "max_turns", "max_depth", "max_agents", "max_tokens", "max_cost", "deadline")
 DETACHED = "QUINE_DETACHED"  # the id of its job, in the environment of a batch that was detached
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+OF_TERMINAL = (signal.SIGTSTP, signal.SIGCONT)
 
 
 def main(words: list[str]) -> int:
@@ -176,7 +177,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
     view.totals = crowd.totals if crowd else None
     run = Run(options, batch, starter, work, items, sink, report, log, view)
     try:
-        _play(options, run, batch, sink)
+        _play(options, run, batch, sink, view)
     finally:
         view.close()
         streams.close()
@@ -198,17 +199,20 @@ def _work(options: Options, command: Template, items: Items, mission: bool) -> W
     return Work(options, command, items.command, material)
 
 
-def _play(options: Options, run: Run, batch: Batch, sink: Sink) -> None:
+def _play(options: Options, run: Run, batch: Batch, sink: Sink, view: View) -> None:
     """Run the batch, which is told of the signals of this process."""
     from transport.client.signals import Caught
 
     caught = Caught()
-    caught.install(SIGNALS)
+    caught.install((*SIGNALS, *(OF_TERMINAL if view.terminal else ())))
 
     def take(_: int) -> None:
         caught.drain()
         while number := caught.take():
-            run.signalled(number)
+            if number in OF_TERMINAL:
+                view.signalled(number, caught)
+            else:
+                run.signalled(number)
 
     batch.watch(caught.fd, select.POLLIN, take)
     try:
@@ -284,9 +288,9 @@ def _report(options: Options, run: Run, view: View) -> None:
 def _end(options: Options, run: Run) -> int:
     """Report items that are not done; return the exit status, or die of the signal that has ended the batch."""
     if run.tally.failed and run.ended_by != signal.SIGPIPE:
-        complain(
-            f"{run.tally.failed} of {run.tally.ended} items are not done: {run.tally.text(outcome.DONE)}"
-        )
+        counts = run.tally.text(outcome.DONE)
+        hint = run.unfinished(options.joblog)
+        complain(f"{run.tally.failed} of {run.tally.ended} items are not done: {counts}", hint)
     if run.fault and not run.ended_by:
         raise run.fault
     if run.ended_by:

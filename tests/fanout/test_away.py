@@ -59,7 +59,8 @@ def test_it_goes_on_at_a_host_by_itself(lab: Lab, work: Path) -> None:
     assert lab.run(["logs", job]).stdout == expected
     attached = lab.run(["attach", job])
     assert (attached.returncode, attached.stdout) == (123, expected)
-    assert attached.stderr == b"quine: error: 1 of 3 items are not done: 1 failed\n"
+    told = "quine: error: 1 of 3 items are not done: 1 failed\nquine: hint: item 3 (3): status 1\n"
+    assert attached.stderr.decode() == told
     log = lab["h1"].home / "log"
     assert [row[12] for row in rows(log)] == ["done", "done", "failed"]
     log.unlink()
