@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import tomllib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from deploy.host import JUMP, KEYS, NAME, Host, misplaced
 from transport.errors import Denied, Misconfigured, NoSuchHost
 
 RESERVED = ("any", "local")
+JSON = ".json"  # suffix of an inventory that has its tables as a JSON object
 
 
 class ConfigError(Misconfigured):
@@ -189,15 +190,29 @@ def load(path: Path | None, env: Mapping[str, str]) -> Inventory:
     if path is None:
         return Inventory({})
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = _tables(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such inventory", "see --inventory and QUINE_INVENTORY") from None
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {_lowered(why or '')}") from None
     except (ValueError, RecursionError) as error:  # also nesting too deep
-        raise ConfigError(f"{path}: not TOML: {_lowered(str(error))}") from None
+        kind = "JSON" if path.suffix == JSON else "TOML"
+        raise ConfigError(f"{path}: not {kind}: {_lowered(str(error))}") from None
     return Inventory(_hosts(data, path), path)
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    """Raises OSError and ValueError, and ModuleNotFoundError for TOML on an old Python."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != JSON:
+        import tomllib  # here: Python 3.11 brought it, and an old host reads the other form
+
+        return tomllib.loads(text)
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise ValueError("must be an object")
+    return data
 
 
 def _hosts(data: dict[str, Any], path: Path) -> dict[str, Host]:

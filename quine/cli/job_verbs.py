@@ -78,10 +78,10 @@ def folders_of(options: RunOptions) -> tuple[str, ...]:
 def _output(verb: str, job: Agent | Remote, options: RunOptions) -> int:
     """Run logs or attach, here or on the job's host; return the exit status."""
     if not isinstance(job, Agent):
-        from quine.jobs import remote
+        from quine.jobs import batch_view, remote
 
         passed = as_words(options, ("from", "offset", "follow", "stderr", "both", "stdin"))
-        return remote.show([verb, *passed], job, options)
+        return remote.show([verb, *passed], job, options, batch_view.far() if verb == "attach" else {})
     from quine.jobs import attach_logs
     from quine.jobs.client import leave
 
@@ -320,59 +320,53 @@ def _signal(options: RunOptions) -> tuple[str, int]:
 def _kill(jobs: list[Agent | Remote], options: RunOptions) -> int:
     name, number = _signal(options)
     status = OK
-    for agent in jobs:
-        if not isinstance(agent, Agent):
-            from quine.jobs import remote
-
-            status = remote.call(["kill", "-s", name], agent, options) or status
+    for job in jobs:
+        if isinstance(job, Agent) and not (on := _elsewhere(job)):
+            status = _signalled(job, number) or status
             continue
-        fd = agent.hold()
-        if fd >= 0 and (on := _of_a_batch(agent)):
-            from quine.jobs import remote
+        from quine.jobs import remote
 
-            os.close(fd)
-            if there := remote.running(agent.id, on, options):
-                status = remote.call(["kill", "-s", name], there, options) or status
-            else:
-                complain(f"{agent.id}: it does not run on {on} now")
-                status = FAILED
-            continue
-        if fd >= 0 and agent.supervised and number:
-            from quine.jobs import attach_logs
-
-            os.close(fd)
-            if attach_logs.send_signal(agent, number):
-                continue
-            fd = agent.hold()
-        if fd < 0 and (on := _adrift(agent)):
-            from quine.jobs import remote
-
-            if there := remote.running(agent.id, on, options):
-                status = remote.call(["kill", "-s", name], there, options) or status
-                continue
-        if fd < 0:
-            complain(f"{agent.id}: {'it has ended' if agent.known_here else 'its process is not known here'}")
+        there = remote.running(job.id, on, options) if isinstance(job, Agent) else job
+        if there is None:
+            complain(f"{job.id}: it does not run on {on} now")
             status = FAILED
-            continue
-        try:
-            stopped = agent.state() == "stopped"
-            signal.pidfd_send_signal(fd, number)
-            if number in WAKING and stopped:
-                signal.pidfd_send_signal(fd, signal.SIGCONT)
-        except OSError as error:
-            complain(f"{agent.id}: {(error.strerror or '').lower()}")
-            status = FAILED
-        finally:
-            os.close(fd)
+        else:
+            status = remote.call(["kill", "-s", name], there, options) or status
     return status
 
 
-def _of_a_batch(agent: Agent) -> str:
-    """Return the host of an item of a batch; "" if its process stands for this job alone."""
+def _signalled(agent: Agent, number: int) -> int:
+    """Signal a process of this machine; return the exit status."""
+    fd = agent.hold()
+    if fd >= 0 and agent.supervised and number:
+        from quine.jobs import attach_logs
+
+        os.close(fd)
+        if attach_logs.send_signal(agent, number):
+            return OK
+        fd = agent.hold()
+    if fd < 0:
+        complain(f"{agent.id}: {'it has ended' if agent.known_here else 'its process is not known here'}")
+        return FAILED
+    try:
+        stopped = agent.state() == "stopped"
+        signal.pidfd_send_signal(fd, number)
+        if number in WAKING and stopped:
+            signal.pidfd_send_signal(fd, signal.SIGCONT)
+    except OSError as error:
+        complain(f"{agent.id}: {(error.strerror or '').lower()}")
+        return FAILED
+    finally:
+        os.close(fd)
+    return OK
+
+
+def _elsewhere(agent: Agent) -> str:
+    """Return the host of a job that no process here stands for: an item of a batch, or an agent whose proxy is lost."""
     from quine.jobs import batch_state
 
-    state = batch_state.of_process(agent.pid)
-    return agent.host if state and state["id"] != agent.id else ""
+    state = batch_state.of_process(agent.pid) if agent.alive else None
+    return agent.host if state and state["id"] != agent.id else _adrift(agent)
 
 
 def _list_signals(names: list[str]) -> int:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 PARALLEL = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand"
 HEAD = PARALLEL + "\tNode\tId\tAttempt\tState\tHash\n"
 COLUMNS = HEAD.count("\t") + 1
+NO_LOG = "--resume and --resume-failed need --joblog FILE"
 EVERY = 1.0  # seconds between fsyncs
 RUNNING = "running"
 STOPPED = "stopped"

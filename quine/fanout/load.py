@@ -66,8 +66,13 @@ class Loads:
         self._limit = Limit(options)
         self._asked: set[str] = set()
         self._silent: set[str] = set()
-        self._known: list[str] | None = None  # hosts that --on means
+        self._known: list[str] | None = None  # hosts that --on means, in the order of the inventory
         self.due = now if self._limit else float("inf") if watched is None else watched
+
+    @property
+    def order(self) -> dict[str, int]:
+        """The places of the hosts in the inventory, as far as they are known."""
+        return {name: at for at, name in enumerate(self._known or ())}
 
     @property
     def avoid(self) -> list[str]:

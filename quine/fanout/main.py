@@ -11,11 +11,12 @@ import os
 import select
 import time
 
+from quine.base.cli_options import field
 from quine.base.errors import DENIED, LOST, Failure, Misconfigured, complain, say
 from quine.fanout import outcome
 from quine.fanout.input.items import Items
 from quine.fanout.input.template import Template, Word
-from quine.fanout.options import Options, parse, usage
+from quine.fanout.options import Options, elsewhere, parse, usage
 from quine.jobs import batch_state
 from transport.lean import signal
 from transport.writes import write_all
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = "quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…]"
 OF_AGENTS = ("model", "max_turns", "max_depth", "max_agents", "max_tokens", "max_cost", "deadline")
-NO_LOG = "--resume and --resume-failed need --joblog FILE"
 DETACHED = "QUINE_DETACHED"  # the id of its job, in the environment of a batch that was detached
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+OF_TERMINAL = (signal.SIGTSTP, signal.SIGCONT)
 
 
 def main(words: list[str]) -> int:
@@ -44,6 +45,10 @@ def main(words: list[str]) -> int:
     from transport import inherit
 
     inherit.hold_standard_streams()  # before any file is opened
+    if words[:1] == ["--sent"]:
+        from quine.fanout.detached.arrival import start
+
+        return start(words[1:])
     detached = os.environ.pop(DETACHED, "")
     options, rest, dashes = parse(words)
     if options.help:
@@ -63,9 +68,7 @@ def main(words: list[str]) -> int:
         return _print(options, command, items, mission)
     _check(options)
     if options.spawn.detach:
-        from quine.fanout.input.detach import detach
-
-        return detach(options, rest, batch_state.shown(words), mission)
+        return _detach(options, rest, batch_state.shown(words), mission)
     if detached:
         options.spawn = options.spawn.replace(job=detached)
     if store := options.spawn.fs or os.environ.get("QUINE_FS", ""):
@@ -87,35 +90,32 @@ def _check(options: Options) -> None:
     if options.cleanup and not (options.spawn.files or options.spawn.returns):
         raise Misconfigured("--cleanup is about --files and --returns")
     if options.spawn.detach:
-        _check_detached(options)
-    elif options.spawn.job or options.spawn.output_limit:
-        raise Misconfigured(f"--{'job' if options.spawn.job else 'output-limit'} goes with --detach")
+        from quine.fanout.detached import checks
+
+        checks.check(options)
+    elif alone := next(
+        (name for name in ("from", "job", "output-limit") if getattr(options.spawn, field(name))), ""
+    ):
+        raise Misconfigured(f"--{alone} goes with --detach")
+    if elsewhere(options):
+        return  # the rest is about this machine
+    if options.spawn.detach:
+        checks.check_here(options)
     if options.spawn.report:
         from quine.base import run_report
 
         options.spawn = options.spawn.replace(report=run_report.begin(options.spawn.report))
 
 
-def _check_detached(options: Options) -> None:
-    """Refuse here what the batch would refuse once it is detached, where only its log tells of it."""
-    from quine.base.cli_options import environment, limits
-    from quine.fanout.output import results, tables
-    from quine.fanout.retries import Retries
-    from quine.fanout.timers import Timers
+def _detach(options: Options, words: list[str], shown: str, mission: bool) -> int:
+    """Start the batch as a job of its own, here or at a host."""
+    if elsewhere(options):
+        from quine.fanout.detached.away import detach_at
 
-    if options.spawn.report.isdecimal():
-        raise Misconfigured("--report FD does not go with --detach: nothing waits", "--report FILE")
-    results.check(options, tables.kind_of(options.results))
-    environment(options.spawn, os.environ)
-    limits(options.spawn)
-    options.number("jobs", 0)
-    Retries(options, Timers())
-    if options.joblog:
-        from quine.fanout.joblog import check_free
+        return detach_at(options, words, shown, mission)
+    from quine.fanout.detached.here import detach
 
-        check_free(options.joblog)
-    elif options.resume or options.resume_failed:
-        raise Misconfigured(NO_LOG)
+    return detach(options, words, shown, mission)
 
 
 def _check_mission(words: list[str]) -> None:
@@ -178,7 +178,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
     view.totals = crowd.totals if crowd else None
     run = Run(options, batch, starter, work, items, sink, report, log, view)
     try:
-        _play(options, run, batch, sink)
+        _play(options, run, batch, sink, view)
     finally:
         view.close()
         streams.close()
@@ -200,17 +200,20 @@ def _work(options: Options, command: Template, items: Items, mission: bool) -> W
     return Work(options, command, items.command, material)
 
 
-def _play(options: Options, run: Run, batch: Batch, sink: Sink) -> None:
+def _play(options: Options, run: Run, batch: Batch, sink: Sink, view: View) -> None:
     """Run the batch, which is told of the signals of this process."""
     from transport.client.signals import Caught
 
     caught = Caught()
-    caught.install(SIGNALS)
+    caught.install((*SIGNALS, *(OF_TERMINAL if view.terminal else ())))
 
     def take(_: int) -> None:
         caught.drain()
         while number := caught.take():
-            run.signalled(number)
+            if number in OF_TERMINAL:
+                view.signalled(number, caught)
+            else:
+                run.signalled(number)
 
     batch.watch(caught.fd, select.POLLIN, take)
     try:
@@ -232,6 +235,8 @@ def _kept(options: Options) -> set[str] | None:
     """Return the kinds of the ends that --resume leaves as they are; None without it. Raises Misconfigured."""
     resumes = options.resume or options.resume_failed
     if resumes and not options.joblog:
+        from quine.fanout.joblog import NO_LOG
+
         raise Misconfigured(NO_LOG)
     if options.resume_elsewhere and not resumes:
         raise Misconfigured("--resume-elsewhere is about --resume and --resume-failed")
@@ -284,9 +289,9 @@ def _report(options: Options, run: Run, view: View) -> None:
 def _end(options: Options, run: Run) -> int:
     """Report items that are not done; return the exit status, or die of the signal that has ended the batch."""
     if run.tally.failed and run.ended_by != signal.SIGPIPE:
-        complain(
-            f"{run.tally.failed} of {run.tally.ended} items are not done: {run.tally.text(outcome.DONE)}"
-        )
+        counts = run.tally.text(outcome.DONE)
+        hint = run.unfinished(options.joblog)
+        complain(f"{run.tally.failed} of {run.tally.ended} items are not done: {counts}", hint)
     if run.fault and not run.ended_by:
         raise run.fault
     if run.ended_by:

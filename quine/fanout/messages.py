@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from quine.base.errors import error_text
+from quine.fanout.outcome import FAILED, KILLED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.fanout.output.sinks import Sink
+    from quine.fanout.tasks import Task
     from transport.status import Status
 
 SHOWN = 10  # faults of starts and losses that are printed
+NAMED = 3  # items that are not done, at the end
+LONGEST = 40  # characters of an item in a message
 
 
 class Messages:
@@ -19,6 +23,9 @@ class Messages:
         self._faults: set[str] = set()
         self._left: set[str] = set()
         self._lost = 0
+        self._left_behind = 0
+        self._not_done: list[tuple[int, str]] = []
+        self._more = 0  # that are not named
 
     def say(self, text: str) -> None:
         """Print a line, also with -q."""
@@ -46,6 +53,36 @@ class Messages:
         """Say how many of them were not named."""
         if self._lost > SHOWN:
             self._sink.say(error_text(f"and {self._lost - SHOWN} more items that no host has any more"))
+
+    def not_done(self, task: Task) -> None:
+        """Note how an item ended, for the end of the batch."""
+        if len(self._not_done) == NAMED:
+            self._more += 1
+            return
+        from quine.base.text import plain
+        from transport.status import signal_name
+
+        entry, how = task.entry, task.entry.kind
+        if how in (FAILED, KILLED):
+            how = signal_name(entry.signal) if entry.signal else f"status {entry.code}"
+        text = plain(" ".join(task.item.args), newlines=False)
+        text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+        name = f"item {task.item.number}" + (f" ({text})" if text else "")
+        self._not_done.append((task.item.number, f"{name}: {how}"))
+
+    def unfinished(self, log: str) -> str:
+        """Return the first items that are not done, and where the others are: in `log`, if there is one."""
+        where = f"in {log}" if log else "--joblog FILE records them"
+        named = [text for _, text in sorted(self._not_done)]
+        return "; ".join([*named, *([f"{self._more} more: {where}"] if self._more else [])])
+
+    def left_behind(self, task: Task) -> None:
+        """Tell of an item whose end was not heard of in time."""
+        self._left_behind += 1
+        if self._left_behind <= SHOWN:
+            self.say(f"item {task.item.number}: its end was not heard of; --resume asks its host for it")
+        elif self._left_behind == SHOWN + 1:
+            self.say("and more items, of which --resume asks their hosts")
 
     def left(self, status: Status) -> None:
         """Name a directory in which files are left; many jobs may name the same."""

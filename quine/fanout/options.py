@@ -122,6 +122,13 @@ OPTIONS: tuple[Row, ...] = (
     ("deadline", "", "SECONDS", V, "time of the batch of agents (QUINE_DEADLINE)"),
     ("detach", "", "", V, "let the batch run on without this process; its id is printed"),
     (
+        "from",
+        "",
+        "HOST",
+        V,
+        "with --detach: the batch of commands goes on at HOST, and this machine may leave",
+    ),
+    (
         "job",
         "",
         "ID",
@@ -261,6 +268,11 @@ class Options:
             return known[escape]
 
         return re.sub(rb"\\(x[0-9a-fA-F]{2}|.?)", translated, os.fsencode(text), flags=re.DOTALL)
+
+
+def elsewhere(options: Options) -> bool:
+    """Whether --from names anything but this machine."""
+    return options.spawn.from_ not in ("", "local")
 
 
 def parse(words: list[str]) -> tuple[Options, list[str], bool]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MOST = 1001  # times of which the median is taken, the last ones
 LEAST = 3  # and how many of them there must be
 WINDOW = 10  # seconds over which a rate is taken
+READER, SLOT = "the reader of its output", "a free slot"  # for which a batch may wait
 
 
 class Median:
@@ -86,6 +87,7 @@ class Progress:
         self.total: int | None = None  # items of the input, if that can be known
         self.running = 0  # over there
         self.under_way = 0  # items that were read and have no end
+        self.waits = ""  # for what, if that is none of its own jobs
         self._began = now
         self._rate = Rate(now)
 

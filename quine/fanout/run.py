@@ -13,15 +13,16 @@ Laws
 from __future__ import annotations
 
 import heapq
-import select
 import time
 
 from quine.base import errors
 from quine.base.errors import Failure
 from quine.fanout import outcome
+from quine.fanout.input.intake import Intake
 from quine.fanout.joblog import RUNNING
 from quine.fanout.messages import Messages
-from quine.fanout.outcome import LOST, NEVER
+from quine.fanout.outcome import DONE, LOST, NEVER
+from quine.fanout.progress import READER, SLOT
 from quine.fanout.retries import Retries
 from quine.fanout.timers import Timeout, Timers
 from quine.jobs.adoption import Orphans
@@ -30,9 +31,7 @@ from transport.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quine.fanout.input.items import Item, Items
+    from quine.fanout.input.items import Items
     from quine.fanout.joblog import Joblog
     from quine.fanout.options import Options
     from quine.fanout.output.results import Report
@@ -67,8 +66,7 @@ class Run:
     ) -> None:
         self._options = options
         self._batch, self._starter = batch, starter
-        self._work, self._source = work, items
-        self._items: Iterator[Item | None] = iter(items)
+        self._work, self._intake = work, Intake(items, batch)
         self._sink, self._report = sink, report
         self._log = log
         self._view = view
@@ -88,12 +86,13 @@ class Run:
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
         self._slots: list[int] = []  # free numbers below _slot
         self._slot = 0
-        self._waits, self._next_start = False, 0.0  # for input
+        self._next_start = 0.0
         self._messages = Messages(sink, options.spawn.quiet)
+        self.unfinished = self._messages.unfinished
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
         self.fault: Exception | None = None  # of the input, or of what is kept
-        self._exhausted = self._ending = self.killed = False  # the last: by a signal, which ends what runs
+        self._ending = self.killed = False  # the last: by a signal, which ends what runs
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -106,10 +105,10 @@ class Run:
             self._start()
             looks = self._orphans and self._orphans.awaited and not self._ending
             waits = self._running or self._again or looks
-            if not waits and (self._exhausted or self.stopped):
+            if not waits and (self._intake.exhausted or self.stopped):
                 break
             self._turn()
-        self._wait_for_input(False)
+        self._intake.close()
         self._messages.more_lost()
         self._clean_up()
         self._sink.give_up_order()
@@ -138,7 +137,14 @@ class Run:
         self._sink.pump()
         self._check()
         self._progress.under_way = len(self._running) + len(self._again)
+        self._progress.waits = self._waits_for()
         self._view.tick(now)
+
+    def _waits_for(self) -> str:
+        """Return for what the batch waits that is none of its jobs; "" if it does not."""
+        if self._sink.clogged or self._sink.stopped:
+            return READER
+        return SLOT if self._batch.is_full and not self._progress.running else ""
 
     def _check(self) -> None:
         """Raises OSError if stdout cannot be written; any other error of outputs and of the log ends the batch."""
@@ -188,23 +194,11 @@ class Run:
 
     def _task(self) -> Task | None:
         """Return the next item to be run; None if there is none now."""
-        while not self._exhausted:
-            try:
-                item = next(self._items)
-                if item is None:
-                    self._wait_for_input(True)
-                    return None
-                task = self._work.task(item)
-                self._progress.read = item.number
-            except StopIteration:
-                self._exhausted = True
-                break
-            except Exception as error:
-                self.fault, self._exhausted = error, True
-                break
+        while (task := self._intake.next(self._work.task)) is not None:
+            self._progress.read = task.item.number
             if not self._had_before(task):
                 return task
-        self._wait_for_input(False)
+        self.fault = self.fault or self._intake.fault
         return None
 
     def _had_before(self, task: Task) -> bool:
@@ -218,15 +212,6 @@ class Run:
             self._progress.skipped += 1
             self._sink.skip(task.item.number)
         return True
-
-    def _wait_for_input(self, waits: bool) -> None:
-        if self._source.fd < 0 or waits == self._waits:
-            return
-        self._waits = waits
-        if waits:
-            self._batch.watch(self._source.fd, select.POLLIN, lambda _: self._wait_for_input(False))
-        else:
-            self._batch.unwatch(self._source.fd)
 
     def _try(self, task: Task) -> None:
         """Start one try of an item."""
@@ -312,6 +297,8 @@ class Run:
     def _final(self, task: Task) -> None:
         """An item has its end."""
         self.tally.add(task.entry.kind)
+        if task.entry.kind != DONE:
+            self._messages.not_done(task)
         self._unrecorded += 1
         self._progress.final(time.monotonic())
         self._report.pass_on(task, self._sink, lambda: self._written(task))
@@ -359,9 +346,15 @@ class Run:
             self._give_slot(task)
             task.leave()
 
+    def _give_up(self, task: Task) -> None:
+        """The end of a job was not heard of, although it got KILL."""
+        if task.job and not task.job.over:
+            self._messages.left_behind(task)
+        self._leave(task)
+
     def _end_all(self) -> None:
         for task in list(self._running):
-            self._starter.end(task, self.at, self._running, self._leave)
+            self._starter.end(task, self.at, self._running, self._give_up)
 
     def signalled(self, number: int) -> None:
         """Take a signal that this process got."""

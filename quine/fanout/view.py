@@ -15,6 +15,7 @@ import time
 
 from quine.fanout.load import Loads
 from quine.jobs import batch_state
+from transport.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from quine.fanout.output.streams import Streams
     from quine.fanout.progress import HostState, Progress
     from transport.client.batch import Batch
+    from transport.client.signals import Caught
 
+FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FIRST = 1.0  # seconds until the view is painted: a short batch has none
 EVERY = 1.0  # seconds between two paintings
 SOON = 0.2  # and if output has erased it in between; till then it is painted as it was
@@ -122,8 +125,21 @@ class View:
             **{"items": None if total is None else max(0, total - progress.skipped), "ended": tally.ended},
             **{kind.replace(" ", "_"): count for kind, count in tally.counts.items()},
             **{"running": progress.running, "rate": progress.rate(now), "eta": progress.eta()},
-            **{"more_hosts": 0, "hosts": [_of_host(*each, now) for each in progress.hosts.items()]},
+            **{"waits": progress.waits, "more_hosts": 0, "hosts": self._hosts(now)},
         }
+
+    def _hosts(self, now: float) -> list[dict[str, Any]]:
+        """The hosts in the order of the inventory, so that each keeps its place; others behind them."""
+        order = self.loads.order
+        hosts = sorted(self.progress.hosts.items(), key=lambda each: order.get(each[0], len(order)))
+        return [_of_host(*each, now) for each in hosts]
+
+    def signalled(self, number: int, caught: Caught) -> None:
+        """Stop this process, with a clean terminal, or go on where the shell had the terminal meanwhile."""
+        if number == signal.SIGTSTP:
+            self._streams.hide()
+            caught.stop(number, FATAL)
+        self._streams.resume()
 
     def line(self, now: float) -> str:
         """The batch in one line."""

@@ -165,12 +165,16 @@ class _Proxy:
             for output in self.outputs:
                 if output.poll_fd >= 0:
                     poll.register(output.poll_fd, select.POLLOUT if output.pending else 0)
+            if self.view:
+                poll.register(self.view.caught.fd, select.POLLIN)
             pause = int(self.view.pause * 1000) + 1 if self.view else None
             ready = dict(poll.poll(0 if self._more() else pause))
             if self._line and ready.get(self._line.socket.fileno()):
                 self._hear(self._line)
             if self._stdin >= 0 and self._stdin in ready:
                 self._read_stdin()
+            if self.view and self.view.caught.fd in ready:
+                self.view.signalled()
 
     def _more(self) -> bool:
         """Return whether there is more to pass on, and its reader is ready."""

@@ -29,6 +29,7 @@ LINK = f"/memfd:{NAME} (deleted)"
 MOST = 1 << 20  # bytes of a state
 HOSTS = 256  # hosts in a state; of more there is the number alone
 TEXT = 4096  # characters of a text in it
+WAITS = 60  # and of what it waits for
 TRIES = 20  # readings of a state that is being written; a write takes microseconds
 GAP = "   "
 KINDS = ("done", "failed", "killed", "timeout", "lost", "never started", "denied", "unavailable")  # of ends
@@ -52,6 +53,7 @@ FIELDS: dict[str, tuple[tuple[type, ...], object]] = {
     "running": ((int,), 0),
     "rate": ((int, float), 0.0),
     "eta": ((int, float), None),
+    "waits": ((str,), ""),  # for what, if that is none of its jobs
     "more_hosts": ((int,), 0),
     "command": ((str,), ""),
 }
@@ -209,6 +211,8 @@ def line(state: Mapping[str, Any]) -> str:
     if state["items"] is not None:
         counts = f"{state['ended']} of {state['items']}: {counts}"
     parts = [counts, f"{state['running']} running", f"{number(state['rate'])}/s"]
+    if state["waits"]:
+        parts.append(f"waiting for {state['waits'][:WAITS]}")
     if state["eta"] is not None:
         parts.append(f"ETA {duration(state['eta'])}")
     if state["tokens"] is not None:

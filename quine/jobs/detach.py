@@ -24,7 +24,16 @@ from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, Not
 from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from quine.jobs.client import caller, directory_here, leave, services, show, starting_directory
-from quine.jobs.job_files import collect, command_text, directory_of, keep_mission, remove, taken
+from quine.jobs.job_files import (
+    collect,
+    command_text,
+    directory_of,
+    keep_mission,
+    made_directory,
+    remove,
+    taken,
+    unwritable,
+)
 from quine.tape.registry import state_directory
 from transport import inherit, this_build
 from transport.detached import supervisor
@@ -172,10 +181,9 @@ def _start(
     keep = _kept()
     if not keep:
         env.pop(inherit.VARIABLE, None)
-    jobs = os.path.join(state_directory(), "jobs")
+    jobs = made_directory()
     directory = directory_of(job)
     try:
-        dirs.make(jobs)
         stdin: int | None
         if inputs:
             argv = [*this_build.own_command(), *inputs.take(jobs)]
@@ -194,9 +202,10 @@ def _start(
             raise
         if mission:
             keep_mission(directory, mission)
+        if inputs:
+            inputs.keep(directory)
     except OSError as error:
-        why = (error.strerror or "").lower()
-        raise Failure(NOT_STARTED, f"{error.filename or jobs}: {why}", "set XDG_STATE_HOME") from None
+        raise unwritable(error, jobs) from None
     collect(jobs)
     record = {"session": job, "parent": "", "host": "local", "cwd": cwd, **facts}
     record["made"] = os.path.basename(cwd) == job  # a directory made here, for this job alone
@@ -217,8 +226,9 @@ def _start(
 def _again(job: str) -> list[str]:
     """Return this command with the id that it was given, so that it starts the same job."""
     words = sys.argv[1:]
-    at = 1 if words[:1] == ["run"] else 0
-    return [*this_build.own_command(), *words[:at], f"--job={job}", *words[at:]]
+    at = 1 if words[:1] in (["run"], ["xargs"]) else 0
+    given = [] if f"--job={job}" in words else [f"--job={job}"]
+    return [*this_build.own_command(), *words[:at], *given, *words[at:]]
 
 
 def _kept() -> tuple[int, ...]:

@@ -80,11 +80,9 @@ def _hosts(options: RunOptions) -> set[str]:
     path = find_inventory(options, os.environ)
     if not path:
         return set()
-    try:
-        from deploy.inventory import ConfigError, load
-    except ModuleNotFoundError:  # on a host, which can read none
-        return set()
+    from deploy.inventory import ConfigError, load
+
     try:
         return set(load(Path(path), {}).hosts)
-    except ConfigError:
+    except (ConfigError, ModuleNotFoundError):  # the latter on a host whose Python reads no TOML
         return set()

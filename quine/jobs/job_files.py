@@ -14,7 +14,8 @@ import select
 import stat
 import time
 
-from quine.base.errors import Misconfigured
+from quine.base import dirs
+from quine.base.errors import NOT_STARTED, Failure, Misconfigured
 from quine.base.sessions import is_session
 from quine.tape.registry import state_directory
 from transport import inherit
@@ -34,6 +35,23 @@ ENDLESS_HINT = "an endless input goes without --detach; a large one can be a fil
 
 def directory_of(job: str) -> str:
     return os.path.join(state_directory(), "jobs", job)
+
+
+def made_directory() -> str:
+    """Return the directory of all jobs, which is made if it is not there. Raises Failure."""
+    jobs = os.path.join(state_directory(), "jobs")
+    try:
+        dirs.make(jobs)
+    except OSError as error:
+        raise unwritable(error, jobs) from None
+    return jobs
+
+
+def unwritable(error: OSError, jobs: str) -> Failure:
+    """Return the failure of a write to the directory of all jobs."""
+    return Failure(
+        NOT_STARTED, f"{error.filename or jobs}: {(error.strerror or '').lower()}", "set XDG_STATE_HOME"
+    )
 
 
 def keep_mission(directory: str, mission: str) -> None:
@@ -76,6 +94,11 @@ def taken_whole(jobs: str, path: str) -> int:
     finally:
         if source:
             os.close(source)
+    return raised(low)
+
+
+def raised(low: int) -> int:
+    """Return a descriptor at a number that no program expects, and close `low`, which it duplicates."""
     try:
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
     finally:
@@ -112,16 +135,25 @@ class Inputs:
             self.stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         return argv
 
+    def keep(self, directory: str) -> None:
+        """Write what the job needs beside its inputs into its directory. Raises OSError."""
+
 
 class _Unreadable(Exception):
     pass
 
 
-def _copied(jobs: str, source: int, most: float = float("inf")) -> int:
-    """Copy all that `source` gives into a file without a name, and return it, at its beginning."""
+def nameless(jobs: str) -> int:
+    """Open a new file without a name."""
     path = os.path.join(jobs, f".stdin.{os.getpid()}")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.unlink(path)
+    return fd
+
+
+def _copied(jobs: str, source: int, most: float = float("inf")) -> int:
+    """Copy all that `source` gives into a file without a name, and return it, at its beginning."""
+    fd = nameless(jobs)
     try:
         size = 0
         while data := _read(source):

@@ -4,7 +4,7 @@ Laws
 1. All hosts are asked at the same time, each by a process of its own and for a bounded time: a host that hangs hides no
    other. If the answer may be incomplete without it, stderr and the exit status say so. If one answer is enough, the
    others have MORE seconds.
-2. The answer of a host is foreign: only known fields of known types are taken, and at most MOST bytes.
+2. The answer of a host is foreign (`foreign.py`), and at most MOST bytes of it are read.
 3. A host is asked for an id only if no local job has it. An id that two hosts claim is refused until --on names one.
    No host is told the id that is sought, and a whole one cannot be guessed: its first claim is enough, and the others
    have MORE seconds to dispute it. The part that `ps` shows has 12 random bits, so a host that lies could claim it: a
@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from quine.base.cli_options import RunOptions, find_inventory
 from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain
-from quine.base.sessions import SHORT, SHOWN, is_session
+from quine.base.sessions import SHORT
 from quine.base.text import plain
+from quine.jobs import foreign
 from quine.jobs.detach import verb_there
-from quine.tape.reader import HUGE
 from quine.tape.registry import ALIVE
 from transport import quickjson
 from transport.client import client
@@ -40,28 +40,6 @@ MORE = 1.0  # seconds for the other hosts, if one answer is enough
 MOST = 16 << 20  # bytes of one answer
 REPORT = "please report it"
 STOPS = 2.0  # seconds for an asking process to end
-
-_FIELDS: dict[str, tuple[tuple[type, ...], object]] = {
-    "id": ((str,), ""),
-    "session": ((str,), ""),
-    "kind": ((str,), "agent"),
-    "pid": ((int,), 0),
-    "state": ((str,), "unknown"),
-    "code": ((int,), None),
-    "signal": ((str,), None),
-    "detail": ((str,), ""),
-    "started": ((int, float), 0.0),
-    "seconds": ((int, float), 0.0),
-    "turns": ((int,), None),
-    "cost": ((int, float), None),
-    "doing": ((str,), ""),
-    "down": ((int, float), 0),
-    "mission": ((str,), ""),
-    "parent": ((str,), ""),
-    "root": ((str,), ""),
-    "stdout": ((str,), None),
-    "stderr": ((str,), None),
-}
 
 
 class Remote(NamedTuple):
@@ -96,14 +74,14 @@ def hosts(where: str, options: RunOptions) -> list[str]:
     path = find_inventory(options, os.environ)
     if path is None and not where:
         return []
+    from deploy.inventory import ConfigError, load
+
     try:
-        from deploy.inventory import ConfigError, load
-    except ModuleNotFoundError:  # on a host, which can read none, and dials nobody
+        known = load(Path(path) if path else None, {})
+    except ModuleNotFoundError:  # a host whose Python reads no TOML dials nobody
         if where:
             raise
         return []
-    try:
-        known = load(Path(path) if path else None, {})
     except ConfigError as error:
         raise Misconfigured(error.detail, error.hint) from None
     return [host.name for host in known.matching(where)] if where else list(known.hosts)
@@ -117,13 +95,13 @@ def listed(names: list[str], options: RunOptions, job: str = "") -> tuple[list[d
     facts, silent = [], []
 
     def enough(host: str, out: bytes) -> bool:
-        return any(fact["id"].startswith(job) and _knows(fact) for fact in _parsed(out, host))
+        return any(fact["id"].startswith(job) and _knows(fact) for fact in foreign.parsed(out, host))
 
     words = ["ps", "--all", "--json"]
     for host, answer in ask(words, names, options, enough=enough if job else None).items():
         if answer.status.state != "exited" or answer.status.code:
             silent.append(silence(host, answer))
-        facts += _parsed(answer.out, host)  # incomplete if a node there does not answer
+        facts += foreign.parsed(answer.out, host)  # incomplete if a node there does not answer
     return facts, silent
 
 
@@ -161,7 +139,7 @@ def find(text: str, where: str, options: RunOptions, reads: bool = False) -> lis
     names = hosts(where, options)
     if where and len(names) == 1:
         return [Remote(names[0], text)]  # that host resolves the id itself
-    enough = reads or _is_job(text)
+    enough = reads or foreign.is_job(text)
     everything, silent = listed(names, options, text if enough else "") if names else ([], [])
     facts = [fact for fact in everything if fact["id"].startswith(text)]
     if not (facts and enough and len(text) >= SHORT):
@@ -201,11 +179,13 @@ def _rivals(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return known and any(one[name] != other[name] for name in ("pid", "started", "mission", "root"))
 
 
-def show(words: list[str], job: Remote, options: RunOptions) -> int:
-    """Run a verb on the job's host, act as its proxy, and return its exit status."""
+def show(words: list[str], job: Remote, options: RunOptions, env: dict[str, str] | None = None) -> int:
+    """Run a verb on the job's host, with these variables, act as its proxy, and return its exit status."""
     from quine.jobs.client import show as run_as_proxy
 
-    return run_as_proxy(verb_there([*words, job.id], job.host, options), RunOptions())
+    spawn = verb_there([*words, job.id], job.host, options)
+    spawn.env = env or {}
+    return run_as_proxy(spawn, RunOptions())
 
 
 def call(words: list[str], job: Remote, options: RunOptions) -> int:
@@ -366,35 +346,3 @@ def _answer_to(
         os._exit(OK)
     finally:
         os._exit(DEFECT)
-
-
-def _parsed(out: bytes, host: str) -> list[dict[str, Any]]:
-    """Return the valid facts in the list of a host."""
-    return [fact for line in out.splitlines() if (fact := fact_of(line, host))]
-
-
-def fact_of(line: bytes, host: str) -> dict[str, Any]:
-    """Parse one line of a list; {} if it is invalid."""
-    try:
-        report = quickjson.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(report, dict) or not _is_job(report.get("id")):
-        return {}
-    fact = {name: _taken(report.get(name), types, default) for name, (types, default) in _FIELDS.items()}
-    return {**fact, "host": host}
-
-
-def _is_job(text: object) -> bool:
-    """Return whether this is the id of a session, or of a command: 32 hexadecimal digits."""
-    hexadecimal = isinstance(text, str) and len(text) == 32 and not text.strip("0123456789abcdef")
-    return hexadecimal or is_session(text)
-
-
-def _taken(value: object, types: tuple[type, ...], default: object) -> object:
-    """Return a value of the right type, cut to a size that a table can show; else `default`."""
-    if not isinstance(value, types) or isinstance(value, bool):
-        return default
-    if isinstance(value, str):
-        return value[:SHOWN]
-    return value if isinstance(value, (int, float)) and abs(value) <= HUGE else default

@@ -89,13 +89,8 @@ class Placer:
     def _inventory(self, spawn: Spawn) -> Inventory:
         from pathlib import Path
 
+        from deploy.inventory import ConfigError, Inventory, load
         from transport.errors import Misconfigured
-
-        try:
-            from deploy.inventory import ConfigError, Inventory, load
-        except ModuleNotFoundError as lacking:
-            detail = f"the file for hosts reads no inventory and dials nobody: it is without {lacking.name}"
-            raise Misconfigured(detail, "there, install it from its sources, as the README says") from None
 
         named = spawn.context.get("inventory")
         if not isinstance(named, str):
@@ -111,6 +106,11 @@ class Placer:
             if (cached := self._cache.get(named)) and spawn.context.get("late") is True:
                 return self._as_before(cached[1], error.detail)
             raise Misconfigured(error.detail, error.hint) from None
+        except ModuleNotFoundError as lacking:
+            detail = (
+                f"this Python reads no inventory in TOML, and so dials nobody: it is without {lacking.name}"
+            )
+            raise Misconfigured(detail, "Python 3.11 reads it; older ones read inventory.json") from None
         except OSError as error:
             raise Misconfigured(
                 f"{Path(named)}: {error.strerror}", "see --inventory and QUINE_INVENTORY"

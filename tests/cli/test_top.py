@@ -251,8 +251,10 @@ def test_it_is_stopped_and_goes_on(lab: Lab) -> None:
 
 def test_hosts_are_asked_beside_the_keys(lab: Lab, go: Path) -> None:
     job = detach(lab, "--on", "h1", "--", "sh", "-c", f"read x <{go}")
+    near = detach(lab, "--", "sh", "-c", f"read x <{go}")
     with Screen(columns=200) as screen:
         process = screen.start(lab, ["top", "--on", "h1"], env=TERM)
+        screen.wait(near[:13].encode() + b"  local ")
         screen.wait(b"asking the hosts")
         screen.wait(job[:13].encode() + b"  h1 ")
         screen.type(b"q")

@@ -50,7 +50,7 @@ def test_every_variable_is_documented() -> None:
     import re
 
     text = (REFERENCE / "environment.md").read_text()
-    own = {"QUINE_DETACHED", "QUINE_LAYER", "QUINE_MOVED", "QUINE_WISDOM_", "QUINE_API_"}
+    own = {"QUINE_DETACHED", "QUINE_LAYER", "QUINE_MOVED", "QUINE_VIEW", "QUINE_WISDOM_", "QUINE_API_"}
     named = {
         name
         for package in ("quine", "transport", "deploy")

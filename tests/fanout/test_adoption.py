@@ -20,7 +20,7 @@ from tests.lab import Lab
 from tests.lab.processes import kill
 from tests.support.agents import PATIENCE
 from tests.support.machine import only_node
-from tests.support.waiting import until
+from tests.support.waiting import read_until, until
 
 # Each execution is a line. Items from 3 on wait for a file, with output before and after.
 SCRIPT = (
@@ -378,6 +378,24 @@ def test_what_a_signal_has_ended_does_not_go_on_and_is_run_again(
     done = lab.run([*RESUME, "--on", where, "--cwd", str(tmp_path), *job, *"12"], cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert sorted(ran.read_text().split()) == ["1", "1", "2", "2"]
+
+
+def test_an_item_whose_end_is_not_heard_of_after_kill_is_named(
+    lab: Lab, through: Callable[..., str], tmp_path: Path
+) -> None:
+    name = through("h1")
+    job = [*SH, "echo up; exec sleep 1000", ":::", "1"]
+    words = ["xargs", "--line-buffer", "--joblog", "log", "--on", name, *job]
+    pipe = subprocess.PIPE
+    with lab.popen(words, cwd=tmp_path, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\n")
+        lab["h1"].proxy.blackhole()
+        process.terminate()
+        _, told = process.communicate(timeout=PATIENCE)
+    assert b"quine: item 1: its end was not heard of; --resume asks its host for it\n" in told
+    lab["h1"].proxy.heal()
+    assert rows(tmp_path / "log") == []
 
 
 def test_a_small_output_outlives_the_node_of_its_machine_and_then_the_batch(

@@ -63,6 +63,7 @@ def test_it_runs_on_and_ends_as_a_batch_ends(lab: Lab, work: Path, where: str) -
     assert lab.run(["wait", job]).returncode == 123
     assert lab.run(["logs", job]).stdout == b"out 1\nout 2\nout 3\n"
     told = b"err 1\nerr 2\nerr 3\nquine: error: 1 of 3 items are not done: 1 failed\n"
+    told += b"quine: hint: item 3 (3): status 1\n"
     assert lab.run(["logs", "--stderr", job]).stdout == told
     attached = lab.run(["attach", job])
     assert (attached.returncode, attached.stdout, attached.stderr) == (123, b"out 1\nout 2\nout 3\n", told)
@@ -134,7 +135,7 @@ def test_input_without_an_end_is_refused(lab: Lab, work: Path, monkeypatch: pyte
         (["--detach", "--limit", "x"], "--limit x: "),
         (["--job", new_session()], "--job goes with --detach"),
         (["--output-limit", "1M"], "--output-limit goes with --detach"),
-        (["--from", "h1"], "no such option: --from"),
+        (["--from", "h1"], "--from goes with --detach"),
     ],
 )
 def test_what_is_refused_starts_nothing(lab: Lab, work: Path, words: list[str], error: str) -> None:

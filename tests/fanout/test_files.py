@@ -39,6 +39,7 @@ def test_a_file_that_is_not_there_costs_its_item_alone(lab: Lab, inputs: Path) -
     assert done.stderr.decode().splitlines() == [
         "quine: error: item 2: --files in/none: no such file or directory",
         "quine: error: 1 of 2 items are not done: 1 never started",
+        "quine: hint: item 2 (in/none): never started",
     ]
     assert names(inputs, "*.up") == ["in/0 x.txt.up"]
 

@@ -156,7 +156,7 @@ def test_a_share_of_the_median_ends_what_takes_longer(lab: Lab) -> None:
     done = lab.run(words)
     assert (done.returncode, done.stderr) == (
         123,
-        b"quine: error: 1 of 4 items are not done: 1 timeout\n",
+        b"quine: error: 1 of 4 items are not done: 1 timeout\nquine: hint: item 1 (late): timeout\n",
     )
 
 

@@ -69,7 +69,8 @@ def test_on_a_terminal_the_view_is_below_the_output_and_is_gone_at_the_end(lab: 
     text = "".join(line + "\n" for line in terminal.lines)
     ends = "more 1out 2\nmore 2out 3\nmore 3"
     assert text.replace("more 1\n", "more 1").replace("more 2\n", "more 2").startswith(f"out 1\n{ends}")
-    assert terminal.lines[-2:] == ["quine: error: 1 of 3 items are not done: 1 failed", ""]
+    ends = ["quine: error: 1 of 3 items are not done: 1 failed", "quine: hint: item 2 (2): status 1", ""]
+    assert terminal.lines[-3:] == ends
     for lines in terminal.shown:
         assert " running, " in lines[-2] and lines[-1].startswith("local ")
         assert not any(" running, " in line for line in lines[:-2]), "no view is left above"
@@ -84,6 +85,54 @@ def test_on_a_terminal_messages_are_above_the_view_too(lab: Lab, tmp_path: Path)
         screen.wait(b"\r\x1b[Jquine: waiting for 1 jobs; ^C again ends them\r\n")
         (tmp_path / "go").touch()
         assert process.wait(PATIENCE) == -signal.SIGINT
+
+
+def test_it_is_stopped_and_goes_on(lab: Lab, tmp_path: Path) -> None:
+    """The terminal is clean while the shell has it, and the view is back afterwards."""
+    with Screen() as screen:
+        shell = screen.shell(lab)
+        screen.wait(b"$ ")
+        script = f"until test -e {tmp_path}/go; do sleep 0.01; done; echo over"
+        screen.type(f"TERM=xterm quine xargs -- sh -c '{script}' ::: 1\n".encode())
+        screen.wait(b" 1 running, 0.0/s\r\n")
+        screen.type(b"\x1a")
+        screen.wait(b"\r\x1b[J")
+        assert b"running" not in screen.wait(b"Stopped")
+        screen.wait(b"$ ")
+        screen.type(b"fg\n")
+        screen.wait(b" 1 running, 0.0/s\r\n")
+        (tmp_path / "go").touch()
+        screen.wait(b"\r\x1b[J")
+        screen.wait(b"over\r\n")
+        screen.wait(b"$ ")
+        screen.type(b"exit\n")
+        assert shell.wait(PATIENCE) == 0
+
+
+def test_it_says_that_it_waits_for_its_reader(lab: Lab, tmp_path: Path) -> None:
+    """The consumer of stdout does not read, and no job runs."""
+    with Screen(columns=120) as screen:
+        read, write = os.pipe()
+        words = ["xargs", "-P1", *SH, "head -c 1000000 /dev/zero", ":::", *map(str, range(20))]
+        process = screen.start(lab, words, cwd=tmp_path, env={"TERM": "xterm"}, stdout=write)
+        os.close(write)
+        try:
+            screen.wait(b"waiting for the reader of its output")
+        finally:
+            os.close(read)
+        assert process.wait(PATIENCE) == -signal.SIGPIPE
+
+
+def test_it_says_that_it_waits_for_a_slot(lab: Lab, tmp_path: Path) -> None:
+    lab.alias("busy", "h1", slots=1)
+    wait = f"touch {tmp_path}/up; until test -e {tmp_path}/go; do sleep 0.01; done"
+    with lab.popen(["run", "--on", "busy", "--", "sh", "-c", wait]) as other, Screen(columns=120) as screen:
+        until(lambda: (tmp_path / "up").exists(), "the slot is taken")
+        words = ["xargs", "--on", "busy", "--", "true", ":::", "1"]
+        process = screen.start(lab, words, env={"TERM": "xterm"})
+        screen.wait(b"0 running, 0.0/s, waiting for a free slot")
+        (tmp_path / "go").touch()
+        assert (process.wait(PATIENCE), other.wait(PATIENCE)) == (0, 0)
 
 
 @pytest.mark.parametrize("given", [{"TERM": "dumb"}, {"TERM": ""}])
@@ -199,6 +248,14 @@ def test_an_input_whose_end_is_not_known_has_no_eta(lab: Lab) -> None:
     view = view_of(lab, Quiet(), None)
     run_some(view, 1, 8)
     assert view.line(10.0) == "7 done, 1 failed, 4 running, 0.9/s"
+
+
+def test_hosts_keep_the_places_that_they_have_in_the_inventory(lab: Lab) -> None:
+    view = view_of(lab, Quiet())
+    for name in ("gone", "h3", "h1", "h2"):
+        view.progress.started(name, 1.0)
+    view.loads._known = ["h1", "h2", "h3"]
+    assert [line.split()[0] for line in view.lines(10.0, 79, 24)[1:]] == ["h1", "h2", "h3", "gone"]
 
 
 @pytest.mark.parametrize(("columns", "beside"), [(80, 1), (200, 4)])

@@ -289,7 +289,10 @@ def test_what_is_not_done_is_counted_by_kind(lab: Lab) -> None:
     words = ["--timeout", "2", *SH, script, ":::", *items]
     done = lab.run(["xargs", "-P5", *words])
     assert done.returncode == 123
-    assert done.stderr == b"quine: error: 3 of 5 items are not done: 1 failed, 1 killed, 1 timeout\n"
+    counts, named = done.stderr.decode().splitlines()
+    assert counts == "quine: error: 3 of 5 items are not done: 1 failed, 1 killed, 1 timeout"
+    ends = {"item 3 (3): status 3", "item 4 (kill): KILL", "item 5 (late): timeout"}
+    assert set(named.removeprefix("quine: hint: ").split("; ")) == ends
     assert lab.run(["xargs", "-P5", "--exit-count", *words]).returncode == 3
 
 
@@ -299,7 +302,20 @@ def test_a_command_that_is_not_there(lab: Lab) -> None:
     assert done.stderr.decode().splitlines() == [
         "quine: error: item 1: command not found: no-such-command",
         "quine: error: 3 of 3 items are not done: 3 failed",
+        "quine: hint: item 1 (1): status 127; item 2 (2): status 127; item 3 (3): status 127",
     ]
+
+
+@pytest.mark.parametrize(
+    ("more", "where"), [([], "--joblog FILE records them"), (["--joblog", "log"], "in log")]
+)
+def test_the_first_items_that_are_not_done_are_named(
+    lab: Lab, tmp_path: Path, more: list[str], where: str
+) -> None:
+    words = ["-P1", *more, *SH, "exit 3", ":::", "a\x1b", "b" * 41, "", "d", "e"]
+    done = lab.run(["xargs", *words], cwd=tmp_path)
+    hint = f"item 1 (a\\x1b): status 3; item 2 ({'b' * 39}…): status 3; item 3: status 3; 2 more: {where}"
+    assert done.stderr.decode().splitlines()[1] == f"quine: hint: {hint}"
 
 
 def test_a_host_that_cannot_be_reached_costs_no_item(lab: Lab, dead: str, tmp_path: Path) -> None:

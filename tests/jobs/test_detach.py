@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from deploy.inventory import load
 from quine.base.sessions import is_session, new_session
-from quine.jobs import logind, remote
+from quine.jobs import foreign, logind
 from quine.remote.placement import DETACHED_LEASE, settle
 from tests.lab import Lab, processes
 from tests.lab.lab import BUILDS
@@ -394,12 +394,13 @@ def test_ended_ones_are_forgotten_after_a_month(lab: Lab, tmp_path: Path) -> Non
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.binary(max_size=60) | st.dictionaries(st.sampled_from([*remote._FIELDS, "host"]), JSON).map(json.dumps)
+    st.binary(max_size=60)
+    | st.dictionaries(st.sampled_from([*foreign._FIELDS, "host"]), JSON).map(json.dumps)
 )
 def test_what_a_host_lists_is_foreign(line: str | bytes) -> None:
     raw = line if isinstance(line, bytes) else line.encode()
     for data in (raw, raw.replace(b"{", b'{"id":"%s",' % new_session().encode(), 1)):
-        fact = remote.fact_of(data, "h1")
+        fact = foreign.fact_of(data, "h1")
         assert not fact or (
             fact["host"] == "h1" and is_session(fact["id"]) and isinstance(fact["state"], str)
         )

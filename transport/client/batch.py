@@ -90,6 +90,11 @@ class Batch:
         """Jobs that wait here and are bound to no host."""
         return self._core.waiting
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a job waits because no host has a free slot."""
+        return self._core.is_full
+
     # -- for the caller ----------------------------------------------------------------------------
 
     def start(

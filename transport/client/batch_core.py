@@ -66,6 +66,11 @@ class BatchCore:
         """Jobs that were not sent yet."""
         return self._waiting
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a job waits because no host has a free slot."""
+        return bool(self._full)
+
     def add(
         self, spawn: Spawn, stdin: bytes | Input, on: Functions, services: Mapping[str, Service]
     ) -> BatchJob:

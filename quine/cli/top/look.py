@@ -16,7 +16,7 @@ from quine.base import procs
 from quine.base.sessions import SHOWN
 from quine.budget.shared_counters import NAME, SharedCounters
 from quine.cli.ps_table import facts_of, progress_of
-from quine.jobs import batch_state, census, remote
+from quine.jobs import batch_state, census, foreign, remote
 from quine.tape import registry
 from quine.tape.registry import ALIVE
 from transport import quickjson
@@ -151,7 +151,7 @@ def parsed(lines: Iterable[bytes], host: str) -> tuple[list[Facts], list[Facts]]
         if line.startswith(b'{"kind":"batch"'):
             if state := batch_state.parsed(line):
                 batches.append({**state, "host": host or state["host"]})
-        elif row := remote.fact_of(line, host):
+        elif row := foreign.fact_of(line, host):
             rows.append(row if host else {**row, "host": str(quickjson.loads(line).get("host"))[:SHOWN]})
     return [row for row in rows if row["state"] in ALIVE], batches
 

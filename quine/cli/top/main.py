@@ -74,6 +74,7 @@ def _live(options: RunOptions, delay: float) -> int:
 
     looker = Looker(folders_of(options), options)
     asking = _Asking(options, delay) if options.elsewhere else None
+    near = Looker(folders_of(options), options.replace(on=""))  # shown until the hosts have answered
     found = Found([], [], {}, [])
     due = 0.0
     ended = ""
@@ -84,12 +85,14 @@ def _live(options: RunOptions, delay: float) -> int:
                 notes: tuple[str, ...] = ()
                 if asking:
                     asking.tick(now)
-                    found, notes = asking.found, asking.notes
+                    notes = asking.notes
+                if asking and asking.found:
+                    found = asking.found
                 elif now >= due:
                     due = now + delay
-                    found = looker.look()
+                    found = (near if asking else looker).look()
                 screen.paint(draw(found, _now(), *screen.size, notes))
-                pause = (asking.due if asking else due) - time.monotonic()
+                pause = (asking.due if asking and asking.found else due) - time.monotonic()
                 keys = screen.wait(min(delay, max(0.0, pause)), *(asking.fds if asking else ()))
                 if keys is None or b"q" in keys or b"Q" in keys:
                     return OK
@@ -106,7 +109,7 @@ class _Asking:
     """The hosts are asked by a process of its own, so that keys work while one of them does not answer."""
 
     def __init__(self, options: RunOptions, delay: float) -> None:
-        self.found = Found([], [], {}, [])
+        self.found: Found | None = None
         self.notes: tuple[str, ...] = ("asking the hosts",)
         self.due = 0.0
         self._delay = delay

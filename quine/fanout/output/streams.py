@@ -25,8 +25,9 @@ class Streams:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self.terminal = (
-            os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb"
+        self.terminal = os.isatty(2) and os.environ.get("TERM", "dumb") not in (
+            "",
+            "dumb",
         )  # a view can be painted on it
         stderr = Output(2)
         # On one terminal both are one queue, since a view must be erased before either of them goes on.
@@ -97,12 +98,22 @@ class Streams:
         self.repaint()
 
     def repaint(self) -> None:
-        """Nothing is shown in front of output that waits, nor by a process in the background."""
-        if not self._view or self.pending or self._queue or not self._in_foreground():
+        """Nothing is shown in front of output for the terminal that waits, nor by a process in the background."""
+        waits = self._outputs[2].pending or (self._alike and self._queue)
+        if not self._view or waits or not self._in_foreground():
             return
         begin = b"\r" if self._at_line or self.painted else b"\n"
         self._at_line = self.painted = True
         self._pass_on(2, begin + self._view)
+
+    def hide(self) -> None:
+        """Erase the view, since this process is about to be stopped."""
+        if self.painted:
+            self._erase()
+
+    def resume(self) -> None:
+        """The terminal was the shell's meanwhile, which leaves its cursor at the beginning of a line."""
+        self.painted, self._at_line = False, True
 
     def _erase(self) -> None:
         self.painted = False

@@ -11,9 +11,9 @@ from quine.fanout.options import OPTIONS, Options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-OURS = ("detach", "job", "output-limit", "arg-file", "help")  # options that the detached batch does not get
+OURS = ("detach", "from", "job", "output-limit", "arg-file", "help")  # that the detached batch does not get
 
 
 def detach(options: Options, words: list[str], shown: str, mission: bool) -> int:
@@ -21,16 +21,26 @@ def detach(options: Options, words: list[str], shown: str, mission: bool) -> int
     from quine.jobs import detach as jobs
     from quine.jobs.job_files import Inputs
 
-    inputs = Inputs(lambda path_of: _argv(options, words, mission, path_of))
+    inputs = Inputs(lambda path_of: command_line(options, words, mission, path_of))
     return jobs.batch(options.spawn, shown, inputs, mission)
 
 
-def _argv(options: Options, words: list[str], mission: bool, path_of: Callable[[str], str]) -> list[str]:
-    """Return the command line of the batch, with each path of an input as `path_of` has it."""
+def command_line(
+    options: Options,
+    words: list[str],
+    mission: bool,
+    path_of: Callable[[str], str],
+    without: Collection[str] = (),
+    more: Collection[str] = (),
+) -> list[str]:
+    """Return the command line of the batch, with each path of an input as `path_of` has it.
+
+    Options in `without` are left out, and the words in `more` are added to the others.
+    """
     argv = ["xargs"]
-    for name in dict.fromkeys(row[0] for row in OPTIONS if row[0] not in OURS):
+    for name in dict.fromkeys(row[0] for row in OPTIONS if row[0] not in (*OURS, *without)):
         argv += as_words(options if options.has(name) else options.spawn, [name])
-    argv += [f"--arg-file={path_of(path)}" for path in options.arg_file]
+    argv += [*more, *(f"--arg-file={path_of(path)}" for path in options.arg_file)]
     argv += [] if mission else ["--"]
     kind = ""
     for word in words:

@@ -1,0 +1,48 @@
+"""Checks before the id of a detached batch is printed: afterwards its log alone would tell of wrong options."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from quine.base.cli_options import environment, limits
+from quine.base.errors import Misconfigured
+from quine.fanout.joblog import NO_LOG, check_free
+from quine.fanout.output import results, tables
+from quine.fanout.retries import Retries
+from quine.fanout.timers import Timers
+from quine.jobs.client import caller
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.fanout.options import Options
+
+
+def check(options: Options) -> None:
+    """Refuse wrong options, wherever the batch is to go on."""
+    if options.spawn.report.isdecimal():
+        raise Misconfigured("--report FD does not go with --detach: nothing waits", "--report FILE")
+    results.check(options, tables.kind_of(options.results))
+    environment(options.spawn, os.environ)
+    limits(options.spawn)
+    options.number("jobs", 0)
+    Retries(options, Timers())
+    if (options.resume or options.resume_failed) and not options.joblog:
+        raise Misconfigured(NO_LOG)
+
+
+def check_here(options: Options) -> None:
+    """Refuse what cannot be done on this machine, in this directory. Raises NoSuchHost, too."""
+    check_log(options)
+    context = caller(options.spawn)
+    if options.spawn.elsewhere and "token" not in context:
+        from deploy.inventory import load
+
+        path = context["inventory"]
+        load(Path(str(path)) if path else None, {}).matching(options.spawn.on)
+
+
+def check_log(options: Options) -> None:
+    """Refuse a log that another batch has."""
+    if options.joblog:
+        check_free(options.joblog)

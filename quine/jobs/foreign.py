@@ -1,0 +1,68 @@
+"""Jobs of other machines as those list them: `quine ps --json` there.
+
+Law: an answer is foreign. Only known fields of known types are taken, and a text is cut to a size for a table.
+"""
+
+from __future__ import annotations
+
+from quine.base.sessions import SHOWN, is_session
+from quine.tape.reader import HUGE
+from transport import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_FIELDS: dict[str, tuple[tuple[type, ...], object]] = {
+    "id": ((str,), ""),
+    "session": ((str,), ""),
+    "kind": ((str,), "agent"),
+    "pid": ((int,), 0),
+    "state": ((str,), "unknown"),
+    "code": ((int,), None),
+    "signal": ((str,), None),
+    "detail": ((str,), ""),
+    "started": ((int, float), 0.0),
+    "seconds": ((int, float), 0.0),
+    "turns": ((int,), None),
+    "cost": ((int, float), None),
+    "doing": ((str,), ""),
+    "down": ((int, float), 0),
+    "mission": ((str,), ""),
+    "parent": ((str,), ""),
+    "root": ((str,), ""),
+    "stdout": ((str,), None),
+    "stderr": ((str,), None),
+}
+
+
+def parsed(out: bytes, host: str) -> list[dict[str, Any]]:
+    """Return the valid facts in the list of a host."""
+    return [fact for line in out.splitlines() if (fact := fact_of(line, host))]
+
+
+def fact_of(line: bytes, host: str) -> dict[str, Any]:
+    """Parse one line of a list; {} if it is invalid."""
+    try:
+        report = quickjson.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(report, dict) or not is_job(report.get("id")):
+        return {}
+    fact = {name: _taken(report.get(name), types, default) for name, (types, default) in _FIELDS.items()}
+    return {**fact, "host": host}
+
+
+def is_job(text: object) -> bool:
+    """Return whether this is the id of a session, or of a command: 32 hexadecimal digits."""
+    hexadecimal = isinstance(text, str) and len(text) == 32 and not text.strip("0123456789abcdef")
+    return hexadecimal or is_session(text)
+
+
+def _taken(value: object, types: tuple[type, ...], default: object) -> object:
+    """Return a value of the right type, cut to a size that a table can show; else `default`."""
+    if not isinstance(value, types) or isinstance(value, bool):
+        return default
+    if isinstance(value, str):
+        return value[:SHOWN]
+    return value if isinstance(value, (int, float)) and abs(value) <= HUGE else default
