@@ -13,6 +13,7 @@ from typing import NamedTuple
 from quine.base.errors import Misconfigured
 from quine.base.messages import Guest, GuestError, Message, Remaining, Reply, Request, Spent, Usage
 from quine.budget.ledger import Ledger
+from quine.providers.relay import BrokeredGuest
 from quine.providers.vendors import FILES, Config
 
 LETTERS = 4  # bytes of a token, about
@@ -56,6 +57,8 @@ def infer(
 
     Raises GuestError, ledger.Spent, or the exception of a signal handler.
     """
+    if isinstance(guest, BrokeredGuest):
+        return guest.pay(request, known)
     prompt = max(tokens(request.messages) + TOOLS, known)
     within = Remaining(prompt + request.output if request.output else None, request.cost or None)
     money = price.about if price and (ledger.mark.cost or within.cost) else None
