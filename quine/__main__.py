@@ -77,8 +77,10 @@ def _hide_secrets() -> None:
         from quine.base import exposure
         from quine.broker import memory
 
-        exposure.forget(names)
-        if names != {inherit.VARIABLE}:
+        secrets = [os.environ[name].strip() for name in names if name != inherit.VARIABLE]
+        copies = {name for name, value in os.environ.items() if any(len(s) >= 8 and s in value for s in secrets)}
+        exposure.forget(names | copies)
+        if secrets:
             memory.guard()
 
 

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-_SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36  # of prctl(2)
+_SET_DUMPABLE = 4  # of prctl(2)
 SHORTEST = 8  # bytes; a shorter secret is a word that stands elsewhere with another meaning
 BUFFER = 1 << 20  # bytes of memory that are looked at at one time
 PIECE = 16  # bytes of the pieces of a key that are looked for; each piece is one look at the whole memory
@@ -60,11 +60,6 @@ def _set(option: int, value: int) -> bool:
 def close_to_others(closed: bool = True) -> bool:
     """Close the memory of this process to others of its user, or open it again. Return whether the kernel did it."""
     return _set(_SET_DUMPABLE, not closed)
-
-
-def adopt_orphans() -> bool:
-    """Become the parent of all descendants whose own parents end. It lasts through execve, and not in a fork."""
-    return _set(_SET_CHILD_SUBREAPER, 1)
 
 
 def show(words: Sequence[str]) -> None:
