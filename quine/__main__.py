@@ -78,7 +78,9 @@ def _hide_secrets() -> None:
         from quine.broker import memory
 
         secrets = [os.environ[name].strip() for name in names if name != inherit.VARIABLE]
-        copies = {name for name, value in os.environ.items() if any(len(s) >= 8 and s in value for s in secrets)}
+        copies = {
+            name for name, value in os.environ.items() if any(len(s) >= 8 and s in value for s in secrets)
+        }
         exposure.forget(names | copies)
         if secrets:
             memory.guard()

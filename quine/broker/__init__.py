@@ -1,4 +1,4 @@
-"""broker: one process for each user and set of credentials that alone has the keys, and infers for all agents.
+"""broker: the one process that has keys: it makes the inferences of all agents of a user, and pays from their ledgers.
 
 May import: base, budget, tape, providers, transport.
 """

@@ -56,7 +56,9 @@ class Register:
         self.members: dict[int, Member] = {}
         self._narrowest: dict[int, Cap] = {}
         self.books: dict[int, SharedCounters] = {}
-        self.cut: dict[int, list[tuple[int, float]]] = {}  # inferences of a killed worker, by the inode that pays
+        self.cut: dict[
+            int, list[tuple[int, float]]
+        ] = {}  # inferences of a killed worker, by the inode that pays
         self._open: dict[int, tuple[int, int, float]] = {}
         self._read()
 

@@ -119,7 +119,9 @@ def _let_go(keep: set[int]) -> None:
 
 def _keep(seat: server.Seat) -> None:
     from quine.broker import server
+    from quine.providers import vendors
 
+    vendors.load()
     for name in [name for name in os.environ if name.startswith("QUINE_") and name not in server.KEPT]:
         del os.environ[name]
     early = 0

@@ -10,7 +10,11 @@ def log(path: str, what: str | BaseException) -> None:
     """Append a line, or the traceback of an error, to the log beside the socket at `path`."""
     import traceback
 
-    text = what if isinstance(what, str) else "".join(traceback.format_exception(type(what), what, what.__traceback__))
+    text = (
+        what
+        if isinstance(what, str)
+        else "".join(traceback.format_exception(type(what), what, what.__traceback__))
+    )
     try:
         with open(os.path.join(os.path.dirname(path), "broker.log"), "a") as file:
             file.write(f"{time.strftime('%F %T')} broker[{os.getpid()}] {text.rstrip()}\n")

@@ -14,7 +14,7 @@ import socket
 import struct
 
 from quine.base import procs
-from quine.base.errors import DENIED, Failure, Misconfigured, NoGuest
+from quine.base.errors import DENIED, Failure, NoGuest
 from quine.base.messages import GuestError, Tool
 from quine.broker import wire
 from quine.broker.admission import Denied, Register
@@ -290,7 +290,7 @@ class _Worker:
         config = self._seat.credentials.config(asked, await asyncio.to_thread(self._seat.given.key))
         price = metering.price(config, limited or bool(cap.cost))
         await asyncio.to_thread(_charge, book, self._register.charge(inode))
-        payer = Payer(Ledger(book, cap), config, price, concurrent, tools)
+        payer = Payer(Ledger(book, cap), config, price, concurrent, tools=tools)
         ready = {"kind": config.kind, "model": config.model}
         await client.send(quickjson.dumps(ready).encode())
         return payer, inode
@@ -313,7 +313,6 @@ class _Worker:
             # Both are over before the next frame is waited for: a late one would stop that from being heard.
             await asyncio.wait((gone, task))
             self._register.ended(number)
-
 
     def _answer(self, task: asyncio.Task[bytes]) -> bytes:
         if error := task.exception():

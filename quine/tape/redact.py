@@ -36,7 +36,9 @@ HEAD = 3  # characters of a forgotten secret that are kept
 def forgotten(secret: str) -> list[Forgotten]:
     """Return the marks of a secret: of each form in which it may be written."""
     forms = _forms_of(secret) if len(secret) >= SHORTEST_SECRET else ()
-    return [Forgotten(len(form), form[:HEAD], digest(form.encode("utf-8", "replace"))) for form in sorted(forms)]
+    return [
+        Forgotten(len(form), form[:HEAD], digest(form.encode("utf-8", "replace"))) for form in sorted(forms)
+    ]
 
 
 def _forms_of(secret: str) -> set[str]:

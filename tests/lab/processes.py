@@ -204,7 +204,9 @@ def kill_marked(mark: str, seconds: float = 30) -> list[Process]:
     Two looks must find none: during the first a process may have forked another and gone.
     """
     deadline = time.monotonic() + seconds
-    while (processes := marked(mark, brokers=True) or marked(mark, brokers=True)) and time.monotonic() < deadline:
+    while (
+        processes := marked(mark, brokers=True) or marked(mark, brokers=True)
+    ) and time.monotonic() < deadline:
         # stopped first: as when a machine is switched off, none of them sees another one die
         for process in processes:
             kill(process.pid, signal.SIGSTOP)
