@@ -44,7 +44,7 @@ class Member:
 
 
 class Register:
-    """The living members. `watch(pidfd, call)` calls once that process has ended; `changed` is called after each end."""
+    """The living members. `watch(pidfd, call)` calls once that process has ended; `changed` is called after each."""
 
     def __init__(
         self, memory: int, watch: Callable[[int, Callable[[], None]], None], changed: Callable[[], None]
@@ -167,7 +167,7 @@ class Register:
         os.write(self._memory, quickjson.dumps(line).encode() + b"\n")
 
     def _compact(self) -> None:
-        """Write anew what still counts. A worker that is killed in between leaves lines that are read twice, or torn."""
+        """Write anew what still counts. A worker that is killed in between leaves lines that are torn."""
         lines = [
             {"p": member.pid, "s": member.start, "i": inode, "m": list(cap)}
             for member in self.members.values()
