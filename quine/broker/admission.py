@@ -1,4 +1,4 @@
-"""Who may ask a broker, and whose ledger pays: the processes that it serves, as the kernel knows them.
+"""The processes that a broker serves, as the kernel knows them, and the ledgers that pay for them.
 
 Laws
 1. A process that proved the keys is admitted, with the ledger that it brought. Any other one is admitted by a process
@@ -6,7 +6,7 @@ Laws
 2. A process that was admitted by one above it pays from the same ledger, within the caps of both.
 3. An orphan whose starter has ended (a detached agent) is admitted by the ledger of its tree, within the narrowest
    caps that were ever set on it: it holds the descriptor from the starter.
-4. What is known outlives a worker: it is in a memory file that the keeper made, and each worker reads it first.
+4. This knowledge outlives a worker: it is in a memory file that the keeper made, and each worker reads it first.
 """
 
 from __future__ import annotations

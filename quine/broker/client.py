@@ -44,7 +44,7 @@ class Gone(OSError):
 
 
 class Guest:
-    """What a broker says of the guest that it serves."""
+    """The guest of a broker, as that describes it."""
 
     def __init__(self, kind: str, model: str) -> None:
         self.kind = kind
