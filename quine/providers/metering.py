@@ -13,6 +13,7 @@ from typing import NamedTuple
 from quine.base.errors import Misconfigured
 from quine.base.messages import Guest, GuestError, Message, Remaining, Reply, Request, Spent, Usage
 from quine.budget.ledger import Ledger
+from quine.providers.relay import BrokeredGuest
 from quine.providers.vendors import FILES, Config
 
 LETTERS = 4  # bytes of a token, about
@@ -79,6 +80,8 @@ def infer(
 
     Raises GuestError, ledger.Spent, or the exception of a signal handler.
     """
+    if isinstance(guest, BrokeredGuest):
+        return guest.pay(request, known)
     bill = due(request, ledger, price, known)
     hold = ledger.reserve(concurrent, bill.prompt, bill.money, bill.within)
     used = Usage(bill.prompt)  # also charged if a signal interrupts: the provider has read the prompt

@@ -73,6 +73,15 @@ class Config(NamedTuple):
     key: str = ""
 
 
+def load() -> None:
+    """Load the client of HTTP and all dialects: nothing is read from a file later, which others may have changed."""
+    from importlib import import_module
+
+    import_module("quine.providers.http")
+    for place in sorted(set(DIALECTS.values())):
+        import_module(f"quine.providers.dialects.{place.partition('.')[0]}")
+
+
 def build(config: Config) -> Guest:
     """Return the guest that `config` names. Raise Misconfigured if its base cannot be a guest."""
     if config.kind == "script":

@@ -27,6 +27,9 @@ SERVICES = ("life", "infer", "tape", "ledger")
 
 def agent_here(mission: str, options: RunOptions) -> int:
     """Run the agent in this very process."""
+    from quine.broker import finding
+
+    finding.begin()  # before the rest is loaded: there is little memory yet in which a key could lie
     from quine.agent import main
 
     os.environ.pop("QUINE_DETACHED", None)
@@ -47,6 +50,9 @@ def agent_here(mission: str, options: RunOptions) -> int:
 
 def agent_elsewhere(mission: str, options: RunOptions) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's proxy."""
+    from quine.broker import finding
+
+    finding.begin()
     from quine.agent.main import spec_from
     from quine.agent.session import another
     from quine.archive import policy
