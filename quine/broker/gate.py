@@ -25,12 +25,14 @@ STAGGER = 10.0  # seconds
 LEAST_SHARED = 4096  # bytes of a prefix, about 1024 tokens: providers cache no shorter one
 KEPT = 150.0  # seconds that a prefix is taken to be in the cache, at least; providers keep it for 300
 MARKS = 50_000  # marks of prefixes that are remembered for that time
-WINDOWS = 8  # windows of successes before a number that was refused is tried again; doubled each time
+WINDOWS = 16  # windows of successes before a number that was refused is tried again; doubled each time
 CAUTION = 120.0  # seconds after a refusal in which starts are spread
 SLOWER = 1.03  # of the rate that was measured
 RISE = 1e-4  # of the rate for each success, times the number of successes since the last refusal
 FORGET = 300.0  # seconds of idleness after which a rate is not known any more
 BURST = 30.0  # seconds of unused rate that may be used at once
+LONG = 2.0  # seconds of a pause that is not a short one rounded up
+MOST_TIMES = 2000
 WINDOW = 25  # requests that are taken at once, at least, by a server that then wants a long pause
 
 Chain = tuple[
@@ -78,11 +80,15 @@ class Gate:
         self._trip = 0
         self._full = -1.0  # last time at which as many were under way as the limit allows
         self._careful_until = 0.0
+        self._hears = 0.0  # seconds until a first byte, smoothed
         self._took = 0.0  # seconds of an inference, smoothed
         self._last: Ticket | None = None  # the last one started
         self._freed: deque[float] = deque()  # times until which an ended request counts
         self._interval, self._due = 0.0, 0.0  # seconds between starts; time of the next one
         self._burst = BURST
+        self._unsure = False
+        self._window = 0.0  # seconds in which the server counts requests, if it does
+        self._times: deque[float] = deque(maxlen=MOST_TIMES)  # of successes
         self._since, self._well = -1.0, 0  # successes since this time, by which the rate is measured
         self._active = 0.0
         self._new: dict[int, Ticket] = {}  # mark of a prefix -> the request that brings it into the cache
@@ -114,12 +120,14 @@ class Gate:
         if ticket.heard or ticket not in self._under_way:
             return
         ticket.heard = True
+        self._hears += (now - ticket.begun - self._hears) / 8
         self._proven = max(self._proven, ticket.count)
         if 0 < self._tried <= ticket.count:
             self._ceiling, self._windows, self._tried, self._hurry = MOST, WINDOWS, 0.0, True
         self._bring(ticket, now)
         self._well += 1
-        self._interval *= 1 - min(0.5, RISE * self._well)
+        self._times.append(now)
+        self._interval *= 1 - min(0.5, RISE * self._well * max(1.0, self._interval))
 
     def leave(self, ticket: Ticket, now: float, refusal: Refusal | None = None, well: bool = False) -> None:
         """The request has ended: `well`, by a refusal, or in a way that says nothing about the server."""
@@ -191,7 +199,10 @@ class Gate:
         return opens
 
     def _spacing(self) -> float:
-        return min(PROBE, self._took / (2 * self.limit)) if self._took else PROBE
+        if not self._took:
+            return PROBE
+        each = self._took / self.limit
+        return min(PROBE, max(each / 2, min(2 * self._hears, 0.9 * each)))
 
     def _next(self, now: float) -> Ticket | None:
         """Take the next ticket; None if all wait for another one's first byte."""
@@ -265,14 +276,29 @@ class Gate:
 
     def _measure(self, now: float, until: float) -> None:
         """Space the starts by the successes since the last refusal of the rate: that many fit between two of them."""
-        well, self._well = self._well, 0
-        if well and until > self._since >= 0:
-            self._interval = SLOWER * (until - self._since) / well
-        self._since = self._due = until
+        well, span = self._well, until - self._since
+        if until - now > LONG and self._window:
+            recent = sum(time > until - self._window for time in self._times)
+            if recent >= WINDOW:
+                well, span = recent, self._window
+        interval = SLOWER * span / well if well and span > 0 else 0.0
+        # Many would fit into the pause, or it is most of the time: the server counts in windows.
+        windows = until - now > min(2 * interval, span / 2)
         self._burst = BURST
-        if well >= WINDOW and until - now > 4 * self._interval:
-            # It counts in windows: what it took in the last one it will take in the next, as soon as that begins.
-            self._burst = well * self._interval
+        if well < WINDOW and windows and not self._unsure:
+            # Few went well in a part of a window, which says little: the next measurement includes them.
+            self._unsure = True
+            self._due = until
+            return
+        self._unsure = False
+        self._interval = interval
+        self._since, self._well, self._due = until, 0, until
+        if well >= WINDOW and windows and until - now > LONG:
+            self._window = max(self._window, span)
+        if well >= WINDOW and windows:
+            # What it took in the last window it will take in the next one, as soon as that begins.
+            self.paused_until += 0.01 * span
+            self._burst = well * interval
             self._due = until - self._burst
 
     # -- prefixes ----------------------------------------------------------------------------------

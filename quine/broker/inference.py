@@ -47,7 +47,7 @@ MOST = 10**9  # tokens, dollars
 
 
 class Payer(NamedTuple):
-    """Who pays, and what is asked: the ledger with its cap, the guest, its price, the tree's limit of concurrency.
+    """Who pays for what: the ledger with its cap, the guest, its price, the tree's limit of concurrency, the tools.
 
     `patient`: somebody can raise a provider's quota, so the tree waits for that (`Inferences.resume`).
     """
@@ -56,8 +56,8 @@ class Payer(NamedTuple):
     config: Config
     price: Price | None
     concurrent: int
+    tools: tuple[Tool, ...] = ()
     patient: bool = False
-    tools: Sequence[Tool] = ()  # in place of those of `Inferences`
 
 
 class _Infer(Strict):
@@ -76,8 +76,7 @@ class _Infer(Strict):
 class Inferences:
     """All inferences of one broker. To be made, used and closed in one event loop."""
 
-    def __init__(self, tools: Sequence[Tool] = ()) -> None:
-        self._tools = tools
+    def __init__(self) -> None:
         self._payments = Payments()
         self._connections: Connections | None = None
         self._guests: dict[Config, HttpGuest] = {}
@@ -87,7 +86,7 @@ class Inferences:
         """Return the reply to an `infer` request, or its error, as `RelayGuest` reads them."""
         try:
             asked = parse(_Infer, body)
-            answer = await self._answer(payer, _request(asked, payer.tools or self._tools), asked.known, note)
+            answer = await self._answer(payer, _request(asked, payer.tools), asked.known, note)
         except RequestError as error:
             answer = error_to_json(GuestError(str(error)))
         except GuestError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def config(provider: Provider, kind: str = "openai", path: str = "/v1", key: str
 
 
 def payer(provider: Provider, ledger: Ledger, concurrent: int = 0, patient: bool = False) -> Payer:
-    return Payer(ledger, config(provider), None, concurrent, patient)
+    return Payer(ledger, config(provider), None, concurrent, TOOLS, patient)
 
 
 @contextlib.contextmanager
@@ -41,14 +42,12 @@ def ledger(**limits: Any) -> Any:
     try:
         yield made
     finally:
-        import os
-
         os.close(made.fd)
 
 
 @contextlib.asynccontextmanager
 async def inferences() -> AsyncIterator[Inferences]:
-    made = Inferences(TOOLS)
+    made = Inferences()
     try:
         yield made
     finally:
