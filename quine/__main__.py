@@ -67,11 +67,11 @@ def main() -> None:
 
 
 def _hide_secrets() -> None:
-    """Remove keys from the environment that /proc shows of this process, whatever its verb and lifetime."""
+    """Hide keys of the environment from other processes, whatever the verb and the lifetime of this one."""
     if names := os.environ.keys() - inherit.scrubbed(os.environ).keys():
-        from quine.base import exposure
+        from quine.broker import memory
 
-        exposure.forget(names)
+        memory.hide(names)
 
 
 def _ready_streams() -> None:

@@ -1,4 +1,4 @@
 """agent: one agent as one process: host loop, shell, tools, children, signals, and the end of the process.
 
-May import: base, budget, tape, providers, files, mount, archive, staging, transport.
+May import: base, broker, budget, tape, providers, files, mount, archive, staging, transport.
 """

@@ -26,12 +26,14 @@ from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
 from quine.base.sessions import is_session
+from quine.broker import finding
 from quine.budget import purse, shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits, unset
 from quine.files import credentials, urls
 from quine.providers.choice import KEYS, choose
 from quine.providers.vendors import FILES, Config
+from quine.tape import redact
 from transport import atomic, inherit, quickjson
 from transport.this_build import own_command
 
@@ -67,7 +69,7 @@ class Settings(NamedTuple):
     verbose: bool  # -v
     spent: Usage  # in previous sessions of this process
     began: float  # seconds since the epoch; start of the first session of this process
-    masked: tuple[str, ...]  # values masked on every tape
+    masked: tuple[redact.Secret, ...]  # values masked on every tape
     top: bool  # this process is the topmost of its tree on this machine
     unset: dict[str, int]  # of `limits.unset`, at the root of a tree
 
@@ -128,7 +130,8 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
                 *(value for name, value in secrets.items() if name != credentials.URL),
                 *map(str.strip, removed.values()),
                 *masked,
-                *(masked_before if isinstance(masked_before, list) else ()),
+                *finding.masks(),
+                *map(redact.from_json, masked_before if isinstance(masked_before, list) else ()),
             }
         ),
     )
@@ -214,7 +217,11 @@ def bequeath(
     `exec_state` is only for this process itself, after execve(). ValueError if the memo is too large.
     """
     memo = {key: value for key, value in settings.memo.items() if key != "exec"}
-    memo["environ"] = settings.secrets
+    # The key of a program is for each agent that calls it. All others are with the broker.
+    keeps = os.environ.get("QUINE_API_TYPE") == "program"
+    memo["environ"] = {name: value for name, value in settings.secrets.items() if keeps or name not in KEYS}
+    if broker := finding.told():
+        memo[finding.VARIABLE] = broker
     memo["lineage"] = {
         "session": spec.session,
         "root": spec.root,

@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quine.agent import ending, env, origin, prompt
+from quine.agent import ending, env, origin, prompt, tools
 from quine.agent.env import Settings, Tree
 from quine.agent.loop import Loop
 from quine.agent.origin import Ask
@@ -29,14 +29,17 @@ from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigu
 from quine.base.log import Log
 from quine.base.messages import Guest
 from quine.base.sessions import is_session, new_session, tape_path
+from quine.broker import finding
 from quine.providers import metering, vendors
-from quine.providers.relay import RelayGuest
+from quine.providers.relay import BrokeredGuest, RelayGuest
+from quine.providers.vendors import FILES
 from quine.tape.writer import FileSink, RelaySink, Tape
 from transport import inherit
 from transport.launcher import workdir
 
 if TYPE_CHECKING:
     from quine.agent.running import Proxy
+    from quine.broker.client import Broker
     from quine.budget.ledger import Ledger
     from transport.status import Status
 
@@ -122,7 +125,8 @@ def spec_from(
     settings = env.adopt(options, environ)
     _require_directory()
     config = None
-    if not origin.is_relayed(settings.memo):
+    relayed = origin.is_relayed(settings.memo)
+    if not relayed and environ.get("QUINE_API_TYPE") in FILES:
         config = env.guest(settings, environ)
         vendors.build(config)
     if options.binary:
@@ -132,6 +136,10 @@ def spec_from(
     if config:
         metering.price(config, bool(tree.ledger.mark.cost))
         spec = spec._replace(model=config.model)
+    elif not relayed:
+        broker = _broker(settings, tree.ledger, environ)
+        spec = spec._replace(model=broker.guest.model)
+        broker.close()
     elif ask := origin.connect():
         from quine.budget.leases import Grant
 
@@ -264,9 +272,19 @@ def _guest(
 ) -> tuple[Guest, SessionSpec, metering.Price | None]:
     if ask is not None:
         return RelayGuest(ask), spec, None
-    config = env.guest(settings)
-    price = metering.price(config, bool(tree.ledger.mark.cost))
-    return vendors.build(config), spec._replace(model=config.model), price
+    limited = bool(tree.ledger.mark.cost)
+    if os.environ.get("QUINE_API_TYPE") in FILES:
+        config = env.guest(settings)
+        return vendors.build(config), spec._replace(model=config.model), metering.price(config, limited)
+    broker = _broker(settings, tree.ledger, os.environ)
+    model = broker.guest.model
+    return BrokeredGuest(broker.ask), spec._replace(model=model), metering.Price(model) if limited else None
+
+
+def _broker(settings: Settings, ledger: Ledger, environ: Mapping[str, str]) -> Broker:
+    """Return the broker of this process. Raises Failure if there is no guest, or it cannot be reached."""
+    concurrent = ledger.bound(settings.limits).concurrent
+    return finding.broker(ledger, concurrent, tools.TOOLS, settings.memo, environ, settings.secrets)
 
 
 def _make_data_dir(path: str, shared: bool) -> int:

@@ -238,19 +238,30 @@ class Ledger:
         Raises Spent if waiting would not help. A signal handler that raises ends the wait.
         """
         pause = SHORTEST
-        while True:
-            fd, index = self.book.slot(INFER, concurrent or INFER.most)
-            if fd >= 0:
-                try:
-                    hold = self._reserve(fd, index, prompt, price, within or Remaining())
-                except BaseException:
-                    os.close(fd)
-                    raise
-                if hold is not None:
-                    return hold
-                os.close(fd)
+        while (hold := self.try_reserve(concurrent, prompt, price, within)) is None:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
+        return hold
+
+    def try_reserve(
+        self,
+        concurrent: int,
+        prompt: int,
+        price: Callable[[int, int], float] | None = None,
+        within: Remaining | None = None,
+    ) -> Reservation | None:
+        """Reserve without waiting; None while others hold the slots or the budget. Else as `reserve`."""
+        fd, index = self.book.slot(INFER, concurrent or INFER.most)
+        if fd < 0:
+            return None
+        try:
+            hold = self._reserve(fd, index, prompt, price, within or Remaining())
+        except BaseException:
+            os.close(fd)
+            raise
+        if hold is None:
+            os.close(fd)
+        return hold
 
     def _reserve(
         self, fd: int, index: int, prompt: int, price: Callable[[int, int], float] | None, within: Remaining

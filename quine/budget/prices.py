@@ -57,6 +57,15 @@ def cost(model: str, usage: Usage, environ: Mapping[str, str] = os.environ) -> f
     return (dollars + usage.output * output) / 1e6
 
 
+def path(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the path of the user's file of prices, which may not exist."""
+    return os.path.expanduser(environ.get(VARIABLE, "")) or default_path(environ)
+
+
+def default_path(environ: Mapping[str, str]) -> str:
+    return os.path.join(user_directory("config", environ), "quine", "prices.toml")
+
+
 def known(model: str, environ: Mapping[str, str] = os.environ) -> bool:
     return _find(model, _prices(environ)) is not None
 
@@ -84,7 +93,7 @@ def _prices(environ: Mapping[str, str]) -> dict[str, Price]:
     """Return the built-in prices, overridden by the user's."""
     path = environ.get(VARIABLE, "")
     if not path:
-        path = os.path.join(user_directory("config", environ), "quine", "prices.toml")
+        path = default_path(environ)
         path = path if os.path.exists(path) else ""
     if path not in _read:
         ours = _load(os.path.join(os.path.dirname(__file__), "prices.toml"))

@@ -7,12 +7,13 @@ Laws
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quine.base.errors import Misconfigured
 from quine.base.messages import Guest, GuestError, Message, Remaining, Reply, Request, Spent, Usage
 from quine.budget.ledger import Ledger
+from quine.providers.relay import BrokeredGuest
 from quine.providers.vendors import FILES, Config
 
 LETTERS = 4  # bytes of a token, about
@@ -49,23 +50,44 @@ def price(config: Config, limited: bool) -> Price | None:
     return Price(config.model)
 
 
-def infer(
-    guest: Guest, request: Request, ledger: Ledger, concurrent: int, price: Price | None, known: int = 0
-) -> Reply:
-    """Make one inference; block until the reply. `known` is a lower bound of the prompt in tokens, with the tools.
+class Due(NamedTuple):
+    """The bill of one inference before it is made: the arguments of `Ledger.reserve`, and what is charged then."""
 
-    Raises GuestError, ledger.Spent, or the exception of a signal handler.
-    """
+    prompt: int  # tokens, estimated
+    money: Callable[[int, int], float] | None
+    within: Remaining
+    counted: bool  # tokens or money of the tree are limited
+
+    def used(self, reply: Reply) -> Usage:
+        """Return the usage to charge; an estimate if the guest reports none."""
+        if not reply.usage.input and not reply.usage.output and self.counted:
+            return Usage(self.prompt, tokens([reply.message]))
+        return reply.usage
+
+
+def due(request: Request, ledger: Ledger, price: Price | None, known: int = 0) -> Due:
+    """Return the bill of `request`. `known` is a lower bound of the prompt in tokens, with the tools."""
     prompt = max(tokens(request.messages) + TOOLS, known)
     within = Remaining(prompt + request.output if request.output else None, request.cost or None)
     money = price.about if price and (ledger.mark.cost or within.cost) else None
-    hold = ledger.reserve(concurrent, prompt, money, within)
-    used = Usage(prompt)  # also charged if a signal interrupts: the provider has read the prompt
+    return Due(prompt, money, within, bool(ledger.mark.tokens or ledger.mark.cost))
+
+
+def infer(
+    guest: Guest, request: Request, ledger: Ledger, concurrent: int, price: Price | None, known: int = 0
+) -> Reply:
+    """Make one inference; block until the reply. `known` is as for `due`. quine/broker/payment.py does not block.
+
+    Raises GuestError, ledger.Spent, or the exception of a signal handler.
+    """
+    if isinstance(guest, BrokeredGuest):
+        return guest.pay(request, known)
+    bill = due(request, ledger, price, known)
+    hold = ledger.reserve(concurrent, bill.prompt, bill.money, bill.within)
+    used = Usage(bill.prompt)  # also charged if a signal interrupts: the provider has read the prompt
     try:
         reply = guest.infer(request._replace(output=hold.output, cost=hold.cost))
-        used = reply.usage
-        if not used.input and not used.output and (ledger.mark.tokens or ledger.mark.cost):
-            used = Usage(prompt, tokens([reply.message]))
+        used = bill.used(reply)
         return reply
     except (GuestError, Spent):
         used = Usage()
@@ -74,7 +96,7 @@ def infer(
         ledger.settle(hold, used.input + used.output, cost_of(guest, used, price))
 
 
-def cost_of(guest: Guest, used: Usage, price: Price | None) -> float:
+def cost_of(guest: object, used: Usage, price: Price | None) -> float:
     """Return dollars as reported by the provider, else by the origin that has paid, else from the price table."""
     if not used.input and not used.output:
         return used.cost

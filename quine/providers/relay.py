@@ -42,7 +42,10 @@ class RelayGuest:
         self.cost = 0.0  # dollars of the last inference
 
     def infer(self, request: Request) -> Reply:
-        body = quickjson.dumps({"cost": request.cost, **request.to_json()})
+        return self._infer(request, {})
+
+    def _infer(self, request: Request, more: dict[str, object]) -> Reply:
+        body = quickjson.dumps({"cost": request.cost, **request.to_json(), **more})
         try:
             answer: Any = quickjson.loads(self._ask("infer", body.encode()))
             if fault := answer.get("error"):
@@ -54,6 +57,17 @@ class RelayGuest:
             raise Unavailable(f"the origin: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise GuestError(f"the origin's answer cannot be read: {error}") from None
+
+
+class BrokeredGuest(RelayGuest):
+    """A server that the broker of this machine asks: it has the keys, and pays from the ledger of the tree."""
+
+    def __init__(self, ask: Callable[[str, bytes, Callable[[str], None]], bytes]) -> None:
+        super().__init__(lambda name, body: ask(name, body, lambda text: self.note(text)))
+
+    def pay(self, request: Request, known: int) -> Reply:
+        """Infer, paid by the broker. `known` is a lower bound of the prompt in tokens, with the tools."""
+        return self._infer(request, {"known": known})
 
 
 def error_to_json(error: GuestError) -> dict[str, object]:

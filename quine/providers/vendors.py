@@ -6,9 +6,12 @@ A dialect is imported only where it is used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from quine.base.messages import Guest
+
+if TYPE_CHECKING:
+    from quine.providers.http import Connections, HttpGuest
 
 
 class Vendor(NamedTuple):
@@ -70,6 +73,15 @@ class Config(NamedTuple):
     key: str = ""
 
 
+def load() -> None:
+    """Load the client of HTTP and all dialects: nothing is read from a file later, which others may have changed."""
+    from importlib import import_module
+
+    import_module("quine.providers.http")
+    for place in sorted(set(DIALECTS.values())):
+        import_module(f"quine.providers.dialects.{place.partition('.')[0]}")
+
+
 def build(config: Config) -> Guest:
     """Return the guest that `config` names. Raise Misconfigured if its base cannot be a guest."""
     if config.kind == "script":
@@ -84,10 +96,17 @@ def build(config: Config) -> Guest:
         from quine.providers.replay import ReplayGuest
 
         return ReplayGuest(config.base)
+    from quine.providers.blocking import BlockingGuest
+
+    return BlockingGuest(lambda: served(config))
+
+
+def served(config: Config, connections: Connections | None = None) -> HttpGuest:
+    """Return the guest of an HTTP server that `config` names. Raise Misconfigured if its base is no URL."""
     from importlib import import_module
 
     from quine.providers.http import HttpGuest
 
     module, _, name = DIALECTS[config.kind].partition(".")
     dialect = getattr(import_module(f"quine.providers.dialects.{module}"), name)
-    return HttpGuest(dialect(config.model), config.base, config.key)
+    return HttpGuest(dialect(config.model), config.base, config.key, connections=connections)

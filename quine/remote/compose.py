@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quine.agent.session import SessionSpec
     from quine.budget.ledger import Ledger
     from quine.files.select import Services
+    from quine.tape.redact import Secret
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -27,6 +28,9 @@ SERVICES = ("life", "infer", "tape", "ledger")
 
 def agent_here(mission: str, options: RunOptions) -> int:
     """Run the agent in this very process."""
+    from quine.broker import finding
+
+    finding.begin()  # before the rest is loaded: there is little memory yet in which a key could lie
     from quine.agent import main
 
     os.environ.pop("QUINE_DETACHED", None)
@@ -47,6 +51,9 @@ def agent_here(mission: str, options: RunOptions) -> int:
 
 def agent_elsewhere(mission: str, options: RunOptions) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's proxy."""
+    from quine.broker import finding
+
+    finding.begin()
     from quine.agent.main import spec_from
     from quine.agent.session import another
     from quine.archive import policy
@@ -115,7 +122,7 @@ def proxy(
     spec: SessionSpec,
     ledger: Ledger,
     *,
-    masked: Sequence[str],
+    masked: Sequence[Secret],
     stdin: int,
     stdout: int,
     stderr: int,
@@ -192,7 +199,7 @@ def services_of(
     ledger: Ledger,
     environ: dict[str, str],
     context: dict[str, object],
-    masked: Sequence[str],
+    masked: Sequence[Secret],
     facts: dict[str, object] | None = None,
 ) -> Services:
     """Return the services for one remote child. `context` is that of its spawn; `facts` counts its tokens.

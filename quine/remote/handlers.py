@@ -41,16 +41,23 @@ from quine.base.messages import (
 )
 from quine.base.sessions import tape_path
 from quine.base.strict import Strict, flag, integer, items, mapping, number, parse, text
+from quine.broker import finding
+from quine.broker.client import Broker
 from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger
 from quine.providers import metering, vendors
-from quine.providers.relay import error_to_json, spent_to_json
+from quine.providers.relay import BrokeredGuest, error_to_json, spent_to_json
+from quine.providers.vendors import FILES
 from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals
 from quine.tape.lines import digest
 from quine.tape.redact import Mask
 from quine.tape.writer import FileSink, MaskedSink, RelaySink, Sink
 from transport import quickjson
 from transport.errors import RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.tape.redact import Secret
 
 LATEST = 2 * ANSWER[1]  # seconds after the deadline in which a remote agent may still finish
 
@@ -102,7 +109,7 @@ def services(
     note: Callable[[str], None] = unheard,
     hosts: Callable[[], bytes] = _none,
     endings: list[Callable[[], None]] | None = None,
-    masked: Sequence[str] = (),
+    masked: Sequence[Secret] = (),
 ) -> dict[str, Service]:
     """Return the handlers for one remote child: name -> body to body. `spent` counts tokens_in and tokens_out.
 
@@ -123,7 +130,7 @@ def between(
     spent: dict[str, object] | None = None,
     hosts: Callable[[], bytes] = _none,
     endings: list[Callable[[], None]] | None = None,
-    masked: Sequence[str] = (),
+    masked: Sequence[Secret] = (),
 ) -> dict[str, Service]:
     """Return the same for a child of an agent that is itself remote; `ask` asks its origin, from any thread."""
     proxy = _Between(spec, ledger, {} if spent is None else spent, ask, hosts, masked)
@@ -189,7 +196,7 @@ class _Between(_Proxy):
         spent: dict[str, Any],
         ask: Callable[[str, bytes], bytes],
         hosts: Callable[[], bytes],
-        masked: Sequence[str],
+        masked: Sequence[Secret],
     ) -> None:
         mask = Mask(masked)
         arrivals = Arrivals(spec, lambda session: MaskedSink(RelaySink(ask, session), mask))
@@ -230,7 +237,7 @@ class _Origin(_Proxy):
         spent: dict[str, Any],
         note: Callable[[str], None],
         hosts: Callable[[], bytes],
-        masked: Sequence[str],
+        masked: Sequence[Secret],
     ) -> None:
         settings = env.adopt(RunOptions(), dict(environ))
         mask = Mask([*settings.masked, *masked])
@@ -239,9 +246,12 @@ class _Origin(_Proxy):
             return MaskedSink(FileSink(tape_path(settings.data_dir, session)), mask)
 
         super().__init__(spec, ledger, spent, Arrivals(spec, file, self._born), hosts)
-        self._config = env.guest(settings, {**environ})
-        self._price = metering.price(self._config, bool(ledger.mark.cost))
+        self._settings = settings
+        self._environ = {**environ}
+        self._config = env.guest(settings, self._environ) if environ.get("QUINE_API_TYPE") in FILES else None
+        self._price = metering.price(self._config, bool(ledger.mark.cost)) if self._config else None
         self._guest: Guest | None = None
+        self._broker: Broker | None = None
         self._lender = Lender(ledger, spec.limits.agents)
         # session -> (tokens of its conversation, number of the messages counted)
         self._known: dict[str, tuple[int, int]] = {}
@@ -265,18 +275,14 @@ class _Origin(_Proxy):
             return self._infer(request)
 
     def _infer(self, request: Request) -> bytes:
-        with self._lock:
-            if self._guest is None:
-                try:
-                    self._guest = vendors.build(self._config)
-                except Failure as failure:
-                    raise RequestError(f"infer: {failure.detail}") from None
+        guest = self._asked()
         try:
             with self._lender.inferring():
-                reply = self._pay(self._guest, request)
+                reply = self._pay(guest, request)
         except GuestError as error:
             return json.dumps(error_to_json(error)).encode()
         except Spent as spent:
+            self._ledger.spent = True
             return json.dumps(spent_to_json(spent)).encode()
         agents, _, cost = self._ledger.totals()
         with self._lock:
@@ -287,9 +293,26 @@ class _Origin(_Proxy):
         told = {
             "left": self._ledger.left(),
             "surely": self._ledger.left(surely=True),
-            "cost": metering.cost_of(self._guest, reply.usage, self._price),
+            "cost": metering.cost_of(guest, reply.usage, self._price),
         }
         return json.dumps({**reply.to_json(), **told}).encode()
+
+    def _asked(self) -> Guest:
+        """Return the guest of one inference. Raises RequestError."""
+        with self._lock:
+            try:
+                if self._config:
+                    self._guest = self._guest or vendors.build(self._config)
+                    return self._guest
+                if self._broker is None:
+                    more = (self._settings.memo, self._environ, self._settings.secrets)
+                    concurrent = self._spec.limits.concurrent
+                    self._broker = finding.broker(self._ledger, concurrent, tools.TOOLS, *more)
+            except Failure as failure:
+                raise RequestError(f"infer: {failure.detail}") from None
+        guest = BrokeredGuest(self._broker.ask)
+        guest.note = self._note
+        return guest
 
     def _pay(self, guest: Guest, request: Request) -> Reply:
         left = self._ledger.time_left()
@@ -309,6 +332,8 @@ class _Origin(_Proxy):
 
     def close(self) -> None:
         self._lender.close()
+        if self._broker:
+            self._broker.close()
 
     def ledger(self, body: bytes) -> bytes:
         asked = parse(_Ledger, body)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quine.tape.lines import seal
+from quine.tape.lines import digest, seal
 from transport import quickjson
 
 MASK = "<secret>"
@@ -19,17 +19,55 @@ PLAIN = frozenset(
 )  # fields of `data` whose values only quine writes
 
 
+class Forgotten(NamedTuple):
+    """The mark of a secret that this process no longer has: its length, its first characters, and its digest.
+
+    Digests of its parts would give it away part by part.
+    """
+
+    length: int
+    head: str
+    digest: str
+
+
+if TYPE_CHECKING:
+    Secret = str | Forgotten
+HEAD = 3  # characters of a forgotten secret that are kept
+
+
+def from_json(value: object) -> Secret:
+    """Return a secret or a mark from its JSON."""
+    return Forgotten(*value) if isinstance(value, list) else str(value)
+
+
+def forgotten(secret: str) -> list[Forgotten]:
+    """Return the marks of a secret: of each form in which it may be written."""
+    forms = _forms_of(secret) if len(secret) >= SHORTEST_SECRET else ()
+    return [
+        Forgotten(len(form), form[:HEAD], digest(form.encode("utf-8", "replace"))) for form in sorted(forms)
+    ]
+
+
+def _forms_of(secret: str) -> set[str]:
+    return {secret, quickjson.dumps(secret)[1:-1], _escaped(secret)}
+
+
 class Mask:
     """Removes known secrets from JSON values: verbatim, and as they stand in JSON that is itself a text."""
 
-    def __init__(self, secrets: Sequence[str]) -> None:
+    def __init__(self, secrets: Sequence[Secret]) -> None:
         forms = set()
+        self._marks: list[Forgotten] = []
         for secret in secrets:
-            if len(secret) >= SHORTEST_SECRET:
-                forms |= {secret, quickjson.dumps(secret)[1:-1], _escaped(secret)}
+            if isinstance(secret, Forgotten):
+                self._marks.append(secret)
+            elif len(secret) >= SHORTEST_SECRET:
+                forms |= _forms_of(secret)
+        self._marks.sort(reverse=True)
         self._forms = sorted(forms, key=len, reverse=True)  # one may be the beginning of another
         # One look at the whole line rules out nearly all lines.
-        self._signs = [CUT[0][4:], *(quickjson.dumps(form)[1:-1] for form in forms)] if forms else []
+        signs = [*forms, *(mark.head for mark in self._marks)]
+        self._signs = [CUT[0][4:], *(quickjson.dumps(sign)[1:-1] for sign in signs)] if signs else []
 
     def line(self, entry: dict[str, Any], sealed: bool) -> bytes:
         """Return an entry as it is written, with or without a seal."""
@@ -56,12 +94,55 @@ class Mask:
     def _text(self, text: str) -> str:
         for form in self._forms:
             text = text.replace(form, MASK)
+        for mark in self._marks:
+            text = _without(text, mark)
         if CUT[0] in text:
             for form in self._forms:
                 for size in range(len(form) - 1, SHORTEST_SECRET - 1, -1):
                     text = text.replace(form[:size] + CUT[0], MASK + CUT[0])
                     text = text.replace(CUT[1] + form[-size:], CUT[1] + MASK)
+            for mark in self._marks:
+                text = _without_parts(text, mark)
         return text
+
+
+def _without(text: str, mark: Forgotten) -> str:
+    """Return `text` without a forgotten secret, which is looked for where its first characters stand."""
+    at = text.find(mark.head)
+    while at >= 0:
+        end = at + mark.length
+        if end <= len(text) and digest(text[at:end].encode("utf-8", "replace")) == mark.digest:
+            text = text[:at] + MASK + text[end:]
+            at += len(MASK) - 1
+        at = text.find(mark.head, at + 1)
+    return text
+
+
+def _without_parts(text: str, mark: Forgotten) -> str:
+    """Return `text` without what may be a part of a forgotten secret, cut where the output was cut.
+
+    Nothing is known of its parts but the first characters. So a word that begins with them and ends at the cut is
+    masked, and so is one behind the cut that is long enough and no longer than a rest of the secret.
+    """
+    at = text.find(CUT[0])
+    while at >= 0:
+        begin = text.find(mark.head, max(0, at - mark.length + 1), at)
+        if begin >= 0 and at - begin >= SHORTEST_SECRET and not _has_space(text[begin:at]):
+            text = text[:begin] + MASK + text[at:]
+            at = begin + len(MASK)
+        behind = text.find(CUT[1], at)
+        if behind >= 0:
+            start = end = behind + len(CUT[1])
+            while end < len(text) and not _has_space(text[end]):
+                end += 1
+            if SHORTEST_SECRET <= end - start < mark.length:
+                text = text[:start] + MASK + text[end:]
+        at = text.find(CUT[0], at + 1)
+    return text
+
+
+def _has_space(text: str) -> bool:
+    return any(letter.isspace() for letter in text)
 
 
 def _escaped(text: str) -> str:

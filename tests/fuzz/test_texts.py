@@ -26,12 +26,12 @@ from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.cli import ps_table
 from quine.jobs import census, remote
+from quine.providers.bodies import fed, parse
 from quine.providers.dialects import sse
 from quine.providers.dialects.anthropic import AnthropicDialect
 from quine.providers.dialects.chat import ChatDialect
 from quine.providers.dialects.gemini import GeminiDialect
 from quine.providers.dialects.responses import ResponsesDialect
-from quine.providers.http import _fed, _parse
 from quine.providers.relay import RelayGuest
 from quine.remote import handlers
 from quine.tape import cost, reader, registry, render, requests, verify
@@ -308,9 +308,9 @@ def test_a_streamed_answer(kind: str) -> None:
 
     def feed(data: bytes) -> None:
         decoder, putting = sse.Decoder(), dialect.stream()
-        complete = any(_fed(putting, decoder.feed(piece)) for piece in pieces(data))
+        complete = any(fed(putting, decoder.feed(piece)) for piece in pieces(data))
         if not complete:
-            _fed(putting, decoder.close())
+            fed(putting, decoder.close())
         reply = dialect.reply(putting.whole())
         quickjson.dumps(reply.to_json())
 
@@ -324,7 +324,7 @@ def test_a_whole_answer(kind: str) -> None:
 
     def feed(data: bytes) -> None:
         try:
-            value = _parse(data)
+            value = parse(data)
         except ValueError:
             raise GuestError(dialect.fault(500, data.decode("utf-8", "replace"))) from None
         quickjson.dumps(dialect.reply(value).to_json())
@@ -335,7 +335,7 @@ def test_a_whole_answer(kind: str) -> None:
 
     def refuse(data: bytes) -> None:
         try:
-            value: Any = _parse(data)
+            value: Any = parse(data)
         except ValueError:
             value = data.decode("utf-8", "replace")
         assert isinstance(dialect.fault(429, value), GuestError)

@@ -240,6 +240,7 @@ class Lab:
             "TMPDIR": str(self.tmp),
             "XDG_RUNTIME_DIR": str(self._short / "o"),
             "QUINE_INVENTORY": str(self.inventory),
+            "QUINE_BROKER_IDLE": "5",
             name: value,
             run: number,
         }

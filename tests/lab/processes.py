@@ -55,6 +55,11 @@ class Process:
         return self.name == "quine-spare" or "--zygote" in self.argv
 
     @property
+    def broker(self) -> bool:
+        """A keeper or worker of a broker."""
+        return self.argv[:2] == ("quine", "broker")
+
+    @property
     def _is_node(self) -> bool:
         return "node" in self.argv and any("quine" in word or "transport" in word for word in self.argv)
 
@@ -108,8 +113,11 @@ def _environment(pid: int) -> bytes:
         os.sched_yield()
 
 
-def marked(*marks: str) -> list[Process]:
-    """Return every live process whose environment at its exec held one of `marks` ("NAME=value")."""
+def marked(*marks: str, brokers: bool = False) -> list[Process]:
+    """Return every live process whose environment at its exec held one of `marks` ("NAME=value").
+
+    Brokers outlive the agents that they serve, by design: they are found only if they are asked for.
+    """
     needles = {os.fsencode(mark) for mark in marks}
     found = []
     for pid in _pids():
@@ -119,6 +127,7 @@ def marked(*marks: str) -> list[Process]:
             continue  # gone, or of another user
         if not needles.isdisjoint(environment.split(b"\0")) and (process := find(pid)):
             found.append(process)
+    found = [process for process in found if brokers or not process.broker]
     words = {process.pid: process.argv for process in found}
     return [
         replace(process, copy=True) if words.get(process.ppid) == process.argv else process
@@ -195,7 +204,9 @@ def kill_marked(mark: str, seconds: float = 30) -> list[Process]:
     Two looks must find none: during the first a process may have forked another and gone.
     """
     deadline = time.monotonic() + seconds
-    while (processes := marked(mark) or marked(mark)) and time.monotonic() < deadline:
+    while (
+        processes := marked(mark, brokers=True) or marked(mark, brokers=True)
+    ) and time.monotonic() < deadline:
         # stopped first: as when a machine is switched off, none of them sees another one die
         for process in processes:
             kill(process.pid, signal.SIGSTOP)

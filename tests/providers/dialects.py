@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quine.base.messages import GuestError, Message, Overflow, Refused, Reply, Request, Unavailable
+from quine.providers.blocking import BlockingGuest
 from quine.providers.http import HttpGuest
 from tests.support.agents import Agents
 from tests.tape.conversations import (
@@ -58,12 +59,16 @@ class Patient(Provider):
             super().handle_error(request, client_address)
 
 
-class Guest(HttpGuest):
+class Guest(BlockingGuest):
     """Does not wait between its tries, but says how long it would have."""
 
     def __init__(self, dialect: Any, base: str, key: str = KEY) -> None:
         self.pauses: list[float] = []
-        super().__init__(dialect, base, key, pause=self.pauses.append)
+
+        async def pause(seconds: float) -> None:
+            self.pauses.append(seconds)
+
+        super().__init__(lambda: HttpGuest(dialect, base, key, pause=pause))
 
 
 class Conformance:

@@ -11,6 +11,7 @@ import pytest
 
 from quine.agent.tools import TOOLS
 from quine.base.messages import Message, Request, ToolResult, Usage
+from quine.providers.blocking import BlockingGuest
 from quine.providers.dialects.chat import ChatDialect
 from quine.providers.http import HttpGuest
 from tests.lab import Lab
@@ -40,7 +41,7 @@ BYE = Said("", (OK,))
 def test_a_conversation(turn: Turn) -> None:
     """Reasoning and argument strings go back as they came: the server would refuse anything else."""
     with Provider(chat, turn, BYE) as provider:
-        guest = HttpGuest(ChatDialect("m"), f"{provider.base}/v1", KEY)
+        guest = BlockingGuest(lambda: HttpGuest(ChatDialect("m"), f"{provider.base}/v1", KEY))
         first = guest.infer(ASKED)
         results = [Message("tool", result=ToolResult(c.id, c.name, "done")) for c in first.message.tool_calls]
         second = guest.infer(ASKED._replace(messages=[*ASKED.messages, first.message, *results], output=50))

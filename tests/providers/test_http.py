@@ -22,6 +22,7 @@ from quine.agent.tools import TOOLS
 from quine.base.errors import Misconfigured
 from quine.base.messages import Message, Overflow, Refused, Reply, Request, Unavailable
 from quine.providers import http
+from quine.providers.blocking import BlockingGuest
 from quine.providers.dialects import sse
 from quine.providers.dialects.chat import ChatDialect
 from quine.providers.http import FIRST_PAUSE, LONGEST_PAUSE, OTHER_RETRIES, RETRIES, HttpGuest
@@ -46,15 +47,18 @@ HI = Said("hi, wörld", usage=(12, 3, 4))
 SILENCE = 1.0  # seconds: the other answers of the same test must be quicker, on any machine
 
 
-class Guest(HttpGuest):
+class Guest(BlockingGuest):
     """A guest that does not wait between its tries, but says how long it would have."""
 
     def __init__(self, base: str, key: str = KEY, **more: Any) -> None:
         self.pauses: list[float] = []
         self.notes: list[str] = []
-        super().__init__(
-            ChatDialect("m"), base, key, pause=self.pauses.append, note=self.notes.append, **more
-        )
+
+        async def pause(seconds: float) -> None:
+            self.pauses.append(seconds)
+
+        super().__init__(lambda: HttpGuest(ChatDialect("m"), base, key, pause=pause, **more))
+        self.note = self.notes.append
 
     def __enter__(self) -> Guest:
         return self

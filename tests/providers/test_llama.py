@@ -17,6 +17,7 @@ import pytest
 
 from quine.agent.tools import TOOLS
 from quine.base.messages import Message, Overflow, Request, Tool, ToolCall, ToolResult
+from quine.providers.blocking import BlockingGuest
 from quine.providers.dialects.chat import ChatDialect
 from quine.providers.dialects.chatstream import ChatStream
 from quine.providers.http import HttpGuest
@@ -92,13 +93,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def guest(base: str) -> Iterator[HttpGuest]:
-    guest = HttpGuest(ChatDialect("any"), base, "")
+def guest(base: str) -> Iterator[BlockingGuest]:
+    guest = BlockingGuest(lambda: HttpGuest(ChatDialect("any"), base, ""))
     yield guest
     guest.close()
 
 
-def test_a_plain_reply_is_streamed_and_counted(guest: HttpGuest) -> None:
+def test_a_plain_reply_is_streamed_and_counted(guest: BlockingGuest) -> None:
     asked = Request([Message("system", "You are brief."), Message("user", "Say hello.")], ())
     chunks: list[object] = []
 
@@ -121,19 +122,19 @@ def test_a_plain_reply_is_streamed_and_counted(guest: HttpGuest) -> None:
     assert chunks.count("[DONE]") == 2 and len(chunks) > 10
 
 
-def test_the_limit_of_the_output_is_obeyed(guest: HttpGuest) -> None:
+def test_the_limit_of_the_output_is_obeyed(guest: BlockingGuest) -> None:
     asked = Request([Message("system", "You are a poet."), Message("user", "Tell a tale.")], (), output=5)
     reply = guest.infer(asked)
     assert (reply.usage.output, reply.stop) == (5, "length")
 
 
-def test_our_tools_are_taken(guest: HttpGuest) -> None:
+def test_our_tools_are_taken(guest: BlockingGuest) -> None:
     bare = Request([Message("system", "You run commands."), Message("user", "run ls")], (), output=8)
     told = guest.infer(bare._replace(tools=TOOLS))
     assert told.usage.input > guest.infer(bare).usage.input + 300
 
 
-def test_a_call_comes_in_fragments_and_goes_back(guest: HttpGuest) -> None:
+def test_a_call_comes_in_fragments_and_goes_back(guest: BlockingGuest) -> None:
     """A history of calls, that the model only has to go on with; if it does, the call is one we know."""
     shell = Tool(
         "sh",
@@ -157,7 +158,7 @@ def test_a_call_comes_in_fragments_and_goes_back(guest: HttpGuest) -> None:
     assert guest.infer(Request([*messages, reply.message, result], [shell])).usage.output > 0
 
 
-def test_an_overflow_is_known_as_one(guest: HttpGuest) -> None:
+def test_an_overflow_is_known_as_one(guest: BlockingGuest) -> None:
     size = httpx.get(guest._url.replace("/v1/chat/completions", "/props")).json()
     assert size["default_generation_settings"]["n_ctx"] == WINDOW
     asked = Request([Message("system", "You are brief."), Message("user", "word " * (WINDOW + 1000))], ())

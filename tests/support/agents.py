@@ -73,6 +73,7 @@ class Agents:
         }
         self.env |= {
             "QUINE_API_TYPE": "script",
+            "QUINE_BROKER_IDLE": "5",
             "QUINE_DATA_DIR": str(self.data),
             "XDG_STATE_HOME": str(directory / "state"),
         }

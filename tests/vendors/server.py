@@ -8,7 +8,7 @@ Laws
 4. Nothing sleeps. A test that has to know that the server has come to a point waits for its event.
 
     with Provider(chat, Fault(429, "rate"), Said("hi")) as provider:
-        HttpGuest(ChatDialect("m"), provider.base + "/v1", KEY).infer(...)
+        await HttpGuest(ChatDialect("m"), provider.base + "/v1", KEY).infer(...)
 """
 
 from __future__ import annotations

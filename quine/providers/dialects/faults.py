@@ -25,6 +25,7 @@ FULL = re.compile(
     r"context (window|size|length)|number of tokens to keep from the initial prompt",
     re.IGNORECASE | re.DOTALL,
 )
+NO_QUOTA_LEFT = "the account has no quota left"  # the hint of such a refusal
 NO_QUOTA = {
     "insufficient_quota",
     "credit_balance_exhausted",
@@ -89,7 +90,7 @@ def judge(status: int, said: Told) -> GuestError:
     if overflow(status, said.code, said.kind, said.message):
         return Overflow(detail)
     if {said.code, said.kind} & NO_QUOTA or status == 402:
-        return Refused(detail, "the account has no quota left", USAGE)
+        return Refused(detail, NO_QUOTA_LEFT, USAGE)
     if status in (401, 403):
         return Refused(detail, "see QUINE_API_KEY, or the vendor's own variable", USAGE)
     if status == 404:

@@ -157,7 +157,7 @@ class GeminiDialect(Dialect):
         if any(detail.get("reason") == "API_KEY_INVALID" for detail in details):
             return Refused(shown, "see QUINE_API_KEY, or the vendor's own variable", USAGE)
         if status == 429 and _used_up(details, said.message):
-            return Refused(shown, "the account has no quota left", USAGE)
+            return Refused(shown, faults.NO_QUOTA_LEFT, USAGE)
         fault = faults.judge(status, said)
         if isinstance(fault, Unavailable):
             fault.after = _delay(details)

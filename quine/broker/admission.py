@@ -1,0 +1,227 @@
+"""The processes that a broker serves, as the kernel knows them, and the ledgers that pay for them.
+
+Laws
+1. A process that proved the keys is admitted, with the ledger that it brought. Any other one is admitted by a process
+   above it that is: the kernel says who is above whom, and when each of them started.
+2. A process that was admitted by one above it pays from the same ledger, within the caps of both.
+3. An orphan whose starter has ended (a detached agent) is admitted by the ledger of its tree, within the narrowest
+   caps that were ever set on it: it holds the descriptor from the starter.
+4. This knowledge outlives a worker: it is in a memory file that the keeper made, and each worker reads it first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+
+from quine.budget.ledger import Cap
+from quine.budget.shared_counters import NAME, PUT, SharedCounters
+from transport import quickjson
+from transport.address import start_time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+HIGHEST = 256  # processes above one that are looked at
+LINES = 4096  # of the memory file, after which it is written anew
+
+
+class Denied(Exception):
+    """A process may not ask. str() is the reason."""
+
+
+class Member:
+    """A living process that was admitted. `caps`: by the inode of the ledger, as one process may serve many trees."""
+
+    def __init__(self, pid: int, start: int, pidfd: int) -> None:
+        self.pid = pid
+        self.start = start
+        self.pidfd = pidfd
+        self.caps: dict[int, Cap] = {}
+
+
+class Register:
+    """The living members. `watch(pidfd, call)` calls once that process has ended; `changed` is called after each."""
+
+    def __init__(
+        self, memory: int, watch: Callable[[int, Callable[[], None]], None], changed: Callable[[], None]
+    ) -> None:
+        self._memory = memory
+        self._watch = watch
+        self._changed = changed
+        self._lines = 0
+        self.members: dict[int, Member] = {}
+        self._narrowest: dict[int, Cap] = {}
+        self.books: dict[int, SharedCounters] = {}
+        self.cut: dict[
+            int, list[tuple[int, float]]
+        ] = {}  # inferences of a killed worker, by the inode that pays
+        self._open: dict[int, tuple[int, int, float]] = {}
+        self._read()
+
+    # -- admission ---------------------------------------------------------------------------------
+
+    def admit(self, pid: int, inode: int, own: Cap, proved: bool) -> Cap:
+        """Admit a process and return the caps on what it spends. Raises Denied."""
+        cap = own if proved else self._above(pid, inode, own)
+        member = self._member(pid)
+        member.caps[inode] = cap
+        known = self._narrowest.get(inode)
+        self._narrowest[inode] = cap if known is None else least(known, cap)
+        self._write({"p": pid, "s": member.start, "i": inode, "m": list(cap)})
+        return cap
+
+    def _above(self, pid: int, inode: int, own: Cap) -> Cap:
+        found = False
+        for each, start in _ancestors(pid):
+            member = self.members.get(each)
+            if member and member.start == start:
+                found = True
+                if inode in member.caps:
+                    return least(member.caps[inode], own)
+        if inode in self._narrowest:
+            return least(self._narrowest[inode], own)
+        if found:
+            raise Denied("its ledger is not that of the agent above it")
+        raise Denied("no agent of this broker is above it")
+
+    def _member(self, pid: int) -> Member:
+        start = start_time(pid)
+        known = self.members.get(pid)
+        if known and known.start == start:
+            return known
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            raise Denied("it has ended") from None
+        if known:
+            self._gone(known)
+        member = self.members[pid] = Member(pid, start, pidfd)
+        self._watch(pidfd, lambda: self._gone(member))
+        return member
+
+    def _gone(self, member: Member) -> None:
+        if self.members.get(member.pid) is member:
+            del self.members[member.pid]
+        if member.pidfd >= 0:
+            os.close(member.pidfd)
+            member.pidfd = -1
+        self._changed()
+
+    # -- ledgers -----------------------------------------------------------------------------------
+
+    def book(self, fd: int) -> tuple[int, SharedCounters]:
+        """Take over the descriptor of a ledger; return its inode and the counters. Raises Denied."""
+        try:
+            facts = os.fstat(fd)
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            name = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            os.close(fd)
+            raise Denied("its ledger is none") from None
+        needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+        if name != f"/memfd:{NAME} (deleted)" or seals & needed != needed or facts.st_size < PUT.end:
+            os.close(fd)
+            raise Denied("its ledger is none")
+        if facts.st_ino in self.books:
+            os.close(fd)
+        else:
+            self.books[facts.st_ino] = SharedCounters(fd)
+        return facts.st_ino, self.books[facts.st_ino]
+
+    def forget_books(self) -> None:
+        """Close the ledgers of trees without a living member; no orphan can come from them any more."""
+        used = {inode for member in self.members.values() for inode in member.caps}
+        for inode in self.books.keys() - used:
+            os.close(self.books.pop(inode).fd)
+            self._narrowest.pop(inode, None)
+            self.cut.pop(inode, None)
+
+    # -- inferences under way ----------------------------------------------------------------------
+
+    def begun(self, number: int, inode: int, tokens: int, cost: float) -> None:
+        """Note an inference: the next worker charges it if this one is killed in the middle of it."""
+        self._open[number] = (inode, tokens, cost)
+        self._write({"n": number, "i": inode, "t": tokens, "c": cost})
+
+    def ended(self, number: int) -> None:
+        del self._open[number]
+        self._write({"e": number})
+
+    def charge(self, inode: int) -> list[tuple[int, float]]:
+        """Return the (tokens, dollars) of inferences that a killed worker has cut, once."""
+        found = self.cut.pop(inode, [])
+        if found:
+            self._write({"x": inode})
+        return found
+
+    # -- the memory file ---------------------------------------------------------------------------
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._lines += 1
+        if self._lines > LINES:
+            self._compact()
+        os.write(self._memory, quickjson.dumps(line).encode() + b"\n")
+
+    def _compact(self) -> None:
+        """Write anew what still counts. A worker that is killed in between leaves lines that are torn."""
+        lines = [
+            {"p": member.pid, "s": member.start, "i": inode, "m": list(cap)}
+            for member in self.members.values()
+            for inode, cap in member.caps.items()
+        ]
+        lines += [{"n": n, "i": i, "t": t, "c": c} for n, (i, t, c) in self._open.items()]
+        cut = [(inode, *each) for inode, found in self.cut.items() for each in found]
+        lines += [{"n": -n, "i": i, "t": t, "c": c} for n, (i, t, c) in enumerate(cut, 1)]
+        os.ftruncate(self._memory, 0)
+        os.write(self._memory, b"".join(quickjson.dumps(line).encode() + b"\n" for line in lines))
+        self._lines = len(lines)
+
+    def _read(self) -> None:
+        data = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
+        for raw in data.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError, Denied, OSError):
+                self._take(quickjson.loads(raw))
+        for inode, tokens, cost in self._open.values():
+            self.cut.setdefault(inode, []).append((tokens, cost))
+        self._open = {}
+        self._lines = data.count(b"\n")
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "p" in line:
+            pid, inode = int(line["p"]), int(line["i"])
+            cap = Cap(int(line["m"][0]), float(line["m"][1]), float(line["m"][2]))
+            known = self._narrowest.get(inode)
+            self._narrowest[inode] = cap if known is None else least(known, cap)
+            if start_time(pid) == line["s"]:
+                self._member(pid).caps[inode] = cap
+        elif "n" in line:
+            self._open[line["n"]] = (int(line["i"]), int(line["t"]), float(line["c"]))
+        elif "e" in line:
+            self._open.pop(line["e"], None)
+        elif "x" in line:
+            self._open = {n: facts for n, facts in self._open.items() if facts[0] != line["x"]}
+
+
+def least(one: Cap, other: Cap) -> Cap:
+    """Return the narrower caps, where 0 is none."""
+    pairs = zip(one, other)
+    tokens, cost, deadline = (min((value for value in pair if value), default=0) for pair in pairs)
+    return Cap(int(tokens), float(cost), float(deadline))
+
+
+def _ancestors(pid: int) -> Iterator[tuple[int, int]]:
+    """Yield (pid, start) of a process and of all above it, as far as the kernel shows them."""
+    for _ in range(HIGHEST):
+        try:
+            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+                fields = file.read(4096).rpartition(b") ")[2].split()
+        except OSError:
+            return
+        yield pid, int(fields[19])
+        pid = int(fields[1])
+        if pid <= 0:
+            return

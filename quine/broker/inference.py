@@ -1,0 +1,221 @@
+"""The inferences of a broker: a request becomes a reply, paid from the ledger of its tree, through one gate.
+
+Laws
+1. A body is checked before anything is done. An error of the body, the guest or the payer is an answer.
+2. An inference that cannot be paid is not begun, and one that was cancelled on its way is charged its prompt.
+3. Nothing here blocks: the server is asked by an event loop, and the ledgers in threads.
+4. A quota that the provider says is used up pauses a tree that has a deadline or somebody who can raise it; any other
+   tree is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quine.base.errors import Failure
+from quine.base.messages import (
+    DEEPEST,
+    GuestError,
+    Message,
+    Refused,
+    Request,
+    Spent,
+    Tool,
+    Unavailable,
+    Usage,
+    too_deep,
+)
+from quine.base.strict import Strict, integer, items, mapping, number, parse, text
+from quine.broker.payment import Payments, tree_of
+from quine.broker.turns import Passage, Turns
+from quine.budget.ledger import Ledger
+from quine.providers import metering, vendors
+from quine.providers.dialects.faults import NO_QUOTA_LEFT
+from quine.providers.metering import Price
+from quine.providers.relay import error_to_json, spent_to_json
+from quine.providers.vendors import Config
+from quine.providers.way import PATIENCE
+from transport.errors import RequestError
+
+if TYPE_CHECKING:
+    from quine.broker.gate import Chain
+    from quine.providers.http import Connections, HttpGuest
+
+MOST = 10**9  # tokens, dollars
+
+
+class Payer(NamedTuple):
+    """Who pays for what: the ledger with its cap, the guest, its price, the tree's limit of concurrency, the tools.
+
+    `patient`: somebody can raise a provider's quota, so the tree waits for that (`Inferences.resume`).
+    """
+
+    ledger: Ledger
+    config: Config
+    price: Price | None
+    concurrent: int
+    tools: tuple[Tool, ...] = ()
+    patient: bool = False
+
+
+class _Infer(Strict):
+    """A request; `known` is a lower bound of the prompt in tokens, with the tools."""
+
+    session: str = text(36)
+    mission: str = text()
+    ordinal: int = integer(1_000_000)
+    wisdom: dict[str, str] = mapping(text())
+    messages: list[dict[str, Any]] = items(mapping(), 100_000)
+    output: int = integer(MOST, default=0)
+    cost: float = number(MOST, default=0.0)
+    known: int = integer(MOST, default=0)
+
+
+class Inferences:
+    """All inferences of one broker. To be made, used and closed in one event loop."""
+
+    def __init__(self) -> None:
+        self._payments = Payments()
+        self._connections: Connections | None = None
+        self._guests: dict[Config, HttpGuest] = {}
+        self._turns: dict[tuple[str, str, str], Turns] = {}  # by key, base and model
+
+    async def infer(self, payer: Payer, body: bytes, note: Callable[[str], None]) -> bytes:
+        """Return the reply to an `infer` request, or its error, as `RelayGuest` reads them."""
+        try:
+            asked = parse(_Infer, body)
+            answer = await self._answer(payer, _request(asked, payer.tools), asked.known, note)
+        except RequestError as error:
+            answer = error_to_json(GuestError(str(error)))
+        except GuestError as error:
+            answer = error_to_json(error)
+        except Spent as spent:
+            answer = spent_to_json(spent)
+        except Failure as failure:
+            answer = error_to_json(Refused(failure.detail, failure.hint, failure.status))
+        return json.dumps(answer).encode()
+
+    def resume(self, tree: int) -> bool:
+        """Let a tree go on that was paused for a provider's quota; `tree` as of `tree_of`. False if it was not."""
+        resumed = [turns.resume(tree) for turns in self._turns.values()]  # all of them
+        return any(resumed)
+
+    def status(self) -> dict[str, object]:
+        """Return the state of all gates for people: no key is in it."""
+        gates = [{"base": base, "model": model, **t.status()} for (_, base, model), t in self._turns.items()]
+        return {"gates": gates}
+
+    async def close(self) -> None:
+        """Finish the payments that were begun, and close all connections."""
+        for turns in self._turns.values():
+            turns.close()
+        await self._payments.close()
+        if self._connections is not None:
+            await self._connections.close()
+
+    async def _answer(
+        self, payer: Payer, request: Request, known: int, note: Callable[[str], None]
+    ) -> dict[str, object]:
+        guest, turns, tree = self._guest(payer.config), self._gate(payer.config), tree_of(payer.ledger)
+        patient = payer.patient or payer.ledger.time_left() is not None
+        chain = chain_of(request.messages)
+        while True:
+            way = Passage(turns, tree, chain, patient, payer.ledger.time_left)
+            try:
+                return await self._paid(guest, way, payer, request, known, note)
+            except GuestError as fault:
+                if not patient or not is_quota(fault):
+                    raise
+                note(f"paused until the quota is raised or the time of the tree is over: {fault}")
+                turns.pause(tree, fault.after if isinstance(fault, Unavailable) else None)
+            await turns.resumed(tree, payer.ledger.time_left)
+            note("going on after the pause")
+
+    async def _paid(
+        self,
+        guest: HttpGuest,
+        way: Passage,
+        payer: Payer,
+        request: Request,
+        known: int,
+        note: Callable[[str], None],
+    ) -> dict[str, object]:
+        ledger, price = payer.ledger, payer.price
+        due = metering.due(request, ledger, price, known)
+        hold = await self._payments.reserve(ledger, payer.concurrent, due)
+        used = Usage()
+        try:
+            reply = await guest.infer(request._replace(output=hold.output, cost=hold.cost), note, way)
+            used = due.used(reply)
+        except GuestError:
+            raise
+        except BaseException:
+            # Cancelled. The provider has read the prompt of a request that was under way.
+            used = Usage(due.prompt if way.sent else 0)
+            raise
+        finally:
+            cost = metering.cost_of(guest, used, price)
+            left, surely = await self._payments.settle(ledger, hold, used.input + used.output, cost)
+        cost = metering.cost_of(guest, reply.usage, price)
+        return {**reply.to_json(), "left": left, "surely": surely, "cost": cost}
+
+    def _guest(self, config: Config) -> HttpGuest:
+        if config not in self._guests:
+            from quine.providers.http import Connections
+
+            self._connections = self._connections or Connections()
+            self._guests[config] = vendors.served(config, self._connections)
+        return self._guests[config]
+
+    def _gate(self, config: Config) -> Turns:
+        return self._turns.setdefault((config.key, config.base, config.model), Turns())
+
+
+def is_quota(fault: GuestError) -> bool:
+    """Return True if the account has no quota left, or the server asks for a pause that no client makes."""
+    if isinstance(fault, Unavailable):
+        return fault.after is not None and fault.after > PATIENCE
+    return isinstance(fault, Refused) and fault.hint == NO_QUOTA_LEFT
+
+
+def chain_of(messages: Sequence[Message]) -> Chain:
+    """Return the prefixes of a conversation. The tools precede them all."""
+    chain: list[tuple[int, int]] = []
+    mark, size = 0, metering.TOOLS * metering.LETTERS
+    for message in messages:
+        result = message.result
+        calls = tuple((call.name, call.raw or str(call.args)) for call in message.tool_calls)
+        mark = hash((mark, message.role, message.text, result and result.text, message.reasoning, calls))
+        size += len(message.text) + (len(result.text) if result else 0) + len(message.reasoning)
+        size += sum(len(arguments) for _, arguments in calls)
+        chain.append((mark, size))
+    return tuple(chain)
+
+
+def _request(asked: _Infer, tools: Sequence[Tool]) -> Request:
+    """Raises RequestError."""
+    try:
+        messages = [_message(message) for message in asked.messages]
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
+    return Request(
+        messages,
+        tools,
+        asked.session,
+        asked.mission,
+        asked.ordinal,
+        asked.wisdom,
+        asked.output,
+        asked.cost,
+    )
+
+
+def _message(data: dict[str, Any]) -> Message:
+    if not isinstance(data.get("content"), str):
+        raise TypeError("content is no text")
+    message = Message.from_json(data)
+    if any(too_deep(call.args, DEEPEST) for call in message.tool_calls):
+        raise ValueError("arguments that nest too deep")
+    return message

@@ -1,0 +1,143 @@
+"""The keeper: a fork of the first agent that holds the keys and the socket, and makes a new worker if one is killed.
+
+Laws
+1. It is forked and not executed: it has the keys already, and it is the code that its maker runs, whatever has since
+   been put in the place of a file. It loads all that a worker needs before it makes one, for the same reason.
+2. It is closed to other processes of its user from its first instruction, and so is the worker, its fork.
+3. It ends when a worker has ended by itself, or when workers die as soon as they are made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from quine.broker import memory
+from quine.broker.keeper_log import log
+from transport import inherit
+from transport.lean import signal, socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import NoReturn
+
+    from quine.broker import server
+
+BACKLOG = 1024
+TRIES = 5  # workers that may die within SOON seconds of their start, one after the other
+SOON = 2.0
+NAME = "quine-broker"
+
+
+def make(path: str, key: bytes, keys: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Make a broker that listens at `path`. Raises OSError. Return when it can be asked."""
+    beside = f"{path}.{os.getpid()}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    ready, told = os.pipe2(os.O_CLOEXEC)
+    try:
+        before = os.umask(0o177)
+        try:
+            listener.bind(beside)
+        finally:
+            os.umask(before)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+            if not pid:
+                _become(listener.fileno(), told, path, key, keys, environ, os.stat(beside).st_ino)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(told)
+        told = -1
+        os.waitpid(pid, 0)
+        if os.read(ready, 1) != b"+":
+            os.unlink(beside)
+            raise OSError("the broker cannot be started")
+        os.rename(beside, path)
+    finally:
+        listener.close()
+        os.close(ready)
+        if told >= 0:
+            os.close(told)
+
+
+def _become(
+    listener: int,
+    told: int,
+    path: str,
+    key: bytes,
+    keys: Mapping[str, str],
+    environ: Mapping[str, str],
+    node: int,
+) -> NoReturn:
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        memory.close_to_others()
+        if memory.is_traced():
+            os._exit(1)
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _let_go({listener, told})
+        memory.show(["quine", "broker"])
+        state = fcntl.fcntl(os.memfd_create(NAME, os.MFD_CLOEXEC), fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
+        fcntl.fcntl(state, fcntl.F_SETFL, os.O_APPEND)
+        from quine.broker import server
+
+        line = socket.socket(fileno=os.dup(listener))
+        line.listen(BACKLOG)  # by this process: the kernel names the one that listens to its clients
+        os.write(told, b"+")
+        os.close(told)
+        _keep(server.Seat(listener, state, path, key, dict(keys), dict(environ), os.getpid(), node))
+    except BaseException as error:
+        log(path, error)
+    finally:
+        os._exit(1)
+
+
+def _let_go(keep: set[int]) -> None:
+    """Leave behind the descriptors, the directory, the signals and the variables of the maker."""
+    inherit.close_others(keep)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.close(null)
+    os.chdir("/")
+    os.umask(0o077)
+    signal.set_wakeup_fd(-1)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _keep(seat: server.Seat) -> None:
+    from quine.broker import server
+    from quine.providers import vendors
+
+    vendors.load()
+    for name in [name for name in os.environ if name.startswith("QUINE_") and name not in server.KEPT]:
+        del os.environ[name]
+    early = 0
+    while early < TRIES:
+        begun = time.monotonic()
+        pid = os.fork()
+        if not pid:
+            try:
+                server.work(seat)
+                os._exit(0)
+            except BaseException as error:
+                log(seat.path, error)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        if status == 0:
+            os._exit(0)
+        early = early + 1 if time.monotonic() - begun < SOON else 0
+    log(seat.path, f"{TRIES} workers have died as soon as they were made")

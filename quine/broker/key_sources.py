@@ -1,0 +1,82 @@
+"""A key that is in no environment: the broker alone reads QUINE_API_KEY_FILE, or runs QUINE_API_KEY_COMMAND.
+
+Law: the key of a command is kept for some minutes, as a command may ask a person or a server; a file is read each time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+
+from quine.base.errors import Misconfigured
+from quine.broker.credentials import COMMAND, FILE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FRESH = 300.0  # seconds that the key of a command is kept
+PATIENCE = 60.0  # seconds that the command may take
+LONGEST = 1 << 16  # bytes
+
+
+class Given:
+    """`environ` is that of the process that made the broker."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._file = environ.get(FILE, "")
+        self._command = environ.get(COMMAND, "")
+        self._environ = dict(environ)
+        self._lock = threading.Lock()
+        self._last: tuple[float, str] | None = None
+
+    def key(self) -> str:
+        """Return the key, "" if there is no source. Raises Misconfigured."""
+        if self._file:
+            return self._read()
+        if not self._command:
+            return ""
+        with self._lock:
+            if self._last is None or time.monotonic() > self._last[0] + FRESH:
+                self._last = (time.monotonic(), self._run())
+            return self._last[1]
+
+    def _read(self) -> str:
+        try:
+            with open(os.path.expanduser(self._file), "rb") as file:
+                return _checked(FILE, file.read(LONGEST))
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise Misconfigured(f"{FILE} {self._file} cannot be read: {why}") from None
+
+    def _run(self) -> str:
+        try:
+            done = subprocess.run(
+                ["/bin/sh", "-c", self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=self._environ,
+                timeout=PATIENCE,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Misconfigured(f"{COMMAND} has printed no key within {PATIENCE:.0f} s") from None
+        except OSError as error:
+            raise Misconfigured(f"{COMMAND} cannot be run: {(error.strerror or '').lower()}") from None
+        if done.returncode:
+            raise Misconfigured(f"{COMMAND} failed with status {done.returncode}", "run it in a shell")
+        return _checked(COMMAND, done.stdout)
+
+
+def _checked(name: str, text: bytes) -> str:
+    """Return the one line of `text`. Its content is in no message."""
+    try:
+        key = text.decode("ascii").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not key or not key.isprintable() or len(text) >= LONGEST:
+        raise Misconfigured(f"{name} gives no key: one line of printable characters is wanted")
+    return key

@@ -1,0 +1,203 @@
+"""The memory of this process towards others of its user: closed to them, and wiped of a key.
+
+A process of the same user may read the memory, the environment and the descriptors of another one, unless that one is
+not dumpable (prctl(2)). An exec makes a process dumpable again, a fork does not.
+
+Law: nothing here fails. Where the kernel or the interpreter lacks a means, the process goes on without it, and the
+result says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from quine.base import exposure
+from transport import inherit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+_SET_DUMPABLE = 4  # of prctl(2)
+SHORTEST = 8  # bytes; a shorter secret is a word that stands elsewhere with another meaning
+BUFFER = 1 << 20  # bytes of memory that are looked at at one time
+PIECE = 16  # bytes of the pieces of a key that are looked for; each piece is one look at the whole memory
+
+
+def _prctl() -> Callable[[int, int], int]:
+    """Return prctl(2). The package ctypes takes ten times as long to load as the module below it."""
+    try:
+        import _ctypes
+
+        class Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
+            _type_ = "i"
+
+        class Call(_ctypes.CFuncPtr):
+            _flags_ = 1  # FUNCFLAG_CDECL
+            _restype_ = Int
+
+        found = Call(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"))  # type: ignore[arg-type]
+    except (ImportError, AttributeError, OSError, TypeError):
+        from transport.backports.libc import INT, LONG, function, in_libc
+
+        if not in_libc("prctl"):
+            return lambda option, value: -1
+        call = function("prctl", INT, INT, LONG, LONG, LONG, LONG)
+        return lambda option, value: call(option, value, 0, 0, 0)
+    return lambda option, value: int(found(option, value, 0, 0, 0))
+
+
+_known: list[Callable[[int, int], int]] = []
+
+
+def _set(option: int, value: int) -> bool:
+    try:
+        if not _known:
+            _known.append(_prctl())
+        return _known[0](option, value) == 0
+    except Exception:
+        return False
+
+
+def close_to_others(closed: bool = True) -> bool:
+    """Close the memory of this process to others of its user, or open it again. Return whether the kernel did it."""
+    return _set(_SET_DUMPABLE, not closed)
+
+
+def show(words: Sequence[str]) -> None:
+    """Show another argv in `ps`. A process that is closed to others cannot open its own /proc/self/mem for it."""
+    with contextlib.suppress(Exception):
+        import _ctypes
+
+        class Byte(_ctypes._SimpleCData):  # type: ignore[type-arg]
+            _type_ = "c"
+
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+        if 0 < start < end:
+            text = b"\0".join(map(os.fsencode, words))[: end - start - 1].ljust(end - start, b"\0")
+            (Byte * (end - start)).from_address(start)[:] = text  # type: ignore[call-overload]
+
+
+def is_traced() -> bool:
+    """Return whether a debugger holds this process."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            return file.read().partition(b"TracerPid:")[2].split()[0] != b"0"
+    except (OSError, IndexError):
+        return False
+
+
+class Wipe:
+    """Overwrites secrets in the memory of this process. Made before the memory is closed to others: it opens a file."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        with contextlib.suppress(OSError):
+            self._fd = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def __call__(self, secrets: Iterable[bytes], keys: Iterable[bytes] = ()) -> None:
+        """Overwrite each of `secrets`, of `keys` also pieces: a freed text is overwritten in part by the next object.
+
+        The caller holds no other copy that it still needs. The texts that it gives are overwritten, too.
+        """
+        needles = [secret for secret in secrets if is_unlike_a_word(secret)]
+        for key in keys:
+            if is_unlike_a_word(key):
+                needles.append(key)
+                # The last piece last: an object that was put over a freed text leaves its end.
+                starts = {*range(0, len(key) - PIECE + 1, PIECE), max(0, len(key) - PIECE)}
+                needles += [key[at : at + PIECE] for at in sorted(starts) if len(key) > PIECE]
+        if self._fd < 0 or not needles:
+            return
+        # All places first: the texts that are looked for stand in this memory, too.
+        longest = max(map(len, needles))
+        buffer = bytearray(max(BUFFER, 2 * longest))
+        places = [place for begin, end in _writable() for place in self._found(begin, end, needles, buffer)]
+        buffer[:] = bytes(len(buffer))
+        for at, size in places:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, bytes(size), at)
+
+    def _found(
+        self, begin: int, end: int, needles: Sequence[bytes], buffer: bytearray
+    ) -> Iterator[tuple[int, int]]:
+        """Yield (address, size) of each needle in a region, which is read by one buffer: no copy is left behind."""
+        overlap, at = max(map(len, needles)) - 1, begin
+        while at < end:
+            try:
+                size = os.preadv(self._fd, [memoryview(buffer)[: min(len(buffer), end - at)]], at)
+            except OSError:  # a guard page, or unmapped since
+                return
+            for needle in needles:
+                found = buffer.find(needle, 0, size)
+                while found >= 0:
+                    yield at + found, len(needle)
+                    found = buffer.find(needle, found + 1, size)
+            if at + size >= end or size <= overlap:
+                return
+            at += size - overlap
+
+
+def is_unlike_a_word(secret: bytes) -> bool:
+    """Return whether `secret` may be overwritten wherever it stands: no word of a program or of its libraries.
+
+    A key of a provider has digits in it. `password` or `anthropic` stands in the texts of this program itself.
+    """
+    if len(secret) < SHORTEST:
+        return False
+    letters = secret.translate(None, b"-_./:@")
+    return len(secret) > 24 or not letters.isalpha()
+
+
+def _writable() -> Iterator[tuple[int, int]]:
+    """Yield the writable regions of private memory: (begin, end)."""
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        span, mode = line.split(None, 2)[:2]
+        if mode.startswith(b"rw") and mode.endswith(b"p"):
+            begin, _, end = span.partition(b"-")
+            yield int(begin, 16), int(end, 16)
+
+
+_wipe: list[Wipe] = []
+
+
+def hide(names: Collection[str]) -> None:
+    """Take secret variables, and those that hold copies, out of the environment that /proc shows of this process.
+
+    Its memory still has them, so it is closed to other processes until they are gone from there, too.
+    """
+    secrets = [os.environ[name].strip() for name in names if name != inherit.VARIABLE]
+    copies = {
+        name
+        for name, value in os.environ.items()
+        if any(len(secret) >= SHORTEST and secret in value for secret in secrets)
+    }
+    exposure.forget(copies.union(names))
+    if secrets:
+        if not _wipe:
+            _wipe.append(Wipe())
+        close_to_others()
+
+
+def forget(keys: Sequence[bytes]) -> None:
+    """Wipe the keys from the memory of this process, and open that again."""
+    if not _wipe and not keys:
+        return
+    wipe = _wipe.pop() if _wipe else Wipe()
+    if keys:
+        wipe((), keys)
+    wipe.close()
+    close_to_others(False)

@@ -1,0 +1,348 @@
+"""The worker of a broker: takes connections, admits their processes, and lets their inferences be made.
+
+Laws
+1. A connection is served by a task of its own; none waits for another. Calls that may block run in a thread.
+2. Nothing that a client sends is trusted but what the kernel says of it, and its proof.
+3. It ends by itself when for some time no process that it serves has lived, and nothing is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+
+from quine.base import procs
+from quine.base.errors import DENIED, Failure, NoGuest
+from quine.base.messages import GuestError, Tool
+from quine.broker import wire
+from quine.broker.admission import Denied, Register
+from quine.broker.credentials import GUEST, Credentials
+from quine.broker.inference import Inferences, Payer
+from quine.broker.keeper_log import log
+from quine.broker.key_sources import Given
+from quine.budget.ledger import Cap, Ledger
+from quine.budget.shared_counters import SharedCounters
+from quine.providers import metering
+from quine.providers.relay import error_to_json
+from transport import quickjson
+from transport.this_build import build_hash
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+KEPT = ("QUINE_PRICES",)
+IDLE, IDLE_VARIABLE = 60.0, "QUINE_BROKER_IDLE"  # seconds without a process to serve after which it ends
+PATIENCE = 30.0  # seconds that a client may take to say who it is
+MOST_FILES = 1 << 16
+FDS = struct.Struct("4i")
+
+
+class Seat:
+    """Everything that a worker has from its keeper."""
+
+    def __init__(
+        self,
+        listener: int,
+        state: int,
+        path: str,
+        key: bytes,
+        keys: dict[str, str],
+        environ: dict[str, str],
+        keeper: int,
+        node: int,
+    ) -> None:
+        self.listener = listener
+        self.state = state
+        self.path = path
+        self.key = key
+        self.credentials = Credentials(environ, keys)
+        self.given = Given(environ)
+        self.idle = float(environ.get(IDLE_VARIABLE) or IDLE)
+        self.keeper = keeper
+        self.node = node  # inode of the socket's name
+
+
+def work(seat: Seat) -> None:
+    """Serve until there is nobody left to serve."""
+    procs.raise_open_files(MOST_FILES)
+    asyncio.run(_Worker(seat).run())
+
+
+class _Client:
+    """One connection, and the process at its other end."""
+
+    def __init__(self, line: socket.socket) -> None:
+        line.setblocking(False)
+        self.line = line
+        self.pid, self.uid = wire.peer(line)
+        self.fds: list[int] = []
+        self.proved = False
+        self._rest = b""
+
+    async def receive(self, most: int) -> bytes:
+        """Return the body of the next frame; b"" at the end. Raises OSError."""
+        head = await self._exactly(wire.SIZE.size)
+        if not head:
+            return b""
+        (size,) = wire.SIZE.unpack(head)
+        if not 0 < size <= most:
+            raise OSError(f"a frame of {size} bytes")
+        body = await self._exactly(size)
+        if not body:
+            raise ConnectionResetError("the client has gone in the middle of a frame")
+        return body
+
+    async def receive_json(self) -> dict[str, Any]:
+        """Return the next frame as an object, {} at the end. Raises OSError."""
+        body = await self.receive(wire.LONGEST_HELLO)
+        try:
+            value = quickjson.loads(body) if body else {}
+        except (ValueError, RecursionError):
+            raise OSError("a frame that is no JSON") from None
+        if not isinstance(value, dict):
+            raise OSError("a frame that is no object")
+        return value
+
+    async def _exactly(self, size: int) -> bytes:
+        got = bytearray()
+        while len(got) < size:
+            data = await self._some(min(size - len(got), 1 << 18))
+            if not data:
+                if got:
+                    raise ConnectionResetError("the client has gone in the middle of a frame")
+                return b""
+            got += data
+        return bytes(got)
+
+    async def _some(self, most: int) -> bytes:
+        while True:
+            try:
+                data, messages, _, _ = self.line.recvmsg(
+                    most, socket.CMSG_SPACE(FDS.size), socket.MSG_CMSG_CLOEXEC
+                )
+                break
+            except BlockingIOError:
+                await _readable(self.line)
+        for level, kind, value in messages:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self.fds += struct.unpack(f"{len(value) // 4}i", value[: len(value) // 4 * 4])
+        return data
+
+    async def send(self, body: bytes) -> None:
+        data, self._rest = self._rest + wire.frame(body), b""
+        await asyncio.get_running_loop().sock_sendall(self.line, data)
+
+    def note(self, text: str) -> None:
+        """Send a note now, as far as the client takes it; it is for a log, and may be lost."""
+        try:
+            data = self._rest + wire.packed({"note": text})
+            self._rest = data[self.line.send(data) :]
+        except OSError:
+            pass
+
+    async def gone(self) -> None:
+        """Return once the client has gone, or has said what it may not say during an inference."""
+        await _readable(self.line)
+
+    def take_fd(self) -> int:
+        """Return the descriptor that came, and close what else came. Raises Denied."""
+        fds, self.fds = self.fds, []
+        for fd in fds[1:]:
+            os.close(fd)
+        if not fds:
+            raise Denied("it has given no ledger")
+        return fds[0]
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.line.close()
+
+
+async def _readable(line: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def settle() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(line.fileno(), settle)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(line.fileno())
+
+
+class _Worker:
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._listener = socket.socket(fileno=os.dup(seat.listener))
+        self._listener.setblocking(False)
+        self._inferences = Inferences()
+        self._number = int.from_bytes(os.urandom(6), "big")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = self._loop.create_future()
+        self._register = Register(self._seat.state, self._watch, self._look)
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._look()
+        await self._over
+        await self._inferences.close()
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def _watch(self, pidfd: int, call: Any) -> None:
+        def ended() -> None:
+            self._loop.remove_reader(pidfd)
+            call()
+
+        self._loop.add_reader(pidfd, ended)
+
+    def _look(self) -> None:
+        """Begin to count the idle time, or stop to."""
+        idle = not self._register.members and not self._tasks
+        if self._timer and not idle:
+            self._timer.cancel()
+            self._timer = None
+        elif idle and not self._timer:
+            self._timer = self._loop.call_later(self._seat.idle, self._idle)
+
+    def _idle(self) -> None:
+        """End, unless a client comes in this moment: the name goes first, so that no later one finds it."""
+        self._timer = None
+        _unlink(self._seat)
+        self._accept()
+        if not self._tasks and not self._over.done():
+            self._over.set_result(None)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            task = self._loop.create_task(self._serve(_Client(line)))
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
+            self._look()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._look()
+        if not task.cancelled() and (error := task.exception()):
+            log(self._seat.path, error)
+
+    # -- a connection ------------------------------------------------------------------------------
+
+    async def _serve(self, client: _Client) -> None:
+        try:
+            if client.uid != os.getuid():
+                return
+            try:
+                payer, inode = await asyncio.wait_for(self._greet(client), PATIENCE)
+            except Denied as denied:
+                await client.send(_error("denied", str(denied), "", DENIED))
+            except NoGuest as failure:
+                await client.send(_error("noguest", failure.detail, failure.hint, failure.status))
+            except Failure as failure:
+                await client.send(_error("misconfigured", failure.detail, failure.hint, failure.status))
+            else:
+                while body := await client.receive(wire.LONGEST):
+                    await self._infer(client, payer, inode, body)
+        except (OSError, asyncio.TimeoutError):
+            pass  # the client has gone, or is none
+        finally:
+            client.close()
+
+    async def _greet(self, client: _Client) -> tuple[Payer, int]:
+        ours = wire.nonce()
+        await client.send(quickjson.dumps({"nonce": ours}).encode())
+        hello = await client.receive_json()
+        if "proof" in hello:
+            nonces, pids = (ours, str(hello.get("nonce"))), (self._seat.keeper, client.pid)
+            if not _same(str(hello["proof"]), wire.proof(self._seat.key, "client", nonces, pids)):
+                raise Denied("it does not hold the keys of this broker")
+            client.proved = True
+            told = wire.proof(self._seat.key, "broker", nonces, pids)
+            await client.send(quickjson.dumps({"proof": told}).encode())
+            hello = await client.receive_json()
+        if not hello:
+            raise ConnectionResetError("the client has gone")
+        if hello.get("build") != build_hash():
+            raise Denied("it is of another build")
+        inode, book = self._register.book(client.take_fd())
+        try:
+            cap = Cap(*(kind(value) for kind, value in zip((int, float, float), hello["mark"])))
+            concurrent, limited = int(hello["concurrent"]), bool(hello["limited"])
+            asked = {name: str(hello["env"][name]) for name in GUEST if hello["env"].get(name)}
+            tools = tuple(Tool(str(name), str(text), dict(schema)) for name, text, schema in hello["tools"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise OSError("a hello that is none") from None
+        cap = self._register.admit(client.pid, inode, cap, client.proved)
+        self._look()
+        config = self._seat.credentials.config(asked, await asyncio.to_thread(self._seat.given.key))
+        price = metering.price(config, limited or bool(cap.cost))
+        await asyncio.to_thread(_charge, book, self._register.charge(inode))
+        payer = Payer(Ledger(book, cap), config, price, concurrent, tools=tools)
+        ready = {"kind": config.kind, "model": config.model}
+        await client.send(quickjson.dumps(ready).encode())
+        return payer, inode
+
+    async def _infer(self, client: _Client, payer: Payer, inode: int, body: bytes) -> None:
+        self._number += 1
+        number, tokens = self._number, len(body) // metering.LETTERS + metering.TOOLS
+        self._register.begun(number, inode, tokens, payer.price.about(tokens, 0) if payer.price else 0.0)
+        task = self._loop.create_task(self._inferences.infer(payer, body, client.note))
+        gone = self._loop.create_task(client.gone())
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                await client.send(self._answer(task))
+            else:
+                raise ConnectionResetError("the client has cancelled it")
+        finally:
+            gone.cancel()
+            task.cancel()
+            # Both are over before the next frame is waited for: a late one would stop that from being heard.
+            await asyncio.wait((gone, task))
+            self._register.ended(number)
+
+    def _answer(self, task: asyncio.Task[bytes]) -> bytes:
+        if error := task.exception():
+            log(self._seat.path, error)
+            return quickjson.dumps(error_to_json(GuestError(f"a defect in the broker: {error!r}"))).encode()
+        return task.result()
+
+
+def _charge(book: SharedCounters, found: list[tuple[int, float]]) -> None:
+    """Charge inferences that were under way when a worker was killed: the provider may have made them."""
+    if found:
+        with book.changing() as facts:
+            tokens = facts.tokens + sum(tokens for tokens, _ in found)
+            book.put(facts._replace(tokens=tokens, cost=facts.cost + sum(cost for _, cost in found)))
+
+
+def _unlink(seat: Seat) -> None:
+    """Remove the name of the socket, if it is still that of this broker."""
+    try:
+        if os.stat(seat.path).st_ino == seat.node:
+            os.unlink(seat.path)
+    except OSError:
+        pass
+
+
+def _error(kind: str, detail: str, hint: str, status: int) -> bytes:
+    return quickjson.dumps({"error": kind, "detail": detail, "hint": hint, "status": status}).encode()
+
+
+def _same(one: str, other: str) -> bool:
+    from hmac import compare_digest
+
+    return compare_digest(one.encode("utf-8", "replace"), other.encode())

@@ -1,0 +1,148 @@
+"""A gate with its clock: inferences wait here for leave to send, and trees whose provider has no quota left.
+
+Law: a tree that is paused sends nothing until it is resumed, its pause is over, or its deadline has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from quine.base.errors import DEADLINE
+from quine.base.messages import Refused, Reply, Unavailable
+from quine.broker.gate import Chain, Gate, Refusal, Ticket
+from quine.providers.way import PATIENCE, Outcome
+
+
+class Turns:
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self._starts: dict[Ticket, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused: dict[int, asyncio.Event] = {}  # by tree
+        self._ends: dict[int, asyncio.TimerHandle] = {}  # of pauses whose length is known
+
+    async def enter(self, ticket: Ticket) -> None:
+        """Wait until the ticket may start."""
+        loop = asyncio.get_running_loop()
+        start = self._starts[ticket] = loop.create_future()
+        self.gate.ask(ticket, loop.time())
+        self._turn()
+        try:
+            await start
+        except BaseException:
+            self.withdraw(ticket)
+            raise
+
+    def heard(self, ticket: Ticket) -> None:
+        if not ticket.heard:
+            self.gate.heard(ticket, asyncio.get_running_loop().time())
+            self._turn()
+
+    def leave(self, ticket: Ticket, refusal: Refusal | None, well: bool) -> None:
+        self.gate.leave(ticket, asyncio.get_running_loop().time(), refusal, well)
+        self._turn()
+
+    def withdraw(self, ticket: Ticket) -> None:
+        self._starts.pop(ticket, None)
+        self.gate.withdraw(ticket, asyncio.get_running_loop().time())
+        self._turn()
+
+    def _turn(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for ticket in self.gate.start(now):
+            start = self._starts.pop(ticket)
+            if not start.done():
+                start.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wake = self.gate.wake(now)
+        if wake is not None:
+            self._timer = loop.call_at(wake, self._turn)
+
+    # -- trees without quota -----------------------------------------------------------------------
+
+    def pause(self, tree: int, seconds: float | None) -> None:
+        """Pause the tree, for `seconds` if that is known."""
+        if tree not in self._paused:
+            self._paused[tree] = asyncio.Event()
+            if seconds is not None:
+                self._ends[tree] = asyncio.get_running_loop().call_later(seconds, self.resume, tree)
+
+    def resume(self, tree: int) -> bool:
+        """Let the tree go on; return whether it was paused."""
+        if timer := self._ends.pop(tree, None):
+            timer.cancel()
+        event = self._paused.pop(tree, None)
+        if event is not None:
+            event.set()
+        return event is not None
+
+    def is_paused(self, tree: int) -> bool:
+        return tree in self._paused
+
+    async def resumed(self, tree: int, time_left: Callable[[], float | None]) -> None:
+        """Wait until the tree is not paused. Raises Refused at its deadline."""
+        while (event := self._paused.get(tree)) is not None:
+            try:
+                await asyncio.wait_for(event.wait(), time_left())
+            except asyncio.TimeoutError:
+                raise Refused("the time of the tree is over", "see --deadline", DEADLINE) from None
+
+    def close(self) -> None:
+        for timer in (*self._ends.values(), *([self._timer] if self._timer else [])):
+            timer.cancel()
+
+    def status(self) -> dict[str, object]:
+        now = asyncio.get_running_loop().time()
+        return {**self.gate.status(now), "without_quota": len(self._paused)}
+
+
+class Passage:
+    """The way of one inference through a gate; one ticket for each try."""
+
+    def __init__(
+        self, turns: Turns, tree: int, chain: Chain, patient: bool, time_left: Callable[[], float | None]
+    ) -> None:
+        self._turns = turns
+        self._tree = tree
+        self._chain = chain
+        self._patient = patient
+        self._time_left = time_left
+        self._ticket = Ticket(tree)
+        self.sent = False  # a request is under way, or was when it was cancelled
+
+    async def enter(self) -> None:
+        while True:
+            if self._patient:
+                await self._turns.resumed(self._tree, self._time_left)
+            self._ticket = Ticket(self._tree, self._chain)
+            await self._turns.enter(self._ticket)
+            if not self._patient or not self._turns.is_paused(self._tree):
+                break
+            self._turns.withdraw(self._ticket)  # paused while it waited
+        self.sent = True
+
+    def heard(self) -> None:
+        self._turns.heard(self._ticket)
+
+    def leave(self, outcome: Outcome | None) -> None:
+        well = outcome is not None and isinstance(outcome.told, Reply)
+        self._turns.leave(self._ticket, refusal_of(outcome) if outcome else None, well)
+        if outcome is not None:
+            self.sent = False
+
+
+def refusal_of(outcome: Outcome) -> Refusal | None:
+    """Return what the end of a try says about the load of the server, if anything."""
+    fault = outcome.told
+    if not isinstance(fault, Unavailable):
+        return None
+    rate = outcome.status == 429
+    overload = outcome.status == 529 or "overloaded" in str(fault).lower()
+    after = fault.after or 0.0
+    if after > PATIENCE:
+        return None  # as a quota that is used up: one tree may wait for it, and the others are told
+    return Refusal(after, rate, overload) if rate or overload or after else None

@@ -1,0 +1,98 @@
+"""The wire between a client and its broker: frames of JSON on a Unix socket, and the proof that both hold one key.
+
+    broker: {"nonce"}                     as soon as it has taken the connection
+    client: {"nonce", "proof"}            if it holds the keys
+    broker: {"proof"}
+    client: {"build", "env", "mark", "concurrent", "limited"} and the descriptor of its ledger
+    broker: {"kind", "model"} or {"error", "detail", "hint"}
+    client: an inference, as remote agents ask for it
+    broker: {"note"} for each retry, then the reply or the error of the guest; then the next inference
+
+Laws
+1. A key crosses in neither direction. A proof holds for one connection: it covers the nonces of both ends and the
+   pids that the kernel names, so one that was passed on is worthless.
+2. A frame is bounded. One inference is under way on a connection; a client that closes it has cancelled that.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from transport import quickjson
+from transport.lean import blake2b
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from transport.lean import socket
+
+SIZE = struct.Struct(">I")
+LONGEST = 256 << 20  # bytes of a frame: a reply of the longest stream that a provider may send
+LONGEST_HELLO = 1 << 20
+NOTE = b'{"note"'
+_CREDENTIALS = struct.Struct("iII")
+_SO_PEERCRED, _SOL_SOCKET, _SCM_RIGHTS = 17, 1, 1
+
+
+def frame(body: bytes) -> bytes:
+    return SIZE.pack(len(body)) + body
+
+
+def packed(value: object) -> bytes:
+    return frame(quickjson.dumps(value).encode())
+
+
+def proof(key: bytes, label: str, nonces: tuple[str, str], pids: tuple[int, int]) -> str:
+    """Return the proof of one end, `client` or `broker`, that it holds `key`. Both ends give nonces and pids alike."""
+    text = quickjson.dumps([label, *nonces, *pids]).encode()
+    return str(blake2b(text, key=key, digest_size=32).hexdigest())
+
+
+def nonce() -> str:
+    return os.urandom(16).hex()
+
+
+def peer(line: socket.socket) -> tuple[int, int]:
+    """Return (pid, uid) of the process at the other end, as the kernel noted them."""
+    pid, uid, _ = _CREDENTIALS.unpack(line.getsockopt(_SOL_SOCKET, _SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
+
+
+def send(line: socket.socket, data: bytes, fd: int = -1) -> None:
+    """Send all of `data`, with a descriptor if one is given. Raises OSError."""
+    if fd >= 0:
+        sent = line.sendmsg([data], [(_SOL_SOCKET, _SCM_RIGHTS, struct.pack("i", fd))])
+        data = data[sent:]
+    if data:
+        line.sendall(data)
+
+
+def receive(line: socket.socket, most: int = LONGEST) -> bytes:
+    """Return the body of the next frame. Raises OSError: ConnectionResetError if the other end has gone."""
+    (size,) = SIZE.unpack(_exactly(line, SIZE.size))
+    if size > most:
+        raise OSError(f"a frame of {size} bytes")
+    return _exactly(line, size)
+
+
+def receive_json(line: socket.socket) -> dict[str, Any]:
+    """Return the next frame as an object. Raises OSError, also for one that is none."""
+    try:
+        value = quickjson.loads(receive(line, LONGEST_HELLO))
+    except (ValueError, RecursionError):
+        raise OSError("a frame that is no JSON") from None
+    if not isinstance(value, dict):
+        raise OSError("a frame that is no object")
+    return value
+
+
+def _exactly(line: socket.socket, size: int) -> bytes:
+    got = bytearray()
+    while len(got) < size:
+        data = line.recv(min(size - len(got), 1 << 18))
+        if not data:
+            raise ConnectionResetError("the broker has ended")
+        got += data
+    return bytes(got)

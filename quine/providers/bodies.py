@@ -1,0 +1,110 @@
+"""Bodies of HTTP requests and answers, without a socket: the JSON sent, the events and the JSON read, the headers."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+from quine.base.messages import DEEPEST, Unavailable, too_deep
+from quine.providers.dialects import sse
+from quine.providers.dialects.dialect import Stream
+from quine.providers.dialects.faults import printable
+
+PIECE = 1 << 16  # bytes of a request that are written at once
+
+
+def encoded(body: dict[str, Any]) -> Iterator[bytes]:
+    """Yield the body in pieces of one message each. As one text it would be in memory three times while it is sent."""
+    before = "{"
+    for key, value in body.items():
+        yield f"{before}{json.dumps(key)}: ".encode()
+        before = ", "
+        if isinstance(value, list) and value:
+            for n, item in enumerate(value):
+                yield b", " if n else b"["
+                yield _json(item)
+            yield b"]"
+        else:
+            yield _json(value)
+    yield b"}"
+
+
+def _json(value: Any) -> bytes:
+    # Half a surrogate pair, as in a mission of undecodable bytes, is refused by every provider.
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def is_stream(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == "text/event-stream"
+
+
+async def pieces(body: list[bytes]) -> AsyncIterator[bytes]:
+    """Yield the body in larger pieces: each is a write of its own."""
+    held: list[bytes] = []
+    size = 0
+    for part in body:
+        held.append(part)
+        size += len(part)
+        if size >= PIECE:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
+
+
+def fed(stream: Stream, events: list[sse.Event]) -> bool:
+    """Feed the events; return True if the answer is complete with one of them."""
+    return any(stream.feed(event.name, _value(event.data)) for event in events if event.data.strip())
+
+
+def _value(data: str) -> Any:
+    if data.strip() == "[DONE]":
+        return "[DONE]"
+    try:
+        return parse(data)
+    except ValueError:
+        raise Unavailable(f"an event of the stream is not JSON: {printable(data, 100)}") from None
+
+
+def parse(text: str | bytes) -> Any:
+    """Return the JSON value, with NaN and infinities as null, as they could not be sent back. ValueError if invalid."""
+    try:
+        data = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("too deep") from None
+    brackets = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
+    if sum(map(text.count, brackets)) > DEEPEST and too_deep(data, DEEPEST):  # type: ignore[arg-type]
+        raise ValueError("too deep")
+    return data
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds from retry-after-ms or Retry-After (seconds or a date); None if absent or invalid."""
+    milliseconds, text = headers.get("retry-after-ms"), headers.get("retry-after")
+    try:
+        if milliseconds:
+            seconds = float(milliseconds) / 1000
+        elif text:
+            seconds = _seconds(text)
+        else:
+            return None
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        from email.utils import parsedate_to_datetime
+
+        return parsedate_to_datetime(text).timestamp() - time.time()

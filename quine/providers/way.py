@@ -1,0 +1,43 @@
+"""The way of an inference to its server, which a gate may stand in. The HTTP client and the broker share it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from quine.base.messages import GuestError, Reply
+
+PATIENCE = 120.0  # seconds, as in the vendors' own clients: a longer Retry-After is a refusal
+
+
+class Way(Protocol):
+    """The way of one inference."""
+
+    async def enter(self) -> None:
+        """Wait until a request may be sent."""
+
+    def heard(self) -> None:
+        """Called with the first byte of an answer that is no error."""
+
+    def leave(self, outcome: Outcome | None) -> None:
+        """Called at the end of a try; None: it was cancelled."""
+
+
+class Outcome(NamedTuple):
+    """The end of one try: `status` is that of HTTP, or 0; `final`: the server forbids another try."""
+
+    told: Reply | GuestError
+    status: int = 0
+    final: bool = False
+
+
+class Open:
+    """A way without a gate."""
+
+    async def enter(self) -> None:
+        pass
+
+    def heard(self) -> None:
+        pass
+
+    def leave(self, outcome: Outcome | None) -> None:
+        pass

@@ -1,0 +1,1 @@
+"""Tests of the broker: its gate, its payments, its inferences, and its processes."""
