@@ -47,6 +47,14 @@ def main(words: list[str]) -> int:
     return run(command, purse)
 
 
+def _here() -> str:
+    """As quine/agent/env.py, which takes 20 ms to load."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/"
+
+
 def _help() -> int:
     from quine.cli.help import usage
 
@@ -62,15 +70,15 @@ def _only(options: RunOptions, names: tuple[str, ...]) -> str:
 
 def _make(limits: tuple[int, float, float], agents: int, concurrent: int, command: list[str]) -> int:
     """Make the purse, on the ledger above or on one of its own; return a descriptor that the command inherits."""
+    from shlex import join
+
     from quine.agent import personas
-    from quine.agent.env import here
     from quine.base import sizes
     from quine.base.sessions import new_session
     from quine.budget import purse
     from quine.budget.ledger import Ledger
     from quine.budget.limits import Limits
     from quine.budget.shared_counters import AGENT
-    from quine.jobs.job_files import command_text
 
     nothing = Limits(depth=MOST, agents=0, concurrent=0)
     ledger = Ledger.join(None, nothing)
@@ -81,5 +89,5 @@ def _make(limits: tuple[int, float, float], agents: int, concurrent: int, comman
             concurrent=concurrent or Limits().concurrent,
             stored=sizes.of(os.environ, "QUINE_FS_QUOTA"),
         )
-        ledger = Ledger.create(made, False, personas.now(), personas.identities(here()))
-    return purse.create(ledger.book, new_session(), command_text(command), limits, (agents, concurrent))
+        ledger = Ledger.create(made, False, personas.now(), personas.identities(_here()))
+    return purse.create(ledger.book, new_session(), join(command), limits, (agents, concurrent))
