@@ -48,9 +48,9 @@ Without SESSION the latest tree.""",
 usage: quine tape cost [OPTIONS] [SESSION]
 
 Tokens and US dollars by model.
-Without SESSION of all sessions. Prices are those of the vendors (quine/budget/prices.toml says of when), and over them
-your own: $XDG_CONFIG_HOME/quine/prices.toml or the file that QUINE_PRICES names. A price that is not known is said to
-be unknown, it is never 0.""",
+SESSION may also be the id of a batch of agents (quine xargs). Without SESSION of all sessions. Prices are those of
+the vendors (quine/budget/prices.toml says of when), and over them your own: $XDG_CONFIG_HOME/quine/prices.toml or the
+file that QUINE_PRICES names. A price that is not known is said to be unknown, it is never 0.""",
     "replay": """\
 usage: quine tape replay [OPTIONS] [SESSION]
 

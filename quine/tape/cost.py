@@ -16,7 +16,7 @@ from typing import NamedTuple
 from quine.base.messages import Usage
 from quine.base.text import plain, table
 from quine.budget import prices
-from quine.tape.reader import Session, find, sessions, tree
+from quine.tape.reader import Session, batch, find, sessions, tree
 from transport import quickjson
 
 
@@ -68,9 +68,14 @@ class Row(NamedTuple):
 
 
 def cost(folder: Path, session: str = "", whole_tree: bool = False, as_json: bool = False) -> str:
-    """Return the cost of all sessions, of one or of its whole tree: a table or JSON lines, one row per model."""
-    chosen: Iterable[Session] = ()
-    if whole_tree:
+    """Return the cost of all sessions, of one or of its whole tree: a table or JSON lines, one row per model.
+
+    `session` may be a batch, which is all of its agents.
+    """
+    chosen: Iterable[Session] = batch(folder, session)
+    if chosen:
+        pass
+    elif whole_tree:
         chosen = tree(folder, session)
     elif session or not (chosen := sessions(folder).values()):
         chosen = [find(folder, session)]

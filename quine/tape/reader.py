@@ -268,6 +268,19 @@ def tree(folder: Path, session: str) -> list[Session]:
     return sorted(mine.values(), key=lambda one: (one.begun, one.id))
 
 
+def batch(folder: Path, root: str) -> list[Session]:
+    """Return all sessions of the batch whose id begins with `root`, by start time; none if there is no such batch.
+
+    A batch has no tape of its own: its id is the root of its agents. Raise Misconfigured if several begin so.
+    """
+    if not root or matching(folder, root):
+        return []
+    heads_of = [head for head in heads(folder).values() if head.root.startswith(root)]
+    if len(roots := {head.root for head in heads_of}) > 1:
+        raise Misconfigured(f"{len(roots)} batches in {folder} begin with {root}")
+    return sorted(_read(heads_of).values(), key=lambda one: (one.begun, one.id))
+
+
 def _root(found: dict[str, Head], session: str) -> str:
     """Return the root by walking up the parents: the reference records no root. A cycle ends where it closes."""
     seen = {session}

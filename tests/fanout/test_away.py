@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -122,10 +123,15 @@ def test_it_reaches_other_hosts_by_the_ssh_program_of_its_host(lab: Lab, work: P
     assert str(lab.identity) not in text
 
 
-def test_its_own_host_is_one_of_several(lab: Lab, work: Path, odd_host: Any) -> None:
-    odd_host("far", scripts=ssh(lab))
+@pytest.mark.parametrize("python", ["", "pypy3"])
+def test_its_own_host_is_one_of_several(lab: Lab, work: Path, odd_host: Any, python: str) -> None:
+    """Also where its Python reads no TOML."""
+    if python and not shutil.which(python):
+        pytest.skip(f"no {python} here")
+    keys: dict[str, Any] = {"python": python} if python else {}
+    odd_host("far", scripts=ssh(lab), inventory=keys)
     script = f"echo $QUINE_NODE_NAME >>{work}/ran; until test -e {work}/go; do sleep 0.02; done"
-    lab.alias("far", "far", slots=1)
+    lab.alias("far", "far", slots=1, **keys)
     lab.alias("h2", "h2", slots=1)
     job = away(lab, work, "far", "--on", "far,h2", "-P2", *SH, script, ":::", "1", "2")
     until(lambda: (work / "ran").exists() and len((work / "ran").read_text().splitlines()) == 2, "both run")

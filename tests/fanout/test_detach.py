@@ -239,6 +239,12 @@ def test_agents_are_the_tree_of_the_job(lab: Lab, work: Path) -> None:
     assert (report["done"], report["agents"], report["tokens"]) == (2, 2, 2520)
     found = [json.loads(line) for line in lab.run(["ps", "-a", "--json"], env=env).stdout.splitlines()]
     assert {fact["root"] for fact in found if fact["mission"] in ("say a", "say b")} == {job}
+    for words in ([job], ["--tree", job]):
+        told = lab.run(["tape", "cost", "--json", *words], env=env, check=True, cwd=work).stdout.splitlines()
+        (row,) = map(json.loads, told)
+        assert (row["inferences"], row["tokens_in"], row["tokens_out"]) == (2, 2400, 120)
+    unknown = lab.run(["tape", "cost", new_session()], env=env, cwd=work)
+    assert unknown.returncode == 2 and b"no session in " in unknown.stderr
 
 
 def test_agents_without_a_guest_are_refused_at_once(lab: Lab, work: Path) -> None:
