@@ -482,3 +482,13 @@ def test_the_opener_alone_sends_bodies_in_large_frames() -> None:
     wire.opener.tell(back, Kind.ATTACH, {"pid": 1})
     wire.opener.data(back, STDOUT, payload)
     assert arrived() == [(0, BULK_PAYLOAD)]
+
+
+def test_the_rest_of_a_view_is_merged_with_the_next_bytes() -> None:
+    wire = Wire()
+    job = wire.job()
+    view: bytes = memoryview(b"large")[3:]  # type: ignore[assignment]
+    wire.opener.data(job, STDIN, view)
+    wire.opener.data(job, STDIN, b", and ")
+    wire.opener.data(job, STDIN, view)
+    assert [(frame.offset, bytes(frame.payload)) for frame in wire.exchange()] == [(0, b"ge, and ge")]
