@@ -16,6 +16,9 @@ with asyncssh_imports.quickly():
 THEIRS = (library.GCMCipher.encrypt_and_sign, library.GCMCipher.verify_and_decrypt)
 
 
+INTO = hasattr(library.AESGCM, "decrypt_into")  # type: ignore[attr-defined]  # of cryptography 47 and later
+
+
 def install() -> None:
     """Replace the methods, for all connections of this process."""
     library.GCMCipher.encrypt_and_sign = _encrypt_and_sign  # type: ignore[method-assign]
@@ -33,6 +36,32 @@ def sealed(gcm: Any, header: bytes, data: bytes | memoryview) -> bytes:
     packet = header + _key(gcm).encrypt(gcm._iv, data, header)
     gcm._update_iv()
     return packet  # type: ignore[no-any-return]
+
+
+def seal_into(gcm: Any, header: memoryview, data: memoryview, target: memoryview) -> None:
+    """Write the next packet's sealed data and tag, which is TAG bytes longer than `data`, into `target`."""
+    key = _key(gcm)
+    if INTO:
+        key.encrypt_into(gcm._iv, data, header, target)
+    else:
+        target[:] = key.encrypt(gcm._iv, data, header)
+    gcm._update_iv()
+
+
+def open_into(gcm: Any, header: memoryview, data: memoryview, target: memoryview) -> bool:
+    """Write the next packet's content into `target`; False if it was changed. The cipher stays as it is.
+
+    `data` ends with the tag, and `target` is TAG bytes shorter.
+    """
+    key = _key(gcm)
+    try:
+        if INTO:
+            key.decrypt_into(gcm._iv, data, header, target)
+        else:
+            target[:] = key.decrypt(gcm._iv, data, header)
+    except library.InvalidTag:  # type: ignore[attr-defined]
+        return False
+    return True
 
 
 def opened(gcm: Any, header: memoryview, data: memoryview) -> bytes | None:
