@@ -47,7 +47,7 @@ MOST = 10**9  # tokens, dollars
 
 
 class Payer(NamedTuple):
-    """Who pays for what: the ledger with its cap, the guest, its price, the tree's limit of concurrency, the tools.
+    """The payer of an inference: the ledger with its cap, the guest, its price, the tree's limit of concurrency, the tools.
 
     `patient`: somebody can raise a provider's quota, so the tree waits for that (`Inferences.resume`).
     """
