@@ -69,21 +69,11 @@ def main() -> None:
 
 
 def _hide_secrets() -> None:
-    """Remove keys from the environment that /proc shows of this process, whatever its verb and lifetime.
-
-    Its memory still has them: it is closed to other processes until they are gone from there, too.
-    """
+    """Hide keys of the environment from other processes, whatever the verb and the lifetime of this one."""
     if names := os.environ.keys() - inherit.scrubbed(os.environ).keys():
-        from quine.base import exposure
         from quine.broker import memory
 
-        secrets = [os.environ[name].strip() for name in names if name != inherit.VARIABLE]
-        copies = {
-            name for name, value in os.environ.items() if any(len(s) >= 8 and s in value for s in secrets)
-        }
-        exposure.forget(names | copies)
-        if secrets:
-            memory.guard()
+        memory.hide(names)
 
 
 def _ready_streams() -> None:

@@ -33,7 +33,7 @@ from quine.budget.limits import Limits
 from quine.files import credentials, urls
 from quine.providers.choice import KEYS, choose
 from quine.providers.vendors import FILES, Config
-from quine.tape.redact import Forgotten
+from quine.tape import redact
 from transport import atomic, inherit, quickjson
 from transport.this_build import own_command
 
@@ -69,7 +69,7 @@ class Settings(NamedTuple):
     verbose: bool  # -v
     spent: Usage  # in previous sessions of this process
     began: float  # seconds since the epoch; start of the first session of this process
-    masked: tuple[str | Forgotten, ...]  # values masked on every tape
+    masked: tuple[redact.Secret, ...]  # values masked on every tape
     top: bool  # this process is the topmost of its tree on this machine
 
 
@@ -129,15 +129,10 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
                 *map(str.strip, removed.values()),
                 *masked,
                 *finding.masks(),
-                *map(_mask, masked_before if isinstance(masked_before, list) else ()),
+                *map(redact.from_json, masked_before if isinstance(masked_before, list) else ()),
             }
         ),
     )
-
-
-def _mask(value: object) -> str | Forgotten:
-    """Return a masked value as it stands in the memo of the former life."""
-    return Forgotten(*value) if isinstance(value, list) else str(value)
 
 
 def _store(environ: MutableMapping[str, str], removed: dict[str, str], secrets: dict[str, str]) -> list[str]:

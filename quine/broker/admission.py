@@ -1,4 +1,4 @@
-"""Who may ask a broker, and whose ledger pays: the processes that it serves, as the kernel knows them.
+"""The processes that a broker serves, as the kernel knows them, and the ledgers that pay for them.
 
 Laws
 1. A process that proved the keys is admitted, with the ledger that it brought. Any other one is admitted by a process
@@ -6,7 +6,7 @@ Laws
 2. A process that was admitted by one above it pays from the same ledger, within the caps of both.
 3. An orphan whose starter has ended (a detached agent) is admitted by the ledger of its tree, within the narrowest
    caps that were ever set on it: it holds the descriptor from the starter.
-4. What is known outlives a worker: it is in a memory file that the keeper made, and each worker reads it first.
+4. This knowledge outlives a worker: it is in a memory file that the keeper made, and each worker reads it first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Member:
 
 
 class Register:
-    """The living members. `watch(pidfd, call)` calls once that process has ended; `changed` is called after each end."""
+    """The living members. `watch(pidfd, call)` calls once that process has ended; `changed` is called after each."""
 
     def __init__(
         self, memory: int, watch: Callable[[int, Callable[[], None]], None], changed: Callable[[], None]
@@ -167,7 +167,7 @@ class Register:
         os.write(self._memory, quickjson.dumps(line).encode() + b"\n")
 
     def _compact(self) -> None:
-        """Write anew what still counts. A worker that is killed in between leaves lines that are read twice, or torn."""
+        """Write anew what still counts. A worker that is killed in between leaves lines that are torn."""
         lines = [
             {"p": member.pid, "s": member.start, "i": inode, "m": list(cap)}
             for member in self.members.values()

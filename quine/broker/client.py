@@ -1,9 +1,10 @@
 """An agent's end of its broker: found, or made; and asked for inferences.
 
 Laws
-1. A process that has keys gives them to nobody: a broker that was found proves that it holds the same ones, or another
-   one is made. A process without keys asks the broker that the memo names.
-2. A connection belongs to the process that opened it, and carries one inference at a time. An interrupted one is closed.
+1. A process that has keys gives them to nobody: a broker that was found proves that it holds the same ones, or
+   another one is made. A process without keys asks the broker that the memo names.
+2. A connection belongs to the process that opened it, and carries one inference at a time. An interrupted one is
+   closed.
 3. An inference that the end of a worker has cut is asked for again, TRIES times.
 4. Nothing here loads a client of HTTP.
 """
@@ -43,7 +44,7 @@ class Gone(OSError):
 
 
 class Guest:
-    """What a broker says of the guest that it serves."""
+    """The guest of a broker, as that describes it."""
 
     def __init__(self, kind: str, model: str) -> None:
         self.kind = kind

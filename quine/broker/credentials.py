@@ -1,4 +1,4 @@
-"""The credentials of a broker: what they are, the name that they give it, and which key goes to which address.
+"""The credentials of a broker, the name that they give it, and the addresses to which each key may go.
 
 Laws
 1. A set of credentials is the keys and all that decides where they go: addresses, proxies, certificates, prices. Two

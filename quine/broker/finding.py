@@ -1,4 +1,4 @@
-"""The broker of a process: taken from the memo, found by the keys that the process has, or made; and the keys forgotten.
+"""The broker of a process: named by the memo, found by the keys, or made; after that the keys are forgotten.
 
 Laws
 1. The keys leave the environment and the memory of this process before an agent begins. Only their marks stay, by which

@@ -1,4 +1,4 @@
-"""The keeper: a fork of the first agent, which holds the keys and the socket, and starts the worker anew if it is killed.
+"""The keeper: a fork of the first agent that holds the keys and the socket, and makes a new worker if one is killed.
 
 Laws
 1. It is forked and not executed: it has the keys already, and it is the code that its maker runs, whatever has since

@@ -1,4 +1,4 @@
-"""A key that no environment holds: read from QUINE_API_KEY_FILE, or printed by QUINE_API_KEY_COMMAND, by the broker alone.
+"""A key that is in no environment: the broker alone reads QUINE_API_KEY_FILE, or runs QUINE_API_KEY_COMMAND.
 
 Law: the key of a command is kept for some minutes, as a command may ask a person or a server; a file is read each time.
 """

@@ -12,9 +12,12 @@ from __future__ import annotations
 import contextlib
 import os
 
+from quine.base import exposure
+from transport import inherit
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 _SET_DUMPABLE = 4  # of prctl(2)
 SHORTEST = 8  # bytes; a shorter secret is a word that stands elsewhere with another meaning
@@ -27,14 +30,14 @@ def _prctl() -> Callable[[int, int], int]:
     try:
         import _ctypes
 
-        class Int(_ctypes._SimpleCData):  # type: ignore[name-defined,misc]
+        class Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
             _type_ = "i"
 
-        class Call(_ctypes.CFuncPtr):  # type: ignore[name-defined,misc]
+        class Call(_ctypes.CFuncPtr):
             _flags_ = 1  # FUNCFLAG_CDECL
             _restype_ = Int
 
-        found = Call(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"))  # type: ignore[attr-defined]
+        found = Call(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"))  # type: ignore[arg-type]
     except (ImportError, AttributeError, OSError, TypeError):
         from transport.backports.libc import INT, LONG, function, in_libc
 
@@ -67,7 +70,7 @@ def show(words: Sequence[str]) -> None:
     with contextlib.suppress(Exception):
         import _ctypes
 
-        class Byte(_ctypes._SimpleCData):  # type: ignore[name-defined,misc]
+        class Byte(_ctypes._SimpleCData):  # type: ignore[type-arg]
             _type_ = "c"
 
         with open("/proc/self/stat", "rb") as file:
@@ -75,7 +78,7 @@ def show(words: Sequence[str]) -> None:
         start, end = int(fields[45]), int(fields[46])
         if 0 < start < end:
             text = b"\0".join(map(os.fsencode, words))[: end - start - 1].ljust(end - start, b"\0")
-            (Byte * (end - start)).from_address(start)[:] = text  # type: ignore[operator]
+            (Byte * (end - start)).from_address(start)[:] = text  # type: ignore[call-overload]
 
 
 def is_traced() -> bool:
@@ -110,8 +113,8 @@ class Wipe:
             if is_unlike_a_word(key):
                 needles.append(key)
                 # The last piece last: an object that was put over a freed text leaves its end.
-                places = {*range(0, len(key) - PIECE + 1, PIECE), max(0, len(key) - PIECE)}
-                needles += [key[at : at + PIECE] for at in sorted(places) if len(key) > PIECE]
+                starts = {*range(0, len(key) - PIECE + 1, PIECE), max(0, len(key) - PIECE)}
+                needles += [key[at : at + PIECE] for at in sorted(starts) if len(key) > PIECE]
         if self._fd < 0 or not needles:
             return
         # All places first: the texts that are looked for stand in this memory, too.
@@ -171,11 +174,22 @@ def _writable() -> Iterator[tuple[int, int]]:
 _wipe: list[Wipe] = []
 
 
-def guard() -> None:
-    """Close the memory of this process, which has keys, to others of its user."""
-    if not _wipe:
-        _wipe.append(Wipe())
-    close_to_others()
+def hide(names: Collection[str]) -> None:
+    """Take secret variables, and those that hold copies, out of the environment that /proc shows of this process.
+
+    Its memory still has them, so it is closed to other processes until they are gone from there, too.
+    """
+    secrets = [os.environ[name].strip() for name in names if name != inherit.VARIABLE]
+    copies = {
+        name
+        for name, value in os.environ.items()
+        if any(len(secret) >= SHORTEST and secret in value for secret in secrets)
+    }
+    exposure.forget(copies.union(names))
+    if secrets:
+        if not _wipe:
+            _wipe.append(Wipe())
+        close_to_others()
 
 
 def forget(keys: Sequence[bytes]) -> None:

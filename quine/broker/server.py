@@ -1,7 +1,7 @@
 """The worker of a broker: takes connections, admits their processes, and lets their inferences be made.
 
 Laws
-1. A connection is served by a task of its own; none waits for another. What may block goes to a thread.
+1. A connection is served by a task of its own; none waits for another. Calls that may block run in a thread.
 2. Nothing that a client sends is trusted but what the kernel says of it, and its proof.
 3. It ends by itself when for some time no process that it serves has lived, and nothing is under way.
 """

@@ -1,4 +1,4 @@
-"""The wire between a client and its broker: frames of JSON on a Unix socket, and the proof that both hold the same keys.
+"""The wire between a client and its broker: frames of JSON on a Unix socket, and the proof that both hold one key.
 
     broker: {"nonce"}                     as soon as it has taken the connection
     client: {"nonce", "proof"}            if it holds the keys

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quine.agent.session import SessionSpec
     from quine.budget.ledger import Ledger
     from quine.files.select import Services
+    from quine.tape.redact import Secret
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -121,7 +122,7 @@ def proxy(
     spec: SessionSpec,
     ledger: Ledger,
     *,
-    masked: Sequence[str],
+    masked: Sequence[Secret],
     stdin: int,
     stdout: int,
     stderr: int,
@@ -198,7 +199,7 @@ def services_of(
     ledger: Ledger,
     environ: dict[str, str],
     context: dict[str, object],
-    masked: Sequence[str],
+    masked: Sequence[Secret],
     facts: dict[str, object] | None = None,
 ) -> Services:
     """Return the services for one remote child. `context` is that of its spawn; `facts` counts its tokens.

@@ -55,6 +55,10 @@ from quine.tape.writer import FileSink, MaskedSink, RelaySink, Sink
 from transport import quickjson
 from transport.errors import RequestError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.tape.redact import Secret
+
 LATEST = 2 * ANSWER[1]  # seconds after the deadline in which a remote agent may still finish
 
 Service = Callable[[bytes], bytes]
@@ -105,7 +109,7 @@ def services(
     note: Callable[[str], None] = unheard,
     hosts: Callable[[], bytes] = _none,
     endings: list[Callable[[], None]] | None = None,
-    masked: Sequence[str] = (),
+    masked: Sequence[Secret] = (),
 ) -> dict[str, Service]:
     """Return the handlers for one remote child: name -> body to body. `spent` counts tokens_in and tokens_out.
 
@@ -126,7 +130,7 @@ def between(
     spent: dict[str, object] | None = None,
     hosts: Callable[[], bytes] = _none,
     endings: list[Callable[[], None]] | None = None,
-    masked: Sequence[str] = (),
+    masked: Sequence[Secret] = (),
 ) -> dict[str, Service]:
     """Return the same for a child of an agent that is itself remote; `ask` asks its origin, from any thread."""
     proxy = _Between(spec, ledger, {} if spent is None else spent, ask, hosts, masked)
@@ -192,7 +196,7 @@ class _Between(_Proxy):
         spent: dict[str, Any],
         ask: Callable[[str, bytes], bytes],
         hosts: Callable[[], bytes],
-        masked: Sequence[str],
+        masked: Sequence[Secret],
     ) -> None:
         mask = Mask(masked)
         arrivals = Arrivals(spec, lambda session: MaskedSink(RelaySink(ask, session), mask))
@@ -233,7 +237,7 @@ class _Origin(_Proxy):
         spent: dict[str, Any],
         note: Callable[[str], None],
         hosts: Callable[[], bytes],
-        masked: Sequence[str],
+        masked: Sequence[Secret],
     ) -> None:
         settings = env.adopt(RunOptions(), dict(environ))
         mask = Mask([*settings.masked, *masked])

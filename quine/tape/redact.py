@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quine.tape.lines import digest, seal
 from transport import quickjson
@@ -30,7 +30,14 @@ class Forgotten(NamedTuple):
     digest: str
 
 
+if TYPE_CHECKING:
+    Secret = str | Forgotten
 HEAD = 3  # characters of a forgotten secret that are kept
+
+
+def from_json(value: object) -> Secret:
+    """Return a secret or a mark from its JSON."""
+    return Forgotten(*value) if isinstance(value, list) else str(value)
 
 
 def forgotten(secret: str) -> list[Forgotten]:
@@ -48,7 +55,7 @@ def _forms_of(secret: str) -> set[str]:
 class Mask:
     """Removes known secrets from JSON values: verbatim, and as they stand in JSON that is itself a text."""
 
-    def __init__(self, secrets: Sequence[str | Forgotten]) -> None:
+    def __init__(self, secrets: Sequence[Secret]) -> None:
         forms = set()
         self._marks: list[Forgotten] = []
         for secret in secrets:

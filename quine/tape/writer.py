@@ -17,7 +17,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quine.base import dirs
 from quine.base.errors import DEFECT, LOST, Failure
@@ -26,6 +26,9 @@ from quine.tape.lines import digest, parse, seal_holds
 from quine.tape.redact import Mask
 from transport import quickjson
 from transport.errors import RequestError
+
+if TYPE_CHECKING:
+    from quine.tape.redact import Secret
 
 _MOST = 512  # buffers of one write; Linux takes 1024
 
@@ -139,7 +142,7 @@ class MaskedSink:
 
 
 class Tape:
-    def __init__(self, sink: Sink, secrets: Sequence[str] = ()) -> None:
+    def __init__(self, sink: Sink, secrets: Sequence[Secret] = ()) -> None:
         self._sink = sink
         self._mask = Mask(secrets)
         self._waiting: list[bytes] = []
