@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from quine.agent.tools import TOOLS
@@ -32,8 +32,10 @@ def config(provider: Provider, kind: str = "openai", path: str = "/v1", key: str
     return Config(kind, provider.base + path, "m", key)
 
 
-def payer(provider: Provider, ledger: Ledger, concurrent: int = 0, patient: bool = False) -> Payer:
-    return Payer(ledger, config(provider), None, concurrent, TOOLS, patient)
+def payer(
+    provider: Provider, ledger: Ledger, concurrent: int = 0, raises: Callable[[], int] | None = None
+) -> Payer:
+    return Payer(ledger, config(provider), None, concurrent, TOOLS, raises)
 
 
 @contextlib.contextmanager
