@@ -246,11 +246,7 @@ def test_siblings_with_a_fresh_prefix_wait_for_the_first_one() -> None:
                 await asyncio.sleep(0)
                 (gate,) = made.status()["gates"]  # type: ignore[misc]
             assert (gate["under_way"], gate["waiting"]) == (1, 4)
-            (first,) = (
-                n
-                for n, sibling in enumerate(siblings)
-                if provider.bodies[0]["messages"][1]["content"] == f"{n}"
-            )
+            first = int(provider.bodies[0]["messages"][1]["content"])
             await cancelled(siblings.pop(first))  # it has not said a byte, so the next one goes first
             for answer in await asyncio.gather(*siblings):
                 assert "error" not in json.loads(answer)
