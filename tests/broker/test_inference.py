@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import threading
 from typing import Any
 
@@ -188,6 +189,29 @@ def test_one_that_was_cancelled_between_two_tries_costs_nothing() -> None:
     with Provider(chat, Fault(429, "rate", {"Retry-After": "100"})) as provider, ledger(tokens=9000) as paid:
         run(work())
         assert paid.totals()[1] == 0 and paid.left() == (9000, None)
+
+
+@pytest.mark.skipif(not hasattr(Ledger, "collect"), reason="the ledger does not charge the killed")
+def test_an_inference_whose_broker_was_killed_is_charged_at_its_reservation_once() -> None:
+    async def work() -> None:
+        async with inferences() as made:
+            await made.infer(payer(provider, paid), request(), unheard)
+
+    with Provider(chat, Silent(HI), HI) as provider, ledger(tokens=100_000) as paid:
+        if (broker := os.fork()) == 0:
+            try:
+                run(work())
+            finally:
+                os._exit(1)
+        assert provider.silent.wait(60)
+        reserved = 100_000 - (paid.left().tokens or 0)
+        assert reserved > PROMPT
+        os.kill(broker, signal.SIGKILL)
+        os.waitpid(broker, 0)
+        assert provider.hung_up.wait(60)
+        run(work())
+        assert paid.totals()[1] == reserved + 110
+        assert paid.left() == (100_000 - reserved - 110, None)
 
 
 # ------------------------------------------------------------------------------------ trees beside each other
