@@ -57,7 +57,8 @@ def connected(path: str) -> tuple[socket.socket, str]:
     try:
         line.settimeout(PATIENCE)
         try:
-            line.connect(path)
+            with wire.reachable(path) as name:
+                line.connect(name)
         except OSError as error:
             raise Gone(str(error)) from None
         if wire.peer(line)[1] != os.getuid():
@@ -87,8 +88,8 @@ def proven(path: str, key: bytes) -> socket.socket:
 class Broker:
     """The broker of this process and its ledger. Used from any thread, and in forks of its maker.
 
-    `line` is a connection on which this process has proved its keys. `again` makes a new broker and returns its path,
-    None where only the one that has ended had the keys.
+    `line` is a connection on which this process has proved its keys. `again` makes a new broker and returns its path
+    and such a connection; None where only the one that has ended had the keys.
     """
 
     def __init__(
@@ -99,11 +100,12 @@ class Broker:
         tools: Sequence[Tool],
         environ: Mapping[str, str] = os.environ,
         line: socket.socket | None = None,
-        again: Callable[[], str] | None = None,
+        again: Callable[[], tuple[str, socket.socket]] | None = None,
     ) -> None:
         self.path = path
         self._ledger = ledger
         self._again = again
+        self._proven: socket.socket | None = None
         self._hello = {
             "build": build_hash(),
             "env": {name: environ[name] for name in GUEST if environ.get(name)},
@@ -156,7 +158,10 @@ class Broker:
     def _made_again(self) -> bool:
         if self._again is None:
             return False
-        self.path = self._again()
+        try:
+            self.path, self._proven = self._again()
+        except Failure as failure:
+            raise Refused(failure.detail, failure.hint, failure.status) from None
         return True
 
     def _line(self) -> socket.socket:
@@ -167,8 +172,9 @@ class Broker:
                 if pid == os.getpid():
                     return line
                 line.close()  # the maker's, in a fork
+        proven, self._proven = self._proven, None
         try:
-            return self._greeted(None)[0]
+            return self._greeted(proven)[0]
         except Failure as failure:
             raise Refused(failure.detail, failure.hint, failure.status) from None
 

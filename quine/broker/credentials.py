@@ -79,6 +79,8 @@ class Credentials:
         """
         keys = self._with(given)
         known = {name: asked[name] for name in GUEST if asked.get(name)}
+        if not known.keys() - {"QUINE_MODEL_ID"}:  # as below `env -i`: the guest is that of the maker
+            known = {name: self._environ[name] for name in GUEST if self._environ.get(name)} | known
         found = choose({**known, **keys})
         if found.kind in FILES:
             raise Misconfigured("a broker serves no guest of files")

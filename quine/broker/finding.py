@@ -117,7 +117,7 @@ def broker(
     line, _state.line = _state.line, None
     if line and line[0] != os.getpid():
         line = None
-    again = None if _state.keyed else lambda: _found_or_made(environ, {})[0]
+    again = None if _state.keyed else lambda: _found_or_made(environ, {})
     return Broker(_state.path, ledger, concurrent, tools, environ, line[1] if line else None, again)
 
 

@@ -1,4 +1,4 @@
-"""The gate of one key, base and model: who may send a request now. A pure machine; every call is given the time.
+"""The gate of one key, base and model: the requests that may be sent now. A pure machine; every call is given the time.
 
 Laws
 1. Never more requests are under way than `limit`. It starts at START, halves when the server is overloaded, at most
@@ -296,7 +296,7 @@ class Gate:
         if well >= WINDOW and windows and until - now > LONG:
             self._window = max(self._window, span)
         if well >= WINDOW and windows:
-            # What it took in the last window it will take in the next one, as soon as that begins.
+            # As many as in the last window go well in the next one, as soon as that begins.
             self.paused_until += 0.01 * span
             self._burst = well * interval
             self._due = until - self._burst

@@ -4,8 +4,8 @@ Laws
 1. A body is checked before anything is done. An error of the body, the guest or the payer is an answer.
 2. An inference that cannot be paid is not begun, and one that was cancelled on its way is charged its prompt.
 3. Nothing here blocks: the server is asked by an event loop, and the ledgers in threads.
-4. A quota that the provider says is used up pauses a tree that has a deadline or somebody who can raise it; any other
-   tree is refused.
+4. A provider's quota that is used up pauses a tree that has a deadline or a budget that can be raised; any other tree
+   is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quine.base.messages import (
 )
 from quine.base.strict import Strict, integer, items, mapping, number, parse, text
 from quine.broker.payment import Payments, tree_of
-from quine.broker.turns import Passage, Turns
+from quine.broker.turns import Passage, Patience, Turns
 from quine.budget.ledger import Ledger
 from quine.providers import metering, vendors
 from quine.providers.dialects.faults import NO_QUOTA_LEFT
@@ -47,9 +47,10 @@ MOST = 10**9  # tokens, dollars
 
 
 class Payer(NamedTuple):
-    """Who pays for what: the ledger with its cap, the guest, its price, the tree's limit of concurrency, the tools.
+    """The payer of an inference: ledger with its cap, guest, price, limit of concurrency, and the tools to offer.
 
-    `patient`: somebody can raise a provider's quota, so the tree waits for that (`Inferences.resume`).
+    `raises` returns how often the budgets around the tree were raised; None: there are none. Where there are, a tree
+    whose provider has no quota left waits for the next raise.
     """
 
     ledger: Ledger
@@ -57,7 +58,7 @@ class Payer(NamedTuple):
     price: Price | None
     concurrent: int
     tools: tuple[Tool, ...] = ()
-    patient: bool = False
+    raises: Callable[[], int] | None = None
 
 
 class _Infer(Strict):
@@ -119,10 +120,11 @@ class Inferences:
         self, payer: Payer, request: Request, known: int, note: Callable[[str], None]
     ) -> dict[str, object]:
         guest, turns, tree = self._guest(payer.config), self._gate(payer.config), tree_of(payer.ledger)
-        patient = payer.patient or payer.ledger.time_left() is not None
+        patience = Patience(payer.ledger.time_left, payer.raises)
+        patient = payer.raises is not None or payer.ledger.time_left() is not None
         chain = chain_of(request.messages)
         while True:
-            way = Passage(turns, tree, chain, patient, payer.ledger.time_left)
+            way = Passage(turns, tree, chain, patience if patient else None)
             try:
                 return await self._paid(guest, way, payer, request, known, note)
             except GuestError as fault:
@@ -130,7 +132,7 @@ class Inferences:
                     raise
                 note(f"paused until the quota is raised or the time of the tree is over: {fault}")
                 turns.pause(tree, fault.after if isinstance(fault, Unavailable) else None)
-            await turns.resumed(tree, payer.ledger.time_left)
+            await turns.resumed(tree, patience)
             note("going on after the pause")
 
     async def _paid(

@@ -13,7 +13,7 @@ import fcntl
 import os
 import time
 
-from quine.broker import memory
+from quine.broker import memory, wire
 from quine.broker.keeper_log import log
 from transport import inherit
 from transport.lean import signal, socket
@@ -39,7 +39,8 @@ def make(path: str, key: bytes, keys: Mapping[str, str], environ: Mapping[str, s
     try:
         before = os.umask(0o177)
         try:
-            listener.bind(beside)
+            with wire.reachable(beside) as name:
+                listener.bind(name)
         finally:
             os.umask(before)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

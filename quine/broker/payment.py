@@ -5,7 +5,7 @@ Laws
    one such call at a time, so a locked ledger takes one thread.
 2. A call that was begun is finished, whatever becomes of its caller. A reservation whose caller was cancelled is given
    back.
-3. Who asks first, of those with the same limit of concurrency, is served first.
+3. Of requests with the same limit of concurrency the first one is served first.
 """
 
 from __future__ import annotations

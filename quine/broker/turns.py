@@ -6,12 +6,23 @@ Law: a tree that is paused sends nothing until it is resumed, its pause is over,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 from quine.base.errors import DEADLINE
 from quine.base.messages import Refused, Reply, Unavailable
 from quine.broker.gate import Chain, Gate, Refusal, Ticket
 from quine.providers.way import PATIENCE, Outcome
+
+LOOK = 1.0  # seconds between two looks at the budgets of a paused tree
+
+
+class Patience(NamedTuple):
+    """The end of the patience of a paused tree: its time, and how often its budgets were raised, if it has any."""
+
+    time_left: Callable[[], float | None]
+    raises: Callable[[], int] | None = None
 
 
 class Turns:
@@ -83,13 +94,17 @@ class Turns:
     def is_paused(self, tree: int) -> bool:
         return tree in self._paused
 
-    async def resumed(self, tree: int, time_left: Callable[[], float | None]) -> None:
-        """Wait until the tree is not paused. Raises Refused at its deadline."""
+    async def resumed(self, tree: int, patience: Patience) -> None:
+        """Wait until the tree is not paused. A raise of its budgets resumes it. Raises Refused at its deadline."""
+        before = patience.raises() if patience.raises else 0
         while (event := self._paused.get(tree)) is not None:
-            try:
-                await asyncio.wait_for(event.wait(), time_left())
-            except asyncio.TimeoutError:
-                raise Refused("the time of the tree is over", "see --deadline", DEADLINE) from None
+            left = patience.time_left()
+            if left is not None and left <= 0:
+                raise Refused("the time of the tree is over", "see --deadline", DEADLINE)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(event.wait(), LOOK if left is None else min(LOOK, left))
+            if patience.raises and patience.raises() != before:
+                self.resume(tree)
 
     def close(self) -> None:
         for timer in (*self._ends.values(), *([self._timer] if self._timer else [])):
@@ -97,30 +112,27 @@ class Turns:
 
     def status(self) -> dict[str, object]:
         now = asyncio.get_running_loop().time()
-        return {**self.gate.status(now), "without_quota": len(self._paused)}
+        return {**self.gate.status(now), "without_quota": list(self._paused)}
 
 
 class Passage:
     """The way of one inference through a gate; one ticket for each try."""
 
-    def __init__(
-        self, turns: Turns, tree: int, chain: Chain, patient: bool, time_left: Callable[[], float | None]
-    ) -> None:
+    def __init__(self, turns: Turns, tree: int, chain: Chain, patience: Patience | None) -> None:
         self._turns = turns
         self._tree = tree
         self._chain = chain
-        self._patient = patient
-        self._time_left = time_left
+        self._patience = patience  # None: the tree is not paused
         self._ticket = Ticket(tree)
         self.sent = False  # a request is under way, or was when it was cancelled
 
     async def enter(self) -> None:
         while True:
-            if self._patient:
-                await self._turns.resumed(self._tree, self._time_left)
+            if self._patience:
+                await self._turns.resumed(self._tree, self._patience)
             self._ticket = Ticket(self._tree, self._chain)
             await self._turns.enter(self._ticket)
-            if not self._patient or not self._turns.is_paused(self._tree):
+            if not self._patience or not self._turns.is_paused(self._tree):
                 break
             self._turns.withdraw(self._ticket)  # paused while it waited
         self.sent = True

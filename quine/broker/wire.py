@@ -16,6 +16,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 
@@ -24,6 +25,7 @@ from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from transport.lean import socket
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 SIZE = struct.Struct(">I")
 LONGEST = 256 << 20  # bytes of a frame: a reply of the longest stream that a provider may send
 LONGEST_HELLO = 1 << 20
+LONGEST_ADDRESS = 107  # bytes
 NOTE = b'{"note"'
 _CREDENTIALS = struct.Struct("iII")
 _SO_PEERCRED, _SOL_SOCKET, _SCM_RIGHTS = 17, 1, 1
@@ -58,6 +61,20 @@ def peer(line: socket.socket) -> tuple[int, int]:
     """Return (pid, uid) of the process at the other end, as the kernel noted them."""
     pid, uid, _ = _CREDENTIALS.unpack(line.getsockopt(_SOL_SOCKET, _SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
+
+
+@contextlib.contextmanager
+def reachable(path: str) -> Iterator[str]:
+    """Yield a name of `path` that is short enough for the address of a socket. Raises OSError."""
+    if len(os.fsencode(path)) <= LONGEST_ADDRESS:
+        yield path
+        return
+    folder, name = os.path.split(path)
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
 
 
 def send(line: socket.socket, data: bytes, fd: int = -1) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from quine.base.messages import Reply, Request
     from quine.providers.vendors import Config
 
 IGNORED = (
@@ -137,19 +138,36 @@ def _asked(config: Config) -> Finding:
     from quine.base.messages import GuestError, Message, Request
     from quine.base.sessions import new_session
     from quine.providers import vendors
+    from quine.providers.vendors import FILES
 
     text = "This is a test of the connection. Reply with the word ok and call no tool."
     messages = [Message("system", "You are tested by the user."), Message("user", text)]
     request = Request(messages, tools.TOOLS, new_session(), text, output=REPLY_TOKENS)
     began = time.monotonic()
     try:
-        reply = vendors.build(config).infer(request)
+        reply = vendors.build(config).infer(request) if config.kind in FILES else _served(config, request)
     except GuestError as error:
         cure = getattr(error, "hint", "") or "look at QUINE_API_BASE, the key and QUINE_MODEL_ID"
         return Finding("fail", "guest", f"{config.kind} at {config.base}: {error}", cure)
     used = reply.usage
     took = f"replied in {time.monotonic() - began:.1f} s, {used.input} tokens in, {used.output} out"
     return Finding("ok", "guest", f"{config.kind} at {config.base}: {config.model or 'its model'} {took}")
+
+
+def _served(config: Config, request: Request) -> Reply:
+    """Ask the server once, without a broker. Raise GuestError."""
+    import asyncio
+
+    from quine.providers import vendors
+
+    async def ask() -> Reply:
+        guest = vendors.served(config)
+        try:
+            return await guest.infer(request)
+        finally:
+            await guest.close()
+
+    return asyncio.run(ask())
 
 
 def _inventory(named: str | None) -> Finding:

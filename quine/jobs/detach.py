@@ -118,7 +118,7 @@ def _check_guest(options: RunOptions) -> None:
     from quine.providers import vendors
 
     settled = dict(os.environ)
-    vendors.build(env.guest(env.adopt(options, settled), settled))
+    vendors.check(env.guest(env.adopt(options, settled), settled))
 
 
 def batch(options: RunOptions, shown: str, inputs: Inputs, agents: bool) -> int:

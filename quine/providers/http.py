@@ -16,7 +16,6 @@ import os
 import random
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -51,7 +50,11 @@ LINGER = 0.5  # seconds that a complete answer may take to end
 
 
 class Connections:
-    """The HTTP clients of a process: one for each base, with its warm connections. HTTP/2 where a server offers it."""
+    """The HTTP clients of a process: one for each base, with its warm connections.
+
+    By HTTP/1.1, also where a server offers HTTP/2: over that, httpx does not reset the stream of a cancelled request,
+    and the provider would write to its end, and charge, what nobody reads.
+    """
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, str], httpx.AsyncClient] = {}
@@ -67,7 +70,6 @@ class Connections:
                 follow_redirects=False,
                 mounts=NO_PROXY,
                 verify=not plain,
-                http2=scheme == "https" and find_spec("h2") is not None,
                 limits=httpx.Limits(keepalive_expiry=WARM),  # no bound on their number: the gate has one
             )
         return self._clients[base]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from quine.base.errors import Misconfigured
 from quine.base.messages import Guest
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def load() -> None:
 
 
 def build(config: Config) -> Guest:
-    """Return the guest that `config` names. Raise Misconfigured if its base cannot be a guest."""
+    """Return the guest of FILES that `config` names. Raise Misconfigured if its base cannot be a guest."""
     if config.kind == "script":
         from quine.providers.script import ScriptGuest
 
@@ -96,9 +97,23 @@ def build(config: Config) -> Guest:
         from quine.providers.replay import ReplayGuest
 
         return ReplayGuest(config.base)
-    from quine.providers.blocking import BlockingGuest
+    raise ValueError(f"{config.kind}: a broker asks it")
 
-    return BlockingGuest(lambda: served(config))
+
+def check(config: Config) -> None:
+    """Raise Misconfigured if the base cannot be a guest. No server is asked, and its client is not imported."""
+    if config.kind in FILES:
+        build(config)
+        return
+    from urllib.parse import urlsplit
+
+    try:
+        # The port is read to be checked.
+        scheme, _ = urlsplit(config.base).scheme, urlsplit(config.base).port
+    except ValueError as error:
+        raise Misconfigured(f"QUINE_API_BASE is no URL: {error}") from None
+    if scheme not in ("http", "https"):
+        raise Misconfigured("QUINE_API_BASE must begin with http:// or https://")
 
 
 def served(config: Config, connections: Connections | None = None) -> HttpGuest:

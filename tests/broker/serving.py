@@ -13,6 +13,7 @@ from tests.support.agents import OK, Agents, sh
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said, Seen
 
+FIRST = "first-errand"  # the mission of an agent that a test starts
 Plan = dict[str, list[Said | Fault]]
 BYE = Said(calls=(OK,))
 
@@ -26,7 +27,7 @@ class Served(Agents):
 
     def __init__(self, directory: Path, key: str = KEY) -> None:
         super().__init__(directory)
-        self.plan: Plan = {"work": [said("echo hi >&4"), BYE], "inner": [said("echo inner >&4"), BYE]}
+        self.plan: Plan = {FIRST: [said("echo hi >&4"), BYE], "inner-errand": [said("echo inner >&4"), BYE]}
         self.mark = f"SERVED={directory}"
         self.runtime = directory / "run"
         self.provider = Provider(chat, choose=self.choose)

@@ -18,7 +18,7 @@ from tests.lab import processes
 from tests.support.agents import Started
 from tests.vendors.server import KEY
 
-USER = 48_213  # of nobody else
+USER = 40_000 + os.getpid() % 20_000  # of nobody else: thieves of the same user would find each other
 
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="starts processes of another user"),
@@ -67,8 +67,11 @@ class Robbed(Served):
         hint = directory / "hint"
         hint.write_text(KEY[::-1])
         (directory / "room").mkdir()
-        self.plan = {"rob": [said(f"{_command(self)} >&4 2>&5"), BYE], "work": [said("echo hi >&4"), BYE]}
-        self.plan["inner"] = [said("echo inner >&4"), BYE]
+        self.plan = {
+            "rob-errand": [said(f"{_command(self)} >&4 2>&5"), BYE],
+            "work-errand": [said("echo hi >&4"), BYE],
+        }
+        self.plan["inner-"] = [said("echo inner >&4"), BYE]
 
     def __enter__(self) -> Robbed:
         super().__enter__()
@@ -76,7 +79,7 @@ class Robbed(Served):
             os.chown(path, USER, USER)
         return self
 
-    def rob(self, *options: str, mission: str = "rob") -> subprocess.CompletedProcess[bytes]:
+    def rob(self, *options: str, mission: str = "rob-errand") -> subprocess.CompletedProcess[bytes]:
         words = [self.python, "-P", "-m", "quine", *options, "--", mission]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with Started(words, cwd=self.directory, env=self.env, **pipes, **AS) as process:  # type: ignore[call-overload]
@@ -101,10 +104,11 @@ def test_a_thief(robbed: Robbed, where: tuple[str, ...]) -> None:
     lines = done.stdout.decode().splitlines()
     assert [line for line in lines if line.startswith("found")] == []
     assert [line for line in lines if line.startswith("done")] == [f"done {way}" for way in WAYS], done
+    assert f"came: {not where}" in lines  # an agent of a node asks its origin, whatever its variables say
     # An agent without keys has nothing to prove, and nothing to lose but its own words.
-    assert "after it: 75" in lines
+    assert any(line.startswith("after it: ") and line != "after it: 0" for line in lines)
     # The squatter still answers in the place of the broker that it has killed.
-    later = robbed.rob(mission="work")
+    later = robbed.rob(mission="work-errand")
     assert (later.returncode, later.stdout) == (0, b"hi\n"), later.stderr
     caught = (robbed.directory / "room" / "squatted").read_bytes()
     assert b"proof" in caught and KEY.encode() not in caught
@@ -112,7 +116,7 @@ def test_a_thief(robbed: Robbed, where: tuple[str, ...]) -> None:
 
 def test_the_thief_finds_what_is_there(robbed: Robbed) -> None:
     """The same thief, beside a process that was given the key and does not hide it."""
-    robbed.plan["rob"][0] = said(f"{_command(robbed)} environ mem vm_readv >&4 2>&5")
+    robbed.plan["rob-errand"][0] = said(f"{_command(robbed)} environ mem vm_readv >&4 2>&5")
     careless = ["sleep", "1000"]
     env = {**robbed.env, "OTHER": KEY}
     with subprocess.Popen(careless, env=env, **AS) as sleeper:  # type: ignore[call-overload]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import threading
 from typing import Any
 
 import pytest
 
 from quine.base.messages import Message, Reply, unheard
+from quine.broker import turns
 from quine.broker.payment import tree_of
 from quine.budget.ledger import Ledger
 from quine.providers import metering
@@ -18,7 +20,8 @@ from quine.providers.dialects.faults import NO_QUOTA_LEFT
 from quine.providers.relay import RelayGuest
 from tests.broker.inferring import config, inferences, ledger, payer, request, run
 from tests.vendors import anthropic, chat, gemini, responses
-from tests.vendors.server import KEY, Cut, Fault, Provider, Said, Seen, Silent, Turn
+from tests.vendors.limits import Limited
+from tests.vendors.server import KEY, Cut, Fault, Provider, Said, Silent, Turn
 
 HI = Said("hi, wörld", usage=(100, 10, 40))
 PROMPT = metering.TOOLS + 1
@@ -188,6 +191,29 @@ def test_one_that_was_cancelled_between_two_tries_costs_nothing() -> None:
         assert paid.totals()[1] == 0 and paid.left() == (9000, None)
 
 
+@pytest.mark.skipif(not hasattr(Ledger, "collect"), reason="the ledger does not charge the killed")
+def test_an_inference_whose_broker_was_killed_is_charged_at_its_reservation_once() -> None:
+    async def work() -> None:
+        async with inferences() as made:
+            await made.infer(payer(provider, paid), request(), unheard)
+
+    with Provider(chat, Silent(HI), HI) as provider, ledger(tokens=100_000) as paid:
+        if (broker := os.fork()) == 0:
+            try:
+                run(work())
+            finally:
+                os._exit(1)
+        assert provider.silent.wait(60)
+        reserved = 100_000 - (paid.left().tokens or 0)
+        assert reserved > PROMPT
+        os.kill(broker, signal.SIGKILL)
+        os.waitpid(broker, 0)
+        assert provider.hung_up.wait(60)
+        run(work())
+        assert paid.totals()[1] == reserved + 110
+        assert paid.left() == (100_000 - reserved - 110, None)
+
+
 # ------------------------------------------------------------------------------------ trees beside each other
 
 
@@ -216,27 +242,43 @@ def test_a_locked_ledger_stops_its_own_tree_only() -> None:
 
 
 def test_no_more_at_a_time_than_the_tree_allows() -> None:
-    most = now = 0
-    lock = threading.Lock()
+    async def work() -> None:
+        async with inferences() as made:
+            paying = payer(provider, paid, concurrent=2)
+            await asyncio.gather(*(made.infer(paying, request(), unheard) for _ in range(20)))
 
-    def choose(seen: Seen) -> Turn:
-        nonlocal most
-        most = max(most, now)
-        return HI
+    with Limited(chat, HI, 100, 100, 60.0, 0.005) as provider, ledger() as paid:
+        run(work())
+        assert provider.most <= 2
+        assert paid.totals()[1] == 20 * 110
+
+
+def test_siblings_with_a_fresh_prefix_wait_for_the_first_one() -> None:
+    """The provider reads their prefix once, and finds it in its cache for the others."""
 
     async def work() -> None:
-        nonlocal now
         async with inferences() as made:
+            paying = payer(provider, paid)
+            same = Message("system", "x" * 10_000)
+            siblings = [
+                asyncio.ensure_future(made.infer(paying, request([same, Message("user", f"{n}")]), unheard))
+                for n in range(5)
+            ]
+            await seen(provider.silent)
+            (gate,) = made.status()["gates"]  # type: ignore[misc]
+            while gate["waiting"] + gate["under_way"] < 5:
+                await asyncio.sleep(0)
+                (gate,) = made.status()["gates"]  # type: ignore[misc]
+            assert (gate["under_way"], gate["waiting"]) == (1, 4)
+            first = int(provider.bodies[0]["messages"][1]["content"])
+            await cancelled(siblings.pop(first))  # it has not said a byte, so the next one goes first
+            for answer in await asyncio.gather(*siblings):
+                assert "error" not in json.loads(answer)
 
-            async def one() -> None:
-                await made.infer(payer(provider, paid, concurrent=2), request(), unheard)
-
-            await asyncio.gather(*(one() for _ in range(20)))
-
-    with Provider(chat, choose=choose) as provider, ledger() as paid:
-        del lock
+    plan = iter([Silent(HI, 0)])
+    with Provider(chat, choose=lambda _: next(plan, HI)) as provider, ledger() as paid:
         run(work())
-        assert paid.totals()[1] == 20 * 110
+    assert len(provider.requests) == 5
 
 
 # ---------------------------------------------------------------------------------- a provider's quota
@@ -251,7 +293,7 @@ def test_without_quota_a_tree_that_can_wait_is_paused_until_it_is_resumed(turn: 
 
     async def work() -> list[Any]:
         async with inferences() as made:
-            paying = payer(provider, paid, patient=True)
+            paying = payer(provider, paid, raises=lambda: 0)
             paused = asyncio.Event()
 
             def note(text: str) -> None:
@@ -261,14 +303,32 @@ def test_without_quota_a_tree_that_can_wait_is_paused_until_it_is_resumed(turn: 
             tasks = [asyncio.ensure_future(made.infer(paying, request(), note)) for _ in range(3)]
             await paused.wait()
             assert not any(task.done() for task in tasks)
-            assert made.status()["gates"][0]["without_quota"] == 1  # type: ignore[index]
+            assert made.status()["gates"][0]["without_quota"] == [tree_of(paid)]  # type: ignore[index]
             assert made.resume(tree_of(paid)) and not made.resume(tree_of(paid))
             return [json.loads(await task) for task in tasks]
 
-    turns = iter([turn])
-    with Provider(chat, choose=lambda _: next(turns, HI)) as provider, ledger() as paid:
+    plan = iter([turn])
+    with Provider(chat, choose=lambda _: next(plan, HI)) as provider, ledger() as paid:
         assert [answer["message"]["content"] for answer in run(work())] == [HI.text] * 3
     assert notes[0].startswith("paused until the quota is raised")
+
+
+def test_a_raise_of_its_budget_resumes_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "LOOK", 0.01)
+    raised = [0]
+
+    async def work() -> Any:
+        async with inferences() as made:
+
+            def note(text: str) -> None:
+                if text.startswith("paused"):
+                    asyncio.get_running_loop().call_later(0.05, raised.__setitem__, 0, 1)
+
+            paying = payer(provider, paid, raises=lambda: raised[0])
+            return json.loads(await made.infer(paying, request(), note))
+
+    with Provider(chat, NO_QUOTA, HI) as provider, ledger() as paid:
+        assert run(work())["message"]["content"] == HI.text
 
 
 def test_without_quota_a_tree_that_nobody_can_raise_is_refused() -> None:

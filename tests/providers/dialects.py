@@ -1,4 +1,4 @@
-"""One suite for every dialect; each brings its class, its strict vendor and where that one lives.
+"""One suite for every dialect, through a broker's inferences; each brings its class, its strict vendor and its address.
 
 The strict vendor (tests/vendors) judges each request by its rules. A reply is compared with the vendor's words.
 """
@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quine.base.messages import GuestError, Message, Overflow, Refused, Reply, Request, Unavailable
-from quine.providers.blocking import BlockingGuest
-from quine.providers.http import HttpGuest
+from tests.broker.inferring import Guest
 from tests.support.agents import Agents
 from tests.tape.conversations import (
     ASKED,
@@ -57,18 +56,6 @@ class Patient(Provider):
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
-
-
-class Guest(BlockingGuest):
-    """Does not wait between its tries, but says how long it would have."""
-
-    def __init__(self, dialect: Any, base: str, key: str = KEY) -> None:
-        self.pauses: list[float] = []
-
-        async def pause(seconds: float) -> None:
-            self.pauses.append(seconds)
-
-        super().__init__(lambda: HttpGuest(dialect, base, key, pause=pause))
 
 
 class Conformance:

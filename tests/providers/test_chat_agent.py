@@ -11,11 +11,11 @@ import pytest
 
 from quine.agent.tools import TOOLS
 from quine.base.messages import Message, Request, ToolResult, Usage
-from quine.providers.blocking import BlockingGuest
 from quine.providers.dialects.chat import ChatDialect
 from quine.providers.http import HttpGuest
 from tests.lab import Lab
 from tests.support.agents import OK, Agents, call
+from tests.support.blocking import BlockingGuest
 from tests.vendors import chat
 from tests.vendors.server import (
     KEY,

@@ -22,10 +22,10 @@ from quine.agent.tools import TOOLS
 from quine.base.errors import Misconfigured
 from quine.base.messages import Message, Overflow, Refused, Reply, Request, Unavailable
 from quine.providers import http
-from quine.providers.blocking import BlockingGuest
 from quine.providers.dialects import sse
 from quine.providers.dialects.chat import ChatDialect
 from quine.providers.http import FIRST_PAUSE, LONGEST_PAUSE, OTHER_RETRIES, RETRIES, HttpGuest
+from tests.support.blocking import BlockingGuest
 from tests.vendors import chat
 from tests.vendors.server import (
     KEY,

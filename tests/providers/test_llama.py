@@ -17,11 +17,11 @@ import pytest
 
 from quine.agent.tools import TOOLS
 from quine.base.messages import Message, Overflow, Request, Tool, ToolCall, ToolResult
-from quine.providers.blocking import BlockingGuest
 from quine.providers.dialects.chat import ChatDialect
 from quine.providers.dialects.chatstream import ChatStream
 from quine.providers.http import HttpGuest
 from tests.support.agents import Agents
+from tests.support.blocking import BlockingGuest
 
 HERE = Path(os.environ.get("QUINE_TEST_LLAMA") or "/nonexistent")
 SERVER, MODEL = HERE / "llama-server", HERE / "model.gguf"

@@ -185,6 +185,9 @@ class Provider(ThreadingHTTPServer):
                 return Fault(400, "bad", message="not planned")
             return self.plan.pop(0)
 
+    def answered(self, turn: Turn) -> None:
+        """Called when the request that got this turn is over; a provider with limits counts them."""
+
     def opened(self, connection: socket.socket) -> None:
         with self._lock:
             self.connections += 1
@@ -229,6 +232,8 @@ class _Handler(BaseHTTPRequestHandler):
         except ConnectionError:  # the client has gone: that is its right
             self.server.hung_up.set()
             self.close_connection = True
+        finally:
+            self.server.answered(turn)
 
     def _answer(self, turn: Turn, streaming: bool) -> None:
         vendor = self.server.vendor

@@ -1,0 +1,292 @@
+"""Agents and their broker: found, shared, killed, idle; and every kind of process below an agent infers by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quine.broker import wire
+from tests.broker.serving import BYE, FIRST, Served, gone, said
+from tests.support.agents import QUINE
+from tests.vendors.server import KEY, Seen
+
+MANY = int(os.environ.get("QUINE_TEST_BROKER", 10))  # agents at one time; 50 is the long form
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path) as made:
+        yield made
+
+
+class Held:
+    """Inferences wait until they are let go, so that a broker can be killed while they are under way."""
+
+    def __init__(self, served: Served) -> None:
+        self.come = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+        self._served = served
+        served.provider.next = self.next  # type: ignore[method-assign]
+        self._next = type(served.provider).next
+
+    def next(self, seen: Seen, wrong: str | None) -> Any:
+        self.come.release()
+        self.go.acquire(timeout=100)
+        return self._next(self._served.provider, seen, wrong)
+
+    def arrive(self, count: int) -> None:
+        for number in range(count):
+            assert self.come.acquire(timeout=100), f"{number} of {count} have come"
+
+    def let_go(self, count: int = 10_000) -> None:
+        self.go.release(count)
+
+
+def test_an_agent_has_no_client_of_http(served: Served) -> None:
+    """Neither the first one, which makes the broker, nor the next one, which finds it."""
+    for _ in range(2):
+        done = served.run(mission=FIRST, env={"PYTHONPROFILEIMPORTTIME": "1"})
+        assert (done.returncode, done.stdout) == (0, b"hi\n")
+        lines = [line for line in done.stderr.decode().splitlines() if line.startswith("import time:")]
+        loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in lines}
+        assert "quine" in loaded
+        assert not loaded & {"httpx", "ssl", "_ssl", "pydantic", "asyncio", "anyio", "ctypes"}
+
+
+def test_agents_that_start_together_share_one(served: Served) -> None:
+    agents = [served.start(FIRST) for _ in range(MANY)]
+    try:
+        ends = [agent.communicate(timeout=120) for agent in agents]
+        assert [(agent.returncode, *end) for agent, end in zip(agents, ends, strict=True)] == [
+            (0, b"hi\n", b"")
+        ] * MANY
+        assert len(served.brokers()) == 2  # a keeper and a worker
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+
+
+def test_other_keys_have_another_broker(served: Served) -> None:
+    assert served.run(mission=FIRST).returncode == 0
+    done = served.run(mission=FIRST, env={"OPENROUTER_API_KEY": "another-key-0123456789"})
+    assert done.returncode == 0, done.stderr
+    assert len(served.brokers()) == 4 and len(served.sockets()) == 2
+    assert served.run(mission=FIRST).returncode == 0
+    assert len(served.brokers()) == 4
+
+
+def test_it_ends_when_it_is_idle(served: Served) -> None:
+    assert served.run(mission=FIRST, env={"QUINE_BROKER_IDLE": "0.3"}).returncode == 0
+    brokers = served.brokers()
+    assert gone(brokers)
+    assert served.sockets() == []
+
+
+def test_it_does_not_end_under_an_agent(served: Served) -> None:
+    """The agent is busy for longer than the idle time between its two inferences."""
+    served.plan[FIRST] = [said("sleep 2; echo hi >&4"), BYE]
+    done = served.run(mission=FIRST, env={"QUINE_BROKER_IDLE": "0.2"})
+    assert (done.returncode, done.stdout) == (0, b"hi\n"), done.stderr
+
+
+NESTED = {
+    "plain": "quine inner-errand",
+    "subshell": "sh -c 'sh -c \"quine inner-errand\"'",
+    "setsid": "setsid -w quine inner-errand",
+    "env -i": "env -i PATH=$PATH XDG_RUNTIME_DIR=$XDG_RUNTIME_DIR quine inner-errand",
+    "no descriptors": 'python3 -c \'import subprocess; subprocess.run(["quine", "inner-errand"])\'',
+    "double fork": "(setsid quine inner-errand >$PWD/out 2>&1; touch $PWD/over) & wait $!; cat $PWD/out",
+    "orphan": "(setsid sh -c 'quine inner-errand >$PWD/out 2>&1; touch $PWD/over' &) ; "
+    "while ! [ -e $PWD/over ]; do sleep 0.05; done; cat $PWD/out",
+    "detached": "id=$(quine --detach inner-errand); quine wait $id; quine logs $id",
+}
+
+
+@pytest.mark.parametrize("way", NESTED)
+def test_every_process_below_infers(served: Served, way: str, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    quine = tmp_path / "bin" / "quine"
+    quine.write_text(f'#!/bin/sh\nexec {" ".join(QUINE)} "$@"\n')
+    quine.chmod(0o755)
+    served.env["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    served.plan[FIRST] = [said(NESTED[way]), BYE]
+    done = served.run(mission=FIRST)
+    assert done.returncode == 0, done.stderr
+    assert "inner" in served.results(FIRST)[0].split("[STDOUT]")[1], served.results(FIRST)[0]
+    assert len(served.brokers()) == 2
+    assert all(seen.headers["authorization"] == f"Bearer {KEY}" for seen in served.provider.requests)
+
+
+def test_a_command_cannot_send_the_key_elsewhere(served: Served, tmp_path: Path) -> None:
+    """Nor does it get another price, nor a ledger of its own."""
+    (tmp_path / "other").mkdir()
+    with Served(tmp_path / "other") as other:
+        other.provider.vendor = Careless(other.provider.vendor)
+        base = f"QUINE_API_BASE={other.provider.base}/v1"
+        served.plan[FIRST] = [said(f"{base} {' '.join(QUINE)} inner-errand"), BYE]
+        assert served.run(mission=FIRST).returncode == 0
+        (first, *_) = other.provider.requests
+        assert KEY not in json.dumps(first)
+
+
+class Careless:
+    """A server that wants no key."""
+
+    def __init__(self, vendor: Any) -> None:
+        self._vendor = vendor
+
+    def check(self, *_: Any) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._vendor, name)
+
+
+# ----------------------------------------------------------------------------------------- its death
+
+
+def ended(agents: list[subprocess.Popen[bytes]]) -> list[tuple[int, bytes, bytes]]:
+    ends = [agent.communicate(timeout=200) for agent in agents]
+    return [(agent.returncode, *end) for agent, end in zip(agents, ends, strict=True)]
+
+
+@pytest.mark.parametrize("victim", ["worker", "keeper"])
+def test_a_killed_one_under_many_agents(served: Served, victim: str) -> None:
+    """The next worker makes each inference again; without a keeper the worker goes on."""
+    held = Held(served)
+    agents = [served.start(FIRST) for _ in range(MANY)]
+    try:
+        held.arrive(MANY)
+        keeper, worker = served.brokers()
+        served.kill(worker if victim == "worker" else keeper)
+        if victim == "worker":
+            held.arrive(MANY)
+        held.let_go()
+        assert ended(agents) == [(0, b"hi\n", b"")] * MANY
+        assert len(served.provider.requests) == (3 if victim == "worker" else 2) * MANY
+    finally:
+        held.let_go()
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+
+
+def test_both_killed(served: Served) -> None:
+    """Nobody has the key any more: the inference is reported, with the cure."""
+    held = Held(served)
+    with served.start(FIRST) as agent:
+        held.arrive(1)
+        served.kill(*served.brokers())
+        out, err = agent.communicate(timeout=120)
+        held.let_go()
+    assert (agent.returncode, out) == (69, b"")
+    assert b"the process that holds the keys has ended" in err and b"hint: start the agent anew" in err
+    assert served.run(mission=FIRST).returncode == 0  # the next one has the key
+
+
+def test_a_server_without_a_key_outlives_both(served: Served) -> None:
+    served.provider.vendor = Careless(served.provider.vendor)
+    del served.env["QUINE_API_KEY"]
+    held = Held(served)
+    with served.start(FIRST) as agent:
+        held.arrive(1)
+        served.kill(*served.brokers())
+        held.arrive(1)
+        held.let_go()
+        out, err = agent.communicate(timeout=120)
+    assert (agent.returncode, out, err) == (0, b"hi\n", b"")
+
+
+def test_a_cut_inference_is_charged_once(served: Served) -> None:
+    most = 1_000_000
+    held = Held(served)
+    with served.start(FIRST, "--max-tokens", str(most)) as agent:
+        held.arrive(1)
+        served.kill(served.brokers()[1])
+        held.arrive(1)
+        held.let_go()
+        agent.communicate(timeout=120)
+    assert agent.returncode == 0
+    (result,) = served.results(FIRST)
+    left = int(result.partition("[TOKENS LEFT] ")[2].split()[0])
+    cut = most - left - 110  # besides the usage of the reply
+    prompt = len(json.dumps(served.provider.bodies[0])) // 4
+    assert 0.5 * prompt < cut < 1.5 * prompt
+
+
+# ----------------------------------------------------------------------------------------- its key
+
+
+def test_a_key_from_a_file(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    del served.env["QUINE_API_KEY"]
+    assert served.run(mission=FIRST, env={"QUINE_API_KEY_FILE": str(tmp_path / "key")}).returncode == 0
+    done = served.run(mission=FIRST, env={"QUINE_API_KEY_FILE": str(tmp_path / "none")})
+    assert done.returncode == 2 and b"QUINE_API_KEY_FILE" in done.stderr
+
+
+def test_a_key_from_a_command(served: Served, tmp_path: Path) -> None:
+    """It runs once for two agents, and a nested one."""
+    del served.env["QUINE_API_KEY"]
+    served.plan[FIRST] = [said(f"{' '.join(QUINE)} inner-errand >&4"), BYE]
+    served.env["QUINE_API_KEY_COMMAND"] = f"echo x >>{tmp_path}/runs; echo {KEY}"
+    for _ in range(2):
+        assert served.run(mission=FIRST).returncode == 0
+    assert (tmp_path / "runs").read_text() == "x\n"
+    done = served.run(mission=FIRST, env={"QUINE_API_KEY_COMMAND": "exit 3"})
+    assert done.returncode == 2 and b"failed with status 3" in done.stderr
+
+
+def test_a_squatter_is_recognised(served: Served) -> None:
+    """A socket of the same user in the place of the broker's: the agent makes a broker under another name."""
+    assert served.run(mission=FIRST).returncode == 0
+    (path,) = served.sockets()
+    served.kill(*served.brokers())
+    path.unlink()
+    heard: list[bytes] = []
+    with Squatter(path, heard):
+        done = served.run(mission=FIRST)
+    assert (done.returncode, done.stdout) == (0, b"hi\n"), done.stderr
+    assert heard and KEY.encode() not in b"".join(heard)
+    assert len(served.sockets()) == 2
+
+
+class Squatter:
+    def __init__(self, path: Path, heard: list[bytes]) -> None:
+        import socket
+
+        self._listener = socket.socket(socket.AF_UNIX)
+        with wire.reachable(str(path)) as name:
+            self._listener.bind(name)
+        self._listener.listen()
+        self._heard = heard
+        self._thread = threading.Thread(target=self._squat)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        import socket
+
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _squat(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            with line:
+                for text in (b'{"nonce": "00"}', b'{"proof": "00"}'):
+                    line.sendall(len(text).to_bytes(4, "big") + text)
+                    self._heard.append(line.recv(1 << 16))
