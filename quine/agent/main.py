@@ -172,10 +172,13 @@ def _lives(
     `_make_data_dir`.
     """
     ours = os.getpid()
+    forked: ForkedChild | None = None  # how this process began, if it is one
     with contextlib.suppress(OSError):
         env.ensure_quine(process.settings.data_dir)
     while True:
         try:
+            if forked:
+                process = _process_of(process, forked)
             loop = _begun(process, spec, slots, record)
         except Exception as error:
             if os.getpid() == ours:
@@ -187,10 +190,8 @@ def _lives(
         try:
             end = loop.live()
         except ForkedChild as child:
-            spec, slots, record, jobs = child.spec, child.slots, child.record, ()
-            # The parent captures its stderr as a result, and writes the report.
-            settings = process.settings._replace(report="", top=False, verbose=False)
-            process = process._replace(settings=settings)
+            forked, slots, record, jobs = child, child.slots, child.record, ()
+            spec = child.spec
             exposure.mission(spec.shown)
             continue
         except Exception as error:
@@ -203,6 +204,20 @@ def _lives(
         if loop.settings.top and not loop.relayed and policy.wanted(os.environ):
             policy.finish(spec.root, policy.HURRY if end.signal else policy.PATIENCE)
         return end
+
+
+def _process_of(process: Process, child: ForkedChild) -> Process:
+    """Return what the sessions of a forked child share, given that of its parent."""
+    # The parent captures its stderr as a result, and writes the report.
+    settings = process.settings._replace(report="", top=False, verbose=False)
+    before, tree = process.tree.ledger, process.tree._replace(ledger=child.ledger)
+    process = process._replace(settings=settings, tree=tree)
+    if child.model or bool(child.ledger.mark.cost) != bool(before.mark.cost):
+        if child.model:
+            os.environ["QUINE_MODEL_ID"] = child.model
+        guest, _, price = _guest(settings, tree, child.spec, process.ask)
+        process = process._replace(guest=guest, price=price)
+    return process
 
 
 def _settle(loop: Loop, end: End, held: int) -> None:
@@ -225,6 +240,9 @@ def _settle(loop: Loop, end: End, held: int) -> None:
 def _begun(process: Process, spec: SessionSpec, slots: list[int], record: str) -> Loop:
     """Create what a session owns: memo, mount, timer, tape, log and `Loop`. Raises any of their errors."""
     settings, ask = process.settings, process.ask
+    os.environ.update(spec.env)
+    if "PATH" in spec.env:
+        env.ensure_quine(settings.data_dir)
     env.bequeath(settings, process.tree, spec)
     unmounted = _mount()
     process.signals.arm(process.tree.ledger.time_left(), spec.limits.deadline)

@@ -133,6 +133,12 @@ class Ledger:
         )
         return self
 
+    def narrower(self, limits: Limits) -> Ledger:
+        """Return this ledger for a child that is given `limits`, counted from now on, and never more than is left."""
+        child = Ledger(self.book, self.mark)
+        child.beyond = self.beyond
+        return child._narrowed(limits)
+
     @property
     def begun(self) -> int:
         """The start of the tree in nanoseconds, by the clock of this machine's files."""

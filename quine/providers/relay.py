@@ -42,7 +42,7 @@ class RelayGuest:
         self.cost = 0.0  # dollars of the last inference
 
     def infer(self, request: Request) -> Reply:
-        body = quickjson.dumps({"cost": request.cost, **request.to_json()})
+        body = quickjson.dumps({"cost": request.cost, "model": request.model, **request.to_json()})
         try:
             answer: Any = quickjson.loads(self._ask("infer", body.encode()))
             if fault := answer.get("error"):

@@ -44,7 +44,7 @@ from quine.base.strict import Strict, flag, integer, items, mapping, number, par
 from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger
 from quine.providers import metering, vendors
-from quine.providers.relay import error_to_json, spent_to_json
+from quine.providers.relay import RelayGuest, error_to_json, spent_to_json
 from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals
 from quine.tape.lines import digest
 from quine.tape.redact import Mask
@@ -52,6 +52,7 @@ from quine.tape.writer import FileSink, MaskedSink, RelaySink, Sink
 from transport import quickjson
 from transport.errors import RequestError
 
+MOST_MODELS = 16  # of one job: each has a client of its own here
 LATEST = 2 * ANSWER[1]  # seconds after the deadline in which a remote agent may still finish
 
 Service = Callable[[bytes], bytes]
@@ -65,6 +66,20 @@ class _Infer(Strict):
     messages: list[dict[str, Any]] = items(mapping(), 100_000)
     output: int = integer(MOST, default=0)
     cost: float = number(MOST, default=0.0)
+    model: str = text(200, default="")
+
+    def request(self, messages: list[Message]) -> Request:
+        return Request(
+            messages,
+            tools.TOOLS,
+            self.session,
+            self.mission,
+            self.ordinal,
+            self.wisdom,
+            self.output,
+            self.cost,
+            self.model,
+        )
 
 
 class _Ledger(Strict):
@@ -214,11 +229,32 @@ class _Between(_Proxy):
     def infer(self, body: bytes) -> bytes:
         asked = parse(_Infer, body)
         with self._once(asked.session, asked.ordinal):
-            answer = self._ask("infer", body)
+            mark = self._ledger.mark
+            answer = self._pay(asked) if mark.tokens or mark.cost else self._ask("infer", body)
             with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # an error has none
                 given = quickjson.loads(answer)["usage"]
                 self._answered(asked.session, asked.ordinal, (int(given[0]), int(given[1])))
         return answer
+
+    def _pay(self, asked: _Infer) -> bytes:
+        """Ask the origin within the budget that this child has of its own; the origin knows that of the tree alone."""
+        guest = RelayGuest(self._ask)
+        try:
+            messages = [_message(message) for message in asked.messages]
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
+        try:
+            reply = metering.infer(guest, asked.request(messages), self._ledger, 0, None)
+        except GuestError as error:
+            return json.dumps(error_to_json(error)).encode()
+        except Spent as spent:
+            return json.dumps(spent_to_json(spent)).encode()
+        told = {
+            "left": self._ledger.left().least(guest.left),
+            "surely": self._ledger.left(surely=True).least(guest.surely),
+            "cost": guest.cost,
+        }
+        return json.dumps({**reply.to_json(), **told}).encode()
 
 
 class _Origin(_Proxy):
@@ -240,8 +276,8 @@ class _Origin(_Proxy):
 
         super().__init__(spec, ledger, spent, Arrivals(spec, file, self._born), hosts)
         self._config = env.guest(settings, {**environ})
-        self._price = metering.price(self._config, bool(ledger.mark.cost))
-        self._guest: Guest | None = None
+        metering.price(self._config, bool(ledger.mark.cost))  # checked before anything is asked
+        self._guests: dict[str, Guest] = {}  # by model
         self._lender = Lender(ledger, spec.limits.agents)
         # session -> (tokens of its conversation, number of the messages counted)
         self._known: dict[str, tuple[int, int]] = {}
@@ -251,29 +287,14 @@ class _Origin(_Proxy):
     def infer(self, body: bytes) -> bytes:
         asked = parse(_Infer, body)
         messages = self._conversation(asked.messages)
-        request = Request(
-            messages,
-            tools.TOOLS,
-            asked.session,
-            asked.mission,
-            asked.ordinal,
-            asked.wisdom,
-            asked.output,
-            asked.cost,
-        )
         with self._once(asked.session, asked.ordinal):
-            return self._infer(request)
+            return self._infer(asked.request(messages))
 
     def _infer(self, request: Request) -> bytes:
-        with self._lock:
-            if self._guest is None:
-                try:
-                    self._guest = vendors.build(self._config)
-                except Failure as failure:
-                    raise RequestError(f"infer: {failure.detail}") from None
         try:
+            guest, price = self._guest_of(request)
             with self._lender.inferring():
-                reply = self._pay(self._guest, request)
+                reply = self._pay(guest, price, request)
         except GuestError as error:
             return json.dumps(error_to_json(error)).encode()
         except Spent as spent:
@@ -287,11 +308,29 @@ class _Origin(_Proxy):
         told = {
             "left": self._ledger.left(),
             "surely": self._ledger.left(surely=True),
-            "cost": metering.cost_of(self._guest, reply.usage, self._price),
+            "cost": metering.cost_of(guest, reply.usage, price),
         }
         return json.dumps({**reply.to_json(), **told}).encode()
 
-    def _pay(self, guest: Guest, request: Request) -> Reply:
+    def _guest_of(self, request: Request) -> tuple[Guest, metering.Price | None]:
+        """Return the guest of the model that is asked for, and its price. Raises Refused or RequestError."""
+        limited = bool(self._ledger.mark.cost or request.cost)
+        config = self._config._replace(model=request.model or self._spec.model or self._config.model)
+        with self._lock:
+            try:
+                price = metering.price(config, limited)
+            except Failure as failure:
+                raise Refused(failure.detail, failure.hint, failure.status) from None
+            if config.model not in self._guests:
+                if len(self._guests) >= MOST_MODELS:
+                    raise RequestError(f"infer: more than {MOST_MODELS} models in one job")
+                try:
+                    self._guests[config.model] = vendors.build(config)
+                except Failure as failure:
+                    raise RequestError(f"infer: {failure.detail}") from None
+            return self._guests[config.model], price
+
+    def _pay(self, guest: Guest, price: metering.Price | None, request: Request) -> Reply:
         left = self._ledger.time_left()
         if left is not None and left < -LATEST:
             raise Refused("the time of the tree is over", "see --deadline", DEADLINE)
@@ -299,7 +338,7 @@ class _Origin(_Proxy):
         # The length of the conversation by the provider's count: a remote machine's is not trusted.
         context, told = self._known.get(session, (0, 0))
         known = context + metering.tokens(messages[told:])
-        reply = metering.infer(guest, request, self._ledger, self._spec.limits.concurrent, self._price, known)
+        reply = metering.infer(guest, request, self._ledger, self._spec.limits.concurrent, price, known)
         with self._lock:
             if len(self._known) >= MAX_SESSIONS:
                 del self._known[next(iter(self._known))]
