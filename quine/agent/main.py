@@ -25,7 +25,7 @@ from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
 from quine.base import allowed_hosts, dirs, exposure
 from quine.base.cli_options import RunOptions, find_inventory
-from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigured, NotBuilt
+from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigured
 from quine.base.log import Log
 from quine.base.messages import Guest
 from quine.base.sessions import is_session, new_session, tape_path
@@ -85,7 +85,7 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
         slots = _admitted(tree.ledger, spec)
         if keeps:
             policy.begin(spec.root, os.environ, policy.of_the_store(settings.secrets))
-        if options.binary and not spec.material_file:
+        if (options.binary or spec.binary) and not spec.material_file:
             spec = _save_material(spec, settings, signals)
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
@@ -125,10 +125,8 @@ def spec_from(
     if not origin.is_relayed(settings.memo):
         config = env.guest(settings, environ)
         vendors.build(config)
-    if options.binary:
-        raise NotBuilt("-b together with --on")
     tree = env.join_tree(settings, settings.limits, apart=apart)
-    spec = _own(settings, tree, mission, options)
+    spec = _own(settings, tree, mission, options)._replace(binary=options.binary and not os.isatty(0))
     if config:
         metering.price(config, bool(tree.ledger.mark.cost))
         spec = spec._replace(model=config.model)
@@ -233,6 +231,9 @@ def _settle(loop: Loop, end: End, held: int) -> None:
         ):  # the verdict stands; slots kept here return with the end of the job
             beyond.give_back()
     if top and loop.relayed:
+        if loop.spec.material_file:
+            with contextlib.suppress(OSError):
+                os.unlink(loop.spec.material_file)
         _tidy(loop.settings.data_dir, held)
     ending.note(end, loop.record, loop.signals.tied)
 
@@ -361,8 +362,8 @@ def _save_material(spec: SessionSpec, settings: Settings, signals: Signals) -> S
         raise
     if not size:
         os.unlink(path)
-        return spec._replace(material="none")
-    return spec._replace(material_file=path, material="none")
+        return spec._replace(material="none", binary=False)
+    return spec._replace(material_file=path, material="none", binary=False)
 
 
 def _change_directory(path: str) -> None:

@@ -31,6 +31,9 @@ class SessionSpec(NamedTuple):
     limits: Limits = Limits()
     material: str = ""
     material_file: str = ""  # path of the file written by -b
+    binary: bool = (
+        False  # -b: stdin is still to be written to a file, on the machine where the session begins
+    )
     hidden: bool = False  # the mission came from a file, and ps does not show it
     wisdom: dict[str, str] = {}  # noqa: RUF012 - never changed in place
     hosts: str = ""  # hosts that it may use, as JSON; "" for none

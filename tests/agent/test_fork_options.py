@@ -35,7 +35,7 @@ def used(line: dict[str, Any], prompt: int, reply: int) -> dict[str, Any]:
 
 
 def child_of(agents: Agents, command: str, *before: dict[str, Any], **child: Any) -> str:
-    """What a child with these options writes to its stdout by `command`, after its parent has run `before`."""
+    """Return the stdout of a child with these options that runs `command`, after its parent has run `before`."""
     parent = [sh(each) for each in before]
     agents.run(
         says(*parent, fork(child), match="^work"), says(OK, match="^work"),
