@@ -36,6 +36,13 @@ TABLE: tuple[Row, ...] = (
     ("max-cost", "", "USD", "agent", "cost of the tree (QUINE_MAX_COST)"),
     ("deadline", "", "SECONDS", "agent", "time of the tree (QUINE_DEADLINE)"),
     (
+        "deadline",
+        "",
+        "SECONDS",
+        "run",
+        "time that it may run; then TERM, 5 s later KILL, and exit status 124",
+    ),
+    (
         "inventory",
         "",
         "FILE",
@@ -150,7 +157,6 @@ VERBS = {
     "fs": "the files that all agents of a tree share: ls cat put get cp mv rm find sync mount …",
 }
 UNBUILT: tuple[str, ...] = ()  # reported as not built if it is the first word; not in the help
-UNBUILT_OPTIONS = (("run", "--deadline"),)
 
 
 def rows(verb: str, table: Iterable[Row] = TABLE) -> list[Row]:
@@ -338,9 +344,6 @@ def _parser(verb: str) -> Parser:
     table = rows(verb)
 
     def unknown(word: str) -> Misconfigured:
-        spelling = word.partition("=")[0]
-        if (verb, spelling) in UNBUILT_OPTIONS:
-            return Misconfigured(f"{spelling} is not built yet")
         return Misconfigured(f"no such option: {word}", _near(verb, word, [row[0] for row in table]))
 
     return Parser(table, unknown)
