@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SHOWN = 200  # arguments and characters of a command that people see
 LEASE = 600.0  # seconds a job outlives a broken link
+LONGEST_DEADLINE = 1e9  # seconds
 LONGEST_CAPABILITY = 64  # characters
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -34,6 +35,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "tree": (str,),
     "limits": (dict,),
     "lease": (int, float),
+    "deadline": (int, float),
     "slots": (int,),
     "keep": (bool,),
     "adopt": (bool,),
@@ -59,6 +61,7 @@ class Spawn:
     cwd      directory to start in; an error if it is missing. None: workdir/tree, made if missing
     limits   name -> value: as cpu fsize nofile nproc (bytes, seconds, counts)
     lease    seconds the job outlives a broken link
+    deadline seconds that it may run: TERM then, KILL later, and its status is 124. 0: no limit
     slots    jobs of this node that run at one time over there, set by the node; the others wait there. 0: no limit
     keep     the job outlives its client, too, for the lease; its record stays until the client has said that it has it
     adopt    start nothing: attach to the kept job with this id
@@ -82,6 +85,7 @@ class Spawn:
         tree: str = "",
         limits: dict[str, str] | None = None,
         lease: float = LEASE,
+        deadline: float = 0.0,
         slots: int = 0,
         keep: bool = False,
         adopt: bool = False,
@@ -99,6 +103,7 @@ class Spawn:
         self.tree = tree or self.id
         self.limits = limits or {}
         self.lease = lease
+        self.deadline = deadline
         self.slots = slots
         self.keep = keep
         self.adopt = adopt
@@ -147,6 +152,8 @@ class Spawn:
             raise ProtocolError("spawn with a bad capability")
         if not 0 <= body.get("lease", 0) <= 31_536_000:
             raise ProtocolError("spawn with a bad lease")
+        if not 0 <= body.get("deadline", 0) <= LONGEST_DEADLINE:
+            raise ProtocolError("spawn with a bad deadline")
         if not 0 <= body.get("slots", 0) <= 1_000_000:
             raise ProtocolError("spawn with bad slots")
         if not is_terminal(body.get("terminal")):

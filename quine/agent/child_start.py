@@ -16,7 +16,7 @@ import contextlib
 import gc
 import os
 import signal
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from quine.agent.capture import Capture
 from quine.agent.children import recorded
@@ -28,17 +28,35 @@ from transport.atomic import write_aside
 from transport.status import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from quine.agent.children import Job
     from quine.agent.running import Running
     from quine.agent.session import SessionSpec
+    from quine.budget.ledger import Ledger
 
 
-def fork_child(
-    loop: Running, spec: SessionSpec, job: Job, stdin: int, slot: list[int], foreign: set[int]
-) -> None:
-    """Fork a child that runs `spec`, and describe it in `job`. In the child this raises ForkedChild.
+class Given(NamedTuple):
+    """The things that a child gets from its parent; `stdin`, `slot` and `cwd` are descriptors.
 
-    `stdin` and `slot` are descriptors for the child, `foreign` those for its siblings. OSError if it cannot start.
+    `cwd` is its directory if that is not its parent's, else -1; `there` the directory that a child on another machine
+    asks for. `removed` are names of variables that it does not have, `limits` those of the kernel that are new.
+    """
+
+    spec: SessionSpec
+    ledger: Ledger
+    stdin: int
+    slot: list[int]
+    cwd: int
+    there: str
+    removed: frozenset[str]
+    limits: Mapping[str, str]
+
+
+def fork_child(loop: Running, given: Given, job: Job, foreign: set[int]) -> None:
+    """Fork a child, and describe it in `job`. In the child this raises ForkedChild.
+
+    `foreign` are descriptors for its siblings. OSError if it cannot start.
     """
     outs: list[int] = []
     report: tuple[int, ...] = ()
@@ -50,7 +68,7 @@ def fork_child(
         with loop.signals.block_signals():
             pid = os.fork()
             if pid == 0:
-                _be_child(loop, spec, job, (stdin, *outs), end, {job.report, *loop.slots, *foreign}, slot)
+                _be_child(loop, given, job, tuple(outs), end, {job.report, *loop.slots, *foreign})
             job.pid = pid
             procs.own(pid)
             # Before anything that can fail, so that the child is reaped whatever happens.
@@ -90,25 +108,21 @@ def _streams(loop: Running, job: Job, outs: list[int]) -> None:
 
 
 def _be_child(
-    loop: Running,
-    spec: SessionSpec,
-    job: Job,
-    streams: tuple[int, ...],
-    report: int,
-    foreign: set[int],
-    slot: list[int],
+    loop: Running, given: Given, job: Job, outs: tuple[int, ...], report: int, foreign: set[int]
 ) -> NoReturn:
-    """Detach the forked process from its parent, then continue as `spec`, or as the proxy of a remote child."""
+    """Detach the forked process from its parent, then continue as its session, or as the proxy of a remote child."""
     try:
         loop.signals.renew()
         os.setpgid(0, 0)
+        streams = (given.stdin, *outs)
         for fd, source in enumerate(streams):
             os.dup2(source, fd)
         for fd in {*streams, *job.streams, *foreign}:
             os.close(fd)
         loop.disown()
-        with contextlib.suppress(OSError):  # it may have been removed
-            os.chdir(loop.shell.cwd)
+        _enter(loop, given)
+        if job.host == "local":
+            _lessen(given)
     except BaseException:
         os._exit(DEFECT)
     if not job.directory:
@@ -116,20 +130,41 @@ def _be_child(
         procs.set_parent_death_signal(report, os.getpid())
         loop.signals.tied = report
     if job.host != "local":
-        _be_proxy(loop, spec, job, report, slot)
+        _be_proxy(loop, given, job, report)
     if job.directory:
         os.close(report)
-    raise ForkedChild(spec, slot, job.directory)
+    model = given.spec.model if given.spec.model != loop.spec.model else ""
+    raise ForkedChild(given.spec, given.ledger, model, given.slot, job.directory)
 
 
-def _be_proxy(loop: Running, spec: SessionSpec, job: Job, report: int, slot: list[int]) -> NoReturn:
+def _enter(loop: Running, given: Given) -> None:
+    """Change into the child's directory. A proxy stays in its parent's, where its files come from."""
+    if given.cwd >= 0:
+        os.fchdir(given.cwd)
+        os.close(given.cwd)
+        return
+    with contextlib.suppress(OSError):  # it may have been removed
+        os.chdir(loop.shell.cwd)
+
+
+def _lessen(given: Given) -> None:
+    """Take from a child of this machine the variables and the resources that it is not to have."""
+    for name in given.removed:
+        os.environ.pop(name, None)
+    if given.limits:
+        from transport.job.process import limit_self
+
+        limit_self(given.limits)
+
+
+def _be_proxy(loop: Running, given: Given, job: Job, report: int) -> NoReturn:
     """Run as the proxy of a child on another machine, and exit with its status."""
     code = DEFECT
     try:
         loop.signals.remove()
-        more = {"files": job.files, "returns": job.returns} if job.files or job.returns else {}
-        masked = loop.settings.masked
-        status = loop.proxy(job.host, spec, loop.ledger, masked=masked, stdin=0, stdout=1, stderr=2, **more)
+        more: dict[str, Any] = {"masked": loop.settings.masked, "stdin": 0, "stdout": 1, "stderr": 2}
+        more |= {"files": job.files, "returns": job.returns} if job.files or job.returns else {}
+        status = loop.proxy(job.host, given.spec, given.ledger, **more, cwd=given.there)
         if status.detail:
             complain(status.detail, status.hint, status.host)
         code = status.code
@@ -143,10 +178,10 @@ def _be_proxy(loop: Running, spec: SessionSpec, job: Job, report: int, slot: lis
             _tell(report, job, Status("unreachable", code, detail=detail))
     finally:
         try:
-            for fd in slot:
+            for fd in given.slot:
                 os.close(fd)
-            if loop.ledger.beyond:
-                loop.ledger.beyond.give_back()
+            if given.ledger.beyond:
+                given.ledger.beyond.give_back()
         finally:
             os._exit(code)
 

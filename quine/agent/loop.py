@@ -211,7 +211,13 @@ class Loop:
         self.tape.sync()
         spec = self.spec
         request = Request(
-            self.messages, tools.TOOLS, spec.session, spec.mission, self.account.inferences, spec.wisdom
+            self.messages,
+            tools.TOOLS,
+            spec.session,
+            spec.mission,
+            self.account.inferences,
+            spec.wisdom,
+            model=spec.model,
         )
         begun = time.time()
         if self.ledger.beyond:

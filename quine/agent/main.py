@@ -25,7 +25,7 @@ from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
 from quine.base import allowed_hosts, dirs, exposure
 from quine.base.cli_options import RunOptions, find_inventory
-from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigured, NotBuilt
+from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigured
 from quine.base.log import Log
 from quine.base.messages import Guest
 from quine.base.sessions import is_session, new_session, tape_path
@@ -88,7 +88,7 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
         slots = _admitted(tree.ledger, spec)
         if keeps:
             policy.begin(spec.root, os.environ, policy.of_the_store(settings.secrets))
-        if options.binary and not spec.material_file:
+        if (options.binary or spec.binary) and not spec.material_file:
             spec = _save_material(spec, settings, signals)
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
@@ -129,10 +129,8 @@ def spec_from(
     if not relayed and environ.get("QUINE_API_TYPE") in FILES:
         config = env.guest(settings, environ)
         vendors.build(config)
-    if options.binary:
-        raise NotBuilt("-b together with --on")
     tree = env.join_tree(settings, settings.limits, apart=apart)
-    spec = _own(settings, tree, mission, options)
+    spec = _own(settings, tree, mission, options)._replace(binary=options.binary and not os.isatty(0))
     if config:
         metering.price(config, bool(tree.ledger.mark.cost))
         spec = spec._replace(model=config.model)
@@ -180,10 +178,13 @@ def _lives(
     `_make_data_dir`.
     """
     ours = os.getpid()
+    forked: ForkedChild | None = None  # how this process began, if it is one
     with contextlib.suppress(OSError):
         env.ensure_quine(process.settings.data_dir)
     while True:
         try:
+            if forked:
+                process = _process_of(process, forked)
             loop = _begun(process, spec, slots, record)
         except Exception as error:
             if os.getpid() == ours:
@@ -195,10 +196,8 @@ def _lives(
         try:
             end = loop.live()
         except ForkedChild as child:
-            spec, slots, record, jobs = child.spec, child.slots, child.record, ()
-            # The parent captures its stderr as a result, and writes the report.
-            settings = process.settings._replace(report="", top=False, verbose=False)
-            process = process._replace(settings=settings)
+            forked, slots, record, jobs = child, child.slots, child.record, ()
+            spec = child.spec
             exposure.mission(spec.shown)
             continue
         except Exception as error:
@@ -211,6 +210,20 @@ def _lives(
         if loop.settings.top and not loop.relayed and policy.wanted(os.environ):
             policy.finish(spec.root, policy.HURRY if end.signal else policy.PATIENCE)
         return end
+
+
+def _process_of(process: Process, child: ForkedChild) -> Process:
+    """Return what the sessions of a forked child share, given that of its parent."""
+    # The parent captures its stderr as a result, and writes the report.
+    settings = process.settings._replace(report="", top=False, verbose=False)
+    before, tree = process.tree.ledger, process.tree._replace(ledger=child.ledger)
+    process = process._replace(settings=settings, tree=tree)
+    if child.model or bool(child.ledger.mark.cost) != bool(before.mark.cost):
+        if child.model:
+            os.environ["QUINE_MODEL_ID"] = child.model
+        guest, _, price = _guest(settings, tree, child.spec, process.ask)
+        process = process._replace(guest=guest, price=price)
+    return process
 
 
 def _settle(loop: Loop, end: End, held: int) -> None:
@@ -226,6 +239,9 @@ def _settle(loop: Loop, end: End, held: int) -> None:
         ):  # the verdict stands; slots kept here return with the end of the job
             beyond.give_back()
     if top and loop.relayed:
+        if loop.spec.material_file:
+            with contextlib.suppress(OSError):
+                os.unlink(loop.spec.material_file)
         _tidy(loop.settings.data_dir, held)
     ending.note(end, loop.record, loop.signals.tied)
 
@@ -233,6 +249,9 @@ def _settle(loop: Loop, end: End, held: int) -> None:
 def _begun(process: Process, spec: SessionSpec, slots: list[int], record: str) -> Loop:
     """Create what a session owns: memo, mount, timer, tape, log and `Loop`. Raises any of their errors."""
     settings, ask = process.settings, process.ask
+    os.environ.update(spec.env)
+    if "PATH" in spec.env:
+        env.ensure_quine(settings.data_dir)
     env.bequeath(settings, process.tree, spec)
     unmounted = _mount()
     process.signals.arm(process.tree.ledger.time_left, spec.limits.deadline)
@@ -361,8 +380,8 @@ def _save_material(spec: SessionSpec, settings: Settings, signals: Signals) -> S
         raise
     if not size:
         os.unlink(path)
-        return spec._replace(material="none")
-    return spec._replace(material_file=path, material="none")
+        return spec._replace(material="none", binary=False)
+    return spec._replace(material_file=path, material="none", binary=False)
 
 
 def _change_directory(path: str) -> None:

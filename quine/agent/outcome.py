@@ -9,6 +9,7 @@ from quine.base.messages import GuestError, Overflow, Refused, Spent, Unavailabl
 
 if TYPE_CHECKING:
     from quine.agent.session import SessionSpec
+    from quine.budget.ledger import Ledger
     from quine.budget.limits import Limits
     from transport.status import Status
 
@@ -40,11 +41,16 @@ class Ended(Exception):
 
 
 class ForkedChild(Exception):
-    """Raised in a forked child, which continues as `spec`. `record` is as in `Loop`."""
+    """Raised in a forked child, which continues as `spec`, paid from `ledger`. `record` is as in `Loop`.
 
-    def __init__(self, spec: SessionSpec, slots: list[int], record: str) -> None:
+    `model` is that of the child if it is not its parent's, else "".
+    """
+
+    def __init__(self, spec: SessionSpec, ledger: Ledger, model: str, slots: list[int], record: str) -> None:
         super().__init__(spec.session)
         self.spec = spec
+        self.ledger = ledger
+        self.model = model
         self.slots = slots
         self.record = record
 

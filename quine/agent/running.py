@@ -53,6 +53,7 @@ class Running(Protocol):
     outputs: str  # directory
     record: str  # directory for its status file if the parent does not wait, else ""
     slots: list[int]
+    relayed: bool  # the origin of the tree is another machine
     proxy: Callable[..., Status]
 
     def child_ended(self, job: Job) -> None: ...

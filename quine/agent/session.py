@@ -31,6 +31,9 @@ class SessionSpec(NamedTuple):
     limits: Limits = Limits()
     material: str = ""
     material_file: str = ""  # path of the file written by -b
+    binary: bool = (
+        False  # -b: stdin is still to be written to a file, on the machine where the session begins
+    )
     hidden: bool = False  # the mission came from a file, and ps does not show it
     wisdom: dict[str, str] = {}  # noqa: RUF012 - never changed in place
     hosts: str = ""  # hosts that it may use, as JSON; "" for none
@@ -40,6 +43,8 @@ class SessionSpec(NamedTuple):
     cloned: tuple[str, int] = ("", 0)  # session of the parent, and length of its tape in lines
     born: str = "start"  # start, fork, exec
     age: float = 0.0  # seconds since the tree began, set when sent to another machine
+    env: dict[str, str] = {}  # noqa: RUF012 - variables of its commands, besides those of its machine
+    rlimits: dict[str, str] = {}  # noqa: RUF012 - limits by `fork`, for children on other machines, too
 
     @property
     def shown(self) -> str:
@@ -71,8 +76,11 @@ class SessionSpec(NamedTuple):
             raise ValueError(f"not a life: {error}") from None
         if spec.material not in MATERIALS or not is_session(spec.session) or not is_session(spec.root):
             raise ValueError("not a life: material or session")
-        if not all(isinstance(k, str) and isinstance(v, str) for k, v in spec.wisdom.items()):
-            raise ValueError("not a life: wisdom")
+        for name in ("wisdom", "env", "rlimits"):
+            if not all(isinstance(k, str) and isinstance(v, str) for k, v in getattr(spec, name).items()):
+                raise ValueError(f"not a life: {name}")
+        if any(not name or "=" in name or "\0" in name + value for name, value in spec.env.items()):
+            raise ValueError("not a life: env")
         return spec
 
 

@@ -45,6 +45,12 @@ PIPE = 1 << 18  # bytes of background output that fit between commands
 STATEMENT = (
     "{ command eval %s\n} </dev/null >&7 2>&8 6>&- 7>&- 8>&-\ncommand printf '\\n%s %%s\\n' \"$?\" >&6\n"
 )
+# A question prints its answer to the status pipe. `! :` keeps `set -e` from ending the shell over a failure.
+QUESTION = (
+    "{ command eval %s\n} </dev/null 2>/dev/null >&6 6>&- 7>&- 8>&- || ! :\n"
+    "command printf '\\n%s %%s\\n' \"$?\" >&6\n"
+)
+ANSWER = 8 << 20  # bytes; more than the kernel lets a process have of environment
 
 
 class Outcome(NamedTuple):
@@ -70,6 +76,7 @@ class Shell:
         self._pidfd = self._control = self._status = -1
         self._tied = -1  # the shell's end of the control pipe
         self._pipes: list[tuple[int, int]] = []  # stdout, stderr: kept when a new shell starts
+        self._answer = (0, "", b"")  # number of commands before it, question, answer
 
     @property
     def group(self) -> int:
@@ -93,7 +100,7 @@ class Shell:
         for out, _ in self._pipes:
             drain(out, background)
         streams = [Capture(self._limit, f"{name}.stdout"), Capture(self._limit, f"{name}.stderr")]
-        watch = _Watch(self, command, streams, timeout)
+        watch = _Watch(self, STATEMENT, command, streams, timeout)
         self.set_parent_death_signal(False)
         with self._signals.running():
             code = watch.until_done()
@@ -107,6 +114,25 @@ class Shell:
         if watch.timed_out:
             code = 124
         return Outcome(code, streams[0].text(), streams[1].text(), (*died, *watch.notes), background.text())
+
+    def ask(self, question: str, timeout: float) -> bytes | None:
+        """Return what a command of ours prints in the shell, as it is between two commands of the agent.
+
+        None if no shell runs. Raises OSError if it gives no answer.
+        """
+        if not self._pid or procs.wait([self._pidfd], 0):
+            return None
+        if self._answer[:2] == (self._count, question):
+            return self._answer[2]
+        watch = _Watch(self, QUESTION, question, [], timeout)
+        watch.answer = bytearray()
+        self.set_parent_death_signal(False)
+        with self._signals.running():
+            code = watch.until_done()
+        if code != 0:  # if the shell has died of it, the next command says so
+            raise OSError(0, "the shell does not show its variables")
+        self._answer = (self._count, question, bytes(watch.answer[:-1]))
+        return self._answer[2]
 
     def close(self) -> None:
         """End the shell and its commands: end of file, then TERM, a pause, KILL. Reaps the shell."""
@@ -213,11 +239,13 @@ class Shell:
 class _Watch:
     """Run of one command: writes the statement, reads output and status, handles signals and the timeout."""
 
-    def __init__(self, shell: Shell, command: str, streams: list[Capture], timeout: float) -> None:
+    def __init__(
+        self, shell: Shell, statement: str, command: str, streams: list[Capture], timeout: float
+    ) -> None:
         self._shell = shell
         self._signals = shell._signals
         self._mark = os.urandom(8).hex()
-        self._statement = (STATEMENT % (quote(command), self._mark)).encode("utf-8", "surrogateescape")
+        self._statement = (statement % (quote(command), self._mark)).encode("utf-8", "surrogateescape")
         self._streams = {pair[0]: stream for pair, stream in zip(shell._pipes, streams)}
         self._begun = procs.now()
         self._older = procs.children(shell._pid)
@@ -230,6 +258,7 @@ class _Watch:
         self._acknowledged = 0
         self._line = b""
         self.timed_out = False
+        self.answer: bytearray | None = None  # lines before the status, if they are wanted
         self.notes: list[str] = []
 
     def until_done(self) -> int | None:
@@ -279,11 +308,13 @@ class _Watch:
         return bool(self._statement)
 
     def _read_status(self) -> int | None:
-        *lines, self._line = (self._line + os.read(self._shell._status, 4096)).split(b"\n")
+        *lines, self._line = (self._line + os.read(self._shell._status, CHUNK)).split(b"\n")
         for line in lines:
             mark, _, status = line.partition(b" ")
             if mark == self._mark.encode() and status.isdigit():
                 return int(status)
+            if self.answer is not None and len(self.answer) < ANSWER:
+                self.answer += line + b"\n"
         return None
 
     def _pause(self) -> int | None:

@@ -173,7 +173,8 @@ class Request(NamedTuple):
     """One inference. `ordinal` counts the inferences of this session from 0.
 
     `output` is the most tokens that the reply may have; 0 = the dialect's default. `cost` is the most US dollars that
-    the whole inference may cost; 0 = no limit. The process that pays enforces it.
+    the whole inference may cost; 0 = no limit. The process that pays enforces it. `model` is for a guest that is asked
+    over a link; "" is the model that its origin was started with.
     """
 
     messages: Sequence[Message]
@@ -184,9 +185,10 @@ class Request(NamedTuple):
     wisdom: Mapping[str, str] = {}
     output: int = 0
     cost: float = 0.0
+    model: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but the tools and the cost: not every guest is told these."""
+        """Return all but the tools, the cost and the model: not every guest is told these."""
         return {
             "session": self.session,
             "mission": self.mission,

@@ -86,6 +86,10 @@ class Ledger:
         """Whether an inference was refused here because of what the tree has used, and no purse was raised since."""
         return self._refused == self._raises()
 
+    def refuse(self) -> None:
+        """Note that an inference was refused because of what the tree has used."""
+        self._refused = self._raises()
+
     def _raises(self) -> int:
         return sum(each.raised for each in purse.caps(self.purses))
 
@@ -150,6 +154,12 @@ class Ledger:
             _least(own.deadline, limits.deadline and _now() + limits.deadline),
         )
         return self
+
+    def narrower(self, limits: Limits) -> Ledger:
+        """Return this ledger for a child that is given `limits`, counted from now on, and never more than is left."""
+        child = Ledger(self.book, self._own, self.purses)
+        child.beyond = self.beyond
+        return child._narrowed(limits)
 
     def into_purse(self, ident: str, command: str, limits: Limits) -> None:
         """Move the budget that this process was given as `limits`, at the root of its tree, into a purse."""

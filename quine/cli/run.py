@@ -18,6 +18,7 @@ from quine.jobs.client import (
     callers_environment,
     choose_store,
     directory_here,
+    seconds_of,
     services,
     show,
     staging,
@@ -62,7 +63,7 @@ def main(words: list[str], detach: Callable[[RunOptions, list[str], str, Staging
     for name in ("job", "stdin", "output-limit"):
         if getattr(options, field(name)):
             raise Misconfigured(f"--{name} goes with --detach")
-    if not options.on and not options.report and stage is None:
+    if not (options.on or options.report or seconds_of(options)) and stage is None:
         env, limited = environment(options, os.environ), limits(options)
         if options.terminal:
             _terminal()  # raises Misconfigured without one; the command has it anyway
@@ -89,6 +90,7 @@ def by_node(options: RunOptions, command: list[str], stage: Staging | None = Non
         env={**callers_environment(options), **env},
         cwd=starting_directory(options),
         limits=limited,
+        deadline=seconds_of(options),
         tree=_tree(),
         context=caller(options) | ({"home": True} if at_home else {}),
         terminal=terminal,

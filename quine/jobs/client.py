@@ -111,6 +111,19 @@ def starting_directory(options: RunOptions) -> str | None:
     return (options.cwd or None) if options.elsewhere else directory_here(options)
 
 
+def seconds_of(options: RunOptions) -> float:
+    """Return --deadline of a command in seconds, 0.0 for none. Raise Misconfigured for a wrong one."""
+    from transport.spawn import LONGEST_DEADLINE
+
+    try:
+        seconds = float(options.deadline or 0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST_DEADLINE:
+        raise Misconfigured(f"--deadline must be a number of seconds, not {options.deadline[:40]!r}")
+    return seconds
+
+
 def directory_here(options: RunOptions) -> str | None:
     """Return --cwd as a directory of this machine; without it the current one."""
     if not options.cwd:

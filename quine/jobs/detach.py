@@ -23,7 +23,15 @@ from quine.base.cli_options import RunOptions, as_words, environment, limits, ro
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
 from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
-from quine.jobs.client import caller, directory_here, leave, services, show, starting_directory
+from quine.jobs.client import (
+    caller,
+    directory_here,
+    leave,
+    seconds_of,
+    services,
+    show,
+    starting_directory,
+)
 from quine.jobs.job_files import (
     collect,
     command_text,
@@ -68,7 +76,7 @@ def command(options: RunOptions, argv: list[str], tree: str, stage: Staging | No
             "--returns does not go with --detach: nothing waits for the job",
             "quine wait --returns PATTERN ID",
         )
-    job = _job(options)
+    job, seconds = _job(options), seconds_of(options)
     if options.elsewhere:
         return _over_there(options, job, argv, tree, stage)
     cwd = directory_here(options)
@@ -84,9 +92,8 @@ def command(options: RunOptions, argv: list[str], tree: str, stage: Staging | No
             raise Misconfigured(f"--mount: {NO_ORIGIN}", GIVE_STORE)
     if options.mount:
         argv = [*this_build.own_command(), "run", "--mount", "--", *argv]
-    return _start(
-        options, job, argv, env, cwd or "/", limits(options), {"intent": shown, "root": tree or job}
-    )
+    facts: dict[str, object] = {"intent": shown, "root": tree or job}
+    return _start(options, job, argv, env, cwd or "/", limits(options), facts, seconds=seconds)
 
 
 def agent(mission: str, options: RunOptions) -> int:
@@ -171,6 +178,7 @@ def _start(
     facts: dict[str, object],
     mission: str = "",
     inputs: Inputs | None = None,
+    seconds: float = 0.0,
 ) -> int:
     from quine.jobs import logind
     from transport import rlimits
@@ -207,11 +215,10 @@ def _start(
     except OSError as error:
         raise unwritable(error, jobs) from None
     collect(jobs)
-    record = {"session": job, "parent": "", "host": "local", "cwd": cwd, **facts}
+    record = {"session": job, "parent": "", "host": "local", "cwd": cwd, "stdin": options.stdin, **facts}
     record["made"] = os.path.basename(cwd) == job  # a directory made here, for this job alone
-    record["stdin"] = options.stdin
     order = supervisor.Order(
-        argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(options), keep
+        argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(options), keep, seconds
     )
     refused = start(directory, order)
     if refused is None:
@@ -337,7 +344,7 @@ def _over_there(options: RunOptions, job: str, argv: list[str], tree: str, stage
     """Run the same verb on another machine."""
     words = ["run", "--detach", f"--job={job}"]
     words += [f"--limit={name}={value}" for name, value in limits(options).items()]
-    words += as_words(options, ("mount", "stdin", "output-limit"))
+    words += as_words(options, ("mount", "stdin", "output-limit", "deadline"))
     spawn = verb_there([*words, "--", *argv], options.on, options)
     spawn.env = environment(options, os.environ) | ({"QUINE_ROOT_SESSION": tree} if tree else {})
     if options.job:

@@ -130,11 +130,13 @@ def proxy(
     on_start: Callable[[int, str], None] | None = None,
     files: list[str] | None = None,
     returns: list[str] | None = None,
+    cwd: str = "",
 ) -> Status:
     """Act as the proxy of a remote session: in a process forked for it, or in the one whose session it continues.
 
     The latter gives `on_start`, and still has all of its stdin if nothing was started. `files` and `returns` are
-    relative to the current directory. `masked` are the values that no tape may hold.
+    relative to the current directory. `masked` are the values that no tape may hold. `cwd` is its directory there, ""
+    for that of the inventory.
     """
     from quine.jobs.client import Notes, caller
     from transport.client import client
@@ -143,6 +145,7 @@ def proxy(
     environ = dict(os.environ)
     spawn = agent_spawn(where, spec)
     spawn.context = caller(RunOptions())
+    spawn.limits, spawn.cwd = dict(spec.rlimits), cwd or None
     if os.environ.get("QUINE_MOUNT"):
         spawn.env["QUINE_MOUNT"] = "auto"  # a mount here has another path there
     services = services_of(spec, ledger, environ, spawn.context, masked, facts)

@@ -41,13 +41,11 @@ from quine.base.messages import (
 )
 from quine.base.sessions import tape_path
 from quine.base.strict import Strict, flag, integer, items, mapping, number, parse, text
-from quine.broker import finding
-from quine.broker.client import Broker
 from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger
-from quine.providers import metering, vendors
-from quine.providers.relay import BrokeredGuest, error_to_json, spent_to_json
-from quine.providers.vendors import FILES
+from quine.providers import metering
+from quine.providers.relay import RelayGuest, error_to_json, spent_to_json
+from quine.remote.guests import Guests
 from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals
 from quine.tape.lines import digest
 from quine.tape.redact import Mask
@@ -72,6 +70,20 @@ class _Infer(Strict):
     messages: list[dict[str, Any]] = items(mapping(), 100_000)
     output: int = integer(MOST, default=0)
     cost: float = number(MOST, default=0.0)
+    model: str = text(200, default="")
+
+    def request(self, messages: list[Message]) -> Request:
+        return Request(
+            messages,
+            tools.TOOLS,
+            self.session,
+            self.mission,
+            self.ordinal,
+            self.wisdom,
+            self.output,
+            self.cost,
+            self.model,
+        )
 
 
 class _Ledger(Strict):
@@ -221,11 +233,32 @@ class _Between(_Proxy):
     def infer(self, body: bytes) -> bytes:
         asked = parse(_Infer, body)
         with self._once(asked.session, asked.ordinal):
-            answer = self._ask("infer", body)
+            mark = self._ledger.mark
+            answer = self._pay(asked) if mark.tokens or mark.cost else self._ask("infer", body)
             with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # an error has none
                 given = quickjson.loads(answer)["usage"]
                 self._answered(asked.session, asked.ordinal, (int(given[0]), int(given[1])))
         return answer
+
+    def _pay(self, asked: _Infer) -> bytes:
+        """Ask the origin within the budget that this child has of its own; the origin knows that of the tree alone."""
+        guest = RelayGuest(self._ask)
+        try:
+            messages = [_message(message) for message in asked.messages]
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
+        try:
+            reply = metering.infer(guest, asked.request(messages), self._ledger, 0, None)
+        except GuestError as error:
+            return json.dumps(error_to_json(error)).encode()
+        except Spent as spent:
+            return json.dumps(spent_to_json(spent)).encode()
+        told = {
+            "left": self._ledger.left().least(guest.left),
+            "surely": self._ledger.left(surely=True).least(guest.surely),
+            "cost": guest.cost,
+        }
+        return json.dumps({**reply.to_json(), **told}).encode()
 
 
 class _Origin(_Proxy):
@@ -246,12 +279,8 @@ class _Origin(_Proxy):
             return MaskedSink(FileSink(tape_path(settings.data_dir, session)), mask)
 
         super().__init__(spec, ledger, spent, Arrivals(spec, file, self._born), hosts)
-        self._settings = settings
-        self._environ = {**environ}
-        self._config = env.guest(settings, self._environ) if environ.get("QUINE_API_TYPE") in FILES else None
-        self._price = metering.price(self._config, bool(ledger.mark.cost)) if self._config else None
-        self._guest: Guest | None = None
-        self._broker: Broker | None = None
+        concurrent = spec.limits.concurrent
+        self._guests = Guests(settings, environ, ledger, concurrent, spec.model, note)
         self._lender = Lender(ledger, spec.limits.agents)
         # session -> (tokens of its conversation, number of the messages counted)
         self._known: dict[str, tuple[int, int]] = {}
@@ -261,28 +290,18 @@ class _Origin(_Proxy):
     def infer(self, body: bytes) -> bytes:
         asked = parse(_Infer, body)
         messages = self._conversation(asked.messages)
-        request = Request(
-            messages,
-            tools.TOOLS,
-            asked.session,
-            asked.mission,
-            asked.ordinal,
-            asked.wisdom,
-            asked.output,
-            asked.cost,
-        )
         with self._once(asked.session, asked.ordinal):
-            return self._infer(request)
+            return self._infer(asked.request(messages))
 
     def _infer(self, request: Request) -> bytes:
-        guest = self._asked()
         try:
+            guest, price = self._guests.of(request)
             with self._lender.inferring():
-                reply = self._pay(guest, request)
+                reply = self._pay(guest, price, request)
         except GuestError as error:
             return json.dumps(error_to_json(error)).encode()
         except Spent as spent:
-            self._ledger.spent = True
+            self._ledger.refuse()
             return json.dumps(spent_to_json(spent)).encode()
         agents, _, cost = self._ledger.totals()
         with self._lock:
@@ -293,28 +312,11 @@ class _Origin(_Proxy):
         told = {
             "left": self._ledger.left(),
             "surely": self._ledger.left(surely=True),
-            "cost": metering.cost_of(guest, reply.usage, self._price),
+            "cost": metering.cost_of(guest, reply.usage, price),
         }
         return json.dumps({**reply.to_json(), **told}).encode()
 
-    def _asked(self) -> Guest:
-        """Return the guest of one inference. Raises RequestError."""
-        with self._lock:
-            try:
-                if self._config:
-                    self._guest = self._guest or vendors.build(self._config)
-                    return self._guest
-                if self._broker is None:
-                    more = (self._settings.memo, self._environ, self._settings.secrets)
-                    concurrent = self._spec.limits.concurrent
-                    self._broker = finding.broker(self._ledger, concurrent, tools.TOOLS, *more)
-            except Failure as failure:
-                raise RequestError(f"infer: {failure.detail}") from None
-        guest = BrokeredGuest(self._broker.ask)
-        guest.note = self._note
-        return guest
-
-    def _pay(self, guest: Guest, request: Request) -> Reply:
+    def _pay(self, guest: Guest, price: metering.Price | None, request: Request) -> Reply:
         left = self._ledger.time_left()
         if left is not None and left < -LATEST:
             raise Refused("the time of the tree is over", "see --deadline", DEADLINE)
@@ -322,7 +324,7 @@ class _Origin(_Proxy):
         # The length of the conversation by the provider's count: a remote machine's is not trusted.
         context, told = self._known.get(session, (0, 0))
         known = context + metering.tokens(messages[told:])
-        reply = metering.infer(guest, request, self._ledger, self._spec.limits.concurrent, self._price, known)
+        reply = metering.infer(guest, request, self._ledger, self._spec.limits.concurrent, price, known)
         with self._lock:
             if len(self._known) >= MAX_SESSIONS:
                 del self._known[next(iter(self._known))]
@@ -332,8 +334,7 @@ class _Origin(_Proxy):
 
     def close(self) -> None:
         self._lender.close()
-        if self._broker:
-            self._broker.close()
+        self._guests.close()
 
     def ledger(self, body: bytes) -> bytes:
         asked = parse(_Ledger, body)

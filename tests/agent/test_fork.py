@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quine.agent.child_start import _be_proxy
+from quine.agent.child_start import Given, _be_proxy
 from quine.agent.children import Job
 from quine.agent.session import SessionSpec
 from quine.base.sessions import new_session
@@ -341,7 +341,7 @@ def test_too_many_agents(agents: Agents) -> None:
         env={"QUINE_MAX_AGENTS": "3"},
     )
     refused, two, alone = agents.results()
-    words = "3 more were asked for, and the limit of the tree is 3 (--max-agents); nothing was started"
+    words = "3 more were asked for, and the limit of the tree is 3 (--max-agents), nothing was started"
     assert f"[FORK ERROR] too many agents: {words}" in refused
     assert two.count("[STDOUT]\n77\n") >= 1  # both children live: a third has no place while they do
     assert alone.startswith("[EXIT CODE] 0")
@@ -401,7 +401,7 @@ def test_a_proxy_leaves_its_status_where_nobody_reads(tmp_path: Path) -> None:
     proxy = lambda *_, **__: Status("exited", 3)  # noqa: E731
     told_end, tells = os.pipe()
     place_end, place = os.pipe()
-    ledger = SimpleNamespace(beyond=SimpleNamespace(give_back=lambda: os.write(tells, b"given back")))
+    ledger: Any = SimpleNamespace(beyond=SimpleNamespace(give_back=lambda: os.write(tells, b"given back")))
     signals = SimpleNamespace(remove=lambda: None)
     loop: Any = SimpleNamespace(
         proxy=proxy, ledger=ledger, signals=signals, settings=SimpleNamespace(masked=())
@@ -409,7 +409,7 @@ def test_a_proxy_leaves_its_status_where_nobody_reads(tmp_path: Path) -> None:
     job.pid = os.fork()
     if job.pid == 0:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        _be_proxy(loop, spec, job, report, [place])
+        _be_proxy(loop, Given(spec, ledger, 0, [place], -1, "", frozenset(), {}), job, report)
     os.close(report)
     job.reap()
     os.close(tells)

@@ -73,12 +73,6 @@ def test_a_refusal_is_reported_with_the_state_it_has(
     assert (report["state"], report["code"], report["detail"]) == (state, code, "why")
 
 
-def test_what_is_not_built_is_said_and_not_offered(lab: Lab) -> None:
-    done = lab.run(["run", "--deadline", "3", "--", "true"])
-    assert done.returncode == 2 and b"not built yet" in done.stderr
-    assert b"--deadline" not in lab.run(["run", "--help"]).stdout
-
-
 def test_pwd_is_the_directory_that_the_job_is_in(lab: Lab, tmp_path: Path) -> None:
     script = "import os; print(os.environ['PWD'] == os.getcwd(), 'OLDPWD' in os.environ)"
     real = os.path.realpath(tmp_path)

@@ -30,6 +30,7 @@ from transport.detached import control, spool
 from transport.detached.leash import Leash
 from transport.errors import ProtocolError, Refused
 from transport.job import process
+from transport.job.deadline import NEVER, Deadline
 from transport.launcher import termination
 from transport.status import NOT_STARTED, Status, signal_number
 from transport.wire.frames import LIFE, Frame, Kind, pack
@@ -52,7 +53,7 @@ LEAVING = 5.0  # seconds for all of them to take the exit record
 class Order:
     """A job to start. `facts` go into the record; `stdin` is what the job reads, None for what peers send it."""
 
-    __slots__ = ("argv", "cwd", "env", "facts", "keep", "limits", "quota", "stdin")
+    __slots__ = ("argv", "cwd", "deadline", "env", "facts", "keep", "limits", "quota", "stdin")
 
     def __init__(
         self,
@@ -64,7 +65,9 @@ class Order:
         stdin: int | None = None,
         quota: int = QUOTA,
         keep: tuple[int, ...] = (),
+        deadline: float = 0.0,
     ) -> None:
+        self.deadline = deadline
         self.argv = argv
         self.env = env
         self.cwd = cwd
@@ -90,6 +93,7 @@ class Supervisor:
         self._patience = 0.0  # until when streams may be held open
         self._wake, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._leash = Leash()
+        self._time = Deadline(order.deadline, time.monotonic())
 
     def run(self) -> None:
         inherit.close_others(
@@ -211,6 +215,8 @@ class Supervisor:
         for peer in self._peers:
             poll.register(peer.socket, peer.events)
         ready = dict(poll.poll(self._pause()))
+        if number := self._time.tick(time.monotonic()):
+            self._signal(number)
         if self._wake in ready:
             os.read(self._wake, 4096)
         if self._child.pidfd in ready and self._status is None:
@@ -236,9 +242,11 @@ class Supervisor:
 
     def _pause(self) -> int | None:
         """Return the milliseconds until the next step that no event announces."""
-        if self._again:
-            return int(AGAIN * 1000)
-        return None if not self._patience else max(0, int((self._patience - time.monotonic()) * 1000) + 1)
+        due = min(self._time.due, self._patience or NEVER)
+        pauses = [int(AGAIN * 1000)] if self._again else []
+        if due != NEVER:
+            pauses.append(max(0, int((due - time.monotonic()) * 1000) + 1))
+        return min(pauses, default=None)
 
     def _copy(self, each: spool.Spool) -> None:
         try:
@@ -249,7 +257,8 @@ class Supervisor:
     def _ended(self) -> None:
         assert isinstance(self._child, process.Child)
         os.close(self._child.pidfd)
-        self._status = self._child.reap()
+        self._status = self._time.of(self._child.reap())
+        self._time.due = NEVER
         self._close_stdin()
         self._patience = time.monotonic() + HELD_GRACE
 

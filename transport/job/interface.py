@@ -114,10 +114,11 @@ class Order:
     limits    (RLIMIT_*, value) pairs
     memo      values for the process and its descendants, see `inherit`
     hurry     news of its start do not wait for those of its end: its stdin has bytes, or may have
+    deadline  seconds that it may run, 0 for no limit: see `deadline.py`
     size      (rows, columns) of the terminal that it gets in place of three pipes, or None
     """
 
-    __slots__ = ("argv", "cwd", "env", "folder", "hurry", "limits", "memo", "own", "size")
+    __slots__ = ("argv", "cwd", "deadline", "env", "folder", "hurry", "limits", "memo", "own", "size")
 
     def __init__(
         self,
@@ -130,7 +131,9 @@ class Order:
         limits: list[tuple[int, int]] | None = None,
         own: bool = False,
         size: tuple[int, int] | None = None,
+        deadline: float = 0.0,
     ) -> None:
+        self.deadline = deadline
         self.argv = argv
         self.env = env
         self.cwd = cwd

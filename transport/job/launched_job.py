@@ -178,6 +178,8 @@ class Child(Made):
     def _started(self) -> None:
         self._deadline.cancel()
         self.pid = self.made
+        if self._order.deadline:
+            self.keep_time()
         wanted, self._ending = self._ending, None
         if self._owner:
             self.stdin, self.stdout, self.stderr = self._ours

@@ -10,6 +10,7 @@ import os
 import signal
 from collections import deque
 
+from transport.job.deadline import NEVER, Deadline
 from transport.launcher import termination
 from transport.status import LOST, Status
 
@@ -61,6 +62,8 @@ class Made:
         self._reaped = False
         self._signals: deque[int] = deque()  # signals that the launcher has not confirmed yet
         self._ending: bool | None = None  # `hung_up` of `end`, once that was called
+        self._time: Deadline | None = None  # from its start, if it has one
+        self._alarm: asyncio.TimerHandle | None = None
 
     # -- from the node -----------------------------------------------------------------------------
 
@@ -89,6 +92,20 @@ class Made:
             self.signal(signal.SIGTERM)
             self.signal(signal.SIGCONT)
         self._tell_end()
+
+    def keep_time(self) -> None:
+        """Start to count the time that it may run."""
+        self._time = Deadline(self._order.deadline, self._loop.time())
+        self._alarm = self._loop.call_at(self._time.due, self._late)
+
+    def _late(self) -> None:
+        if not self._time or self._exited:
+            return
+        if number := self._time.tick(self._loop.time()):
+            for each in (number, signal.SIGCONT):  # a stopped process takes TERM only when it goes on
+                self.signal(each)
+        if self._time.due != NEVER:
+            self._alarm = self._loop.call_at(self._time.due, self._late)
 
     def _tell_end(self) -> None:
         words = [self._number, self.pid, termination.PAUSE, self._is_adopted]
@@ -148,6 +165,9 @@ class Made:
         if self._exited:
             return
         self._exited = True
+        if self._time and self._alarm:
+            self._alarm.cancel()
+            status = self._time.of(status)
         if self._owner is None:
             self._release(left=left)
             return

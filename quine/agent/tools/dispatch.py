@@ -8,6 +8,7 @@ from quine.agent import prompt, tools
 from quine.agent.tools import exec as exec_tool
 from quine.agent.tools import exit as exit_tool
 from quine.agent.tools import fork as fork_tool
+from quine.agent.tools import fork_call
 from quine.agent.tools import sh as sh_tool
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def objection(loop: Running, call: ToolCall) -> str:
     if fault := tools.fault(call.name, call.args):
         return f"Bad call: {fault}; send it again"
     if call.name == "fork":
-        return fork_tool.fault(call.args)
+        return fork_call.fault(call.args)
     if call.name == "sh" and loop.account.out_of_turns:
         return prompt.last_refusal("turn_exhaustion")
     return ""

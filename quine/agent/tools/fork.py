@@ -1,120 +1,30 @@
 """fork: start child agents that run concurrently, here or on another machine.
 
-Laws
-1. A call is checked completely before any child starts; a refused call starts none.
-2. All fork calls of one reply start before any of them is waited for.
+Law: all fork calls of one reply start before any of them is waited for.
 """
 
 from __future__ import annotations
 
 import os
-import stat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from quine.agent import child_start, env, prompt
+from quine.agent import child_start, prompt
 from quine.agent.children import Job, shown
 from quine.agent.outcome import Result, sections
 from quine.agent.session import SessionSpec
-from quine.agent.tools import validate
-from quine.base.errors import NOT_STARTED, Misconfigured
-from quine.base.messages import Message, Tool, ToolCall, ToolResult
+from quine.agent.tools import child_options
+from quine.agent.tools.fork_call import Call, Child, prepare, refusal
+from quine.base.errors import NOT_STARTED
+from quine.base.messages import Message, ToolCall, ToolResult
 from quine.base.sessions import job_directory, new_session
 from transport.status import Status
 
 if TYPE_CHECKING:
     from quine.agent.running import Running
 
-_CHILD = {
-    "intent": {"type": "string", "minLength": 1, "description": "the child's mission"},
-    "host": {"type": "string", "minLength": 1, "description": "where it runs: a host, @tag, any, or local"},
-    "stdin": {
-        "type": "string",
-        "minLength": 1,
-        "description": "null, inherit (your material), or the path of a file",
-    },
-    "files": {
-        "type": "array",
-        "items": {"type": "string", "minLength": 1},
-        "description": "with host: files and directories of yours that it has, under the same names, before it starts",
-    },
-    "returns": {
-        "type": "array",
-        "items": {"type": "string", "minLength": 1},
-        "description": "with host: names or patterns, relative to its directory, brought back to yours after its end",
-    },
-}
-
-FORK = Tool(
-    "fork",
-    "Start a child (intent) or several at once (children). wait true: returns exit code, stdout and stderr of "
-    "each. wait false: returns at once; the end of a child is told with a later result. mode race: the first child "
-    "that succeeds wins, the others are ended. context clone: the child knows what you know; none: it knows its "
-    "intent only.",
-    {
-        "type": "object",
-        "properties": {
-            **_CHILD,
-            "children": {
-                "type": "array",
-                "minItems": 1,
-                "items": {
-                    "type": "object",
-                    "properties": _CHILD,
-                    "required": ["intent"],
-                    "additionalProperties": False,
-                },
-            },
-            "wait": {"type": "boolean", "default": False},
-            "mode": {"type": "string", "enum": ["all", "race"], "default": "all"},
-            "context": {"type": "string", "enum": ["clone", "none"], "default": "clone"},
-        },
-        "additionalProperties": False,
-    },
-)
 TOLD = (
     "Their end is told with a later result; in sh there are quine wait ID, quine logs ID and quine kill ID."
 )
-
-
-class Child(NamedTuple):
-    """One child of a call; `stdin` is an open descriptor of the parent."""
-
-    intent: str
-    host: str
-    stdin: int
-    material: str
-    files: list[str]
-    returns: list[str]
-
-
-class Call(NamedTuple):
-    """One fork call of the current reply; `place` is its index among the calls."""
-
-    place: int
-    call: ToolCall
-    children: list[Child]
-    slots: list[list[int]]
-    wait: bool
-    race: bool
-    clone: bool
-
-
-def fault(args: dict[str, Any]) -> str:
-    """Return the error in a call that the schema cannot express; "" if there is none."""
-    if ("intent" in args) == ("children" in args):
-        return "[FORK ERROR] give either intent or children"
-    for child in args.get("children", [args]):
-        if not child["intent"].strip():
-            return "[FORK ERROR] intent is blank"
-        for name in ("intent", "stdin", "host"):
-            if fault := env.unfit(child.get(name, "")):
-                return f"[FORK ERROR] {name} holds {fault}"
-        for name in ("files", "returns"):
-            if fault := env.unfit("".join(child.get(name, args.get(name, [])))):
-                return f"[FORK ERROR] {name} holds {fault}"
-    if fault := env.unfit(args.get("stdin", "") + args.get("host", "")):
-        return f"[FORK ERROR] stdin or host holds {fault}"
-    return ""
 
 
 def run(loop: Running, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ...]) -> dict[int, Result]:
@@ -122,7 +32,7 @@ def run(loop: Running, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall,
     results: dict[int, Result] = {}
     prepared: list[Call] = []
     for index, call in calls:
-        got = _prepare(loop, index, call)
+        got = prepare(loop, index, call)
         if isinstance(got, Result):
             results[index] = got
         else:
@@ -144,90 +54,15 @@ def run(loop: Running, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall,
         text = (
             f"a child could not be started: {error.strerror}; those of this reply that had started were ended"
         )
-        return {**results, **{one.place: _error(text) for one in prepared}}
+        return {**results, **{one.place: refusal(text) for one in prepared}}
     finally:
         if os.getpid() == parent:  # the child has closed its own copies
-            for fd in (fd for one in prepared for fd in _held(one)):
+            for fd in (fd for one in prepared for fd in one.held()):
                 os.close(fd)
     loop.tape.sync()
     for one, jobs in started:
         results[one.place] = _collect(loop, one, jobs)
     return results
-
-
-def _prepare(loop: Running, index: int, call: ToolCall) -> Call | Result:
-    """Check a call, take slots and open stdin for its children; return a Result if it is refused."""
-    args = call.args
-    limits = loop.spec.limits
-    if loop.spec.depth + 1 >= limits.depth:
-        return _error(
-            f"too deep: this process is at level {loop.spec.depth + 1} of {limits.depth}, nothing was started"
-        )
-    children = args.get("children", [args])
-    hosts = [child.get("host", args.get("host", "local")) for child in children]
-    clone = args.get("context", "clone") == "clone"
-    staged = [[child.get(name, args.get(name, [])) for name in ("files", "returns")] for child in children]
-    if fault := _unstaged(loop, staged):
-        return _error(f"{fault}, nothing was started")
-    if not loop.account.affords(len(children), loop.account.used(loop.messages) if clone else 0):
-        return _error("the tree cannot pay for that any more, nothing was started")
-    opened: list[Child] = []
-    try:
-        taken = loop.ledger.agents(limits.agents, len(children))
-    except OSError as error:
-        return _error(f"no slot for a child: {(error.strerror or '').lower()}, nothing was started")
-    if taken is None:
-        return _error(
-            f"too many agents: {len(children)} more were asked for, and the limit of the tree is {limits.agents} "
-            "(--max-agents); nothing was started"
-        )
-    try:
-        for child, host, (files, returns) in zip(children, hosts, staged):
-            wanted = child.get("stdin", args.get("stdin", "null"))
-            fd = _open_stdin(loop, wanted)
-            material = "none" if wanted == "null" else prompt.material(fd)
-            opened.append(Child(child["intent"], host, fd, material, files, returns))
-    except OSError as error:
-        for held in (*taken, *(child.stdin for child in opened)):
-            os.close(held)
-        return _error(
-            f"stdin {validate.short(wanted)}: {(error.strerror or '').lower()}, nothing was started"
-        )
-    race = args.get("mode") == "race"
-    each = [[fd] for fd in taken] if taken else [[] for _ in children]
-    return Call(index, call, opened, each, race or bool(args.get("wait")), race, clone)
-
-
-def _unstaged(loop: Running, staged: list[list[list[str]]]) -> str:
-    """Return the error in the `files` and `returns` of a call; "" if there is none."""
-    if not any(files or returns for files, returns in staged):
-        return ""
-    from quine.staging import spec
-
-    try:
-        for files, returns in staged:
-            spec.sources(files, loop.shell.cwd)
-            spec.returns(returns)
-    except Misconfigured as error:
-        return error.detail.removeprefix("--")
-    return ""
-
-
-def _open_stdin(loop: Running, wanted: str) -> int:
-    if wanted == "inherit":
-        return os.dup(0)
-    path = os.devnull if wanted == "null" else os.path.join(loop.shell.cwd, os.path.expanduser(wanted))
-    mode = os.stat(path).st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(0, "a directory")
-    if stat.S_ISFIFO(mode):
-        raise OSError(0, "a named pipe, which would be waited for; let the child open it")
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _held(one: Call) -> list[int]:
-    """Return the descriptors that a call holds open for its children."""
-    return [*(child.stdin for child in one.children), *(fd for held in one.slots for fd in held)]
 
 
 def _start(
@@ -242,9 +77,19 @@ def _start(
     facts = {"session": session, "intent": child.intent, "host": child.host, "tool_id": one.call.id}
     loop.tape.add("fork", facts)
     loop.tape.sync()  # the child may run and end before the parent continues
-    held = {fd for each in prepared for fd in _held(each)}
+    held = {fd for each in prepared for fd in each.held()}
+    given = child_start.Given(
+        spec,
+        child_options.ledger_of(loop.ledger, child.options),
+        child.stdin,
+        slot,
+        child.cwd,
+        child.options.cwd,
+        one.removed,
+        child.options.limits,
+    )
     try:
-        child_start.fork_child(loop, spec, job, child.stdin, slot, held - {child.stdin, *slot})
+        child_start.fork_child(loop, given, job, held - {child.stdin, child.cwd, *slot})
     except OSError as error:
         # The tape already has the fork, but there is no record yet: without `directory`, never_started() writes one.
         job.directory = ""
@@ -258,7 +103,7 @@ def _child_spec(
     loop: Running, one: Call, child: Child, session: str, reply: tuple[ToolCall, ...]
 ) -> SessionSpec:
     parent = loop.spec
-    spec = parent._replace(
+    spec = child.base._replace(
         session=session,
         mission=child.intent,
         parent=parent.session,
@@ -306,7 +151,3 @@ def _collect(loop: Running, one: Call, jobs: list[Job]) -> Result:
 def _process(job: Job) -> str:
     """Describe where the child runs. A remote child has another pid than its local proxy."""
     return f"pid {job.pid}" if job.host == "local" else f"on {job.host}, by way of pid {job.pid} here"
-
-
-def _error(text: str) -> Result:
-    return Result(f"[FORK ERROR] {text}", True)

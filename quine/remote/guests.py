@@ -1,0 +1,92 @@
+"""The guests of one remote job, by model: of a file on this machine, or of the broker, which has the keys.
+
+Law: a job has few models. Each is a connection to the broker, which its requests share.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from quine.agent import env, tools
+from quine.base.errors import Failure
+from quine.base.messages import Guest, Refused, Request
+from quine.broker import finding
+from quine.broker.client import Broker
+from quine.providers import metering, vendors
+from quine.providers.relay import BrokeredGuest
+from quine.providers.vendors import FILES, Config
+from transport.errors import RequestError
+
+if TYPE_CHECKING:
+    from quine.budget.ledger import Ledger
+
+MOST_MODELS = 16  # of one job
+
+
+class Guests:
+    """`model` is that of the job's session; `environ` that of its proxy. Raises Failure if no guest is configured."""
+
+    def __init__(
+        self,
+        settings: env.Settings,
+        environ: Mapping[str, str],
+        ledger: Ledger,
+        concurrent: int,
+        model: str,
+        note: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._environ = dict(environ)
+        self._ledger = ledger
+        self._concurrent = concurrent
+        self._model = model
+        self._note = note
+        self._lock = threading.Lock()
+        self._config: Config | None = None
+        self._local: dict[str, Guest] = {}
+        self._brokers: dict[str, Broker] = {}
+        if environ.get("QUINE_API_TYPE") in FILES:
+            self._config = env.guest(settings, self._environ)
+            metering.price(self._config, bool(ledger.mark.cost))  # checked before anything is asked
+
+    def of(self, request: Request) -> tuple[Guest, metering.Price | None]:
+        """Return the guest of the model that is asked for, and its price where it is paid here.
+
+        Raises Refused or RequestError.
+        """
+        model = request.model or self._model
+        with self._lock:
+            try:
+                if self._config:
+                    return self._of_file(self._config._replace(model=model or self._config.model), request)
+                return self._of_broker(model), None
+            except Failure as failure:
+                raise Refused(failure.detail, failure.hint, failure.status) from None
+
+    def _of_file(self, config: Config, request: Request) -> tuple[Guest, metering.Price | None]:
+        price = metering.price(config, bool(self._ledger.mark.cost or request.cost))
+        if config.model not in self._local:
+            self._bound(len(self._local))
+            self._local[config.model] = vendors.build(config)
+        return self._local[config.model], price
+
+    def _of_broker(self, model: str) -> Guest:
+        if model not in self._brokers:
+            self._bound(len(self._brokers))
+            environ = {**self._environ, "QUINE_MODEL_ID": model} if model else self._environ
+            more = (self._settings.memo, environ, self._settings.secrets)
+            self._brokers[model] = finding.broker(self._ledger, self._concurrent, tools.TOOLS, *more)
+        guest = BrokeredGuest(self._brokers[model].ask)
+        guest.note = self._note
+        return guest
+
+    def _bound(self, models: int) -> None:
+        if models >= MOST_MODELS:
+            raise RequestError(f"infer: more than {MOST_MODELS} models in one job")
+
+    def close(self) -> None:
+        with self._lock:
+            for broker in self._brokers.values():
+                broker.close()
