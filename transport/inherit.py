@@ -140,17 +140,19 @@ def stand_apart() -> None:
     os.memfd_create(APART, os.MFD_CLOEXEC)  # held until the end of this process
 
 
-def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
-    """Memfds of these names held by this process and its ancestors: (pid, inode, path that opens it anew) for each.
+def held_above(*names: str, pid: int = 0) -> dict[str, list[tuple[int, int, str]]]:
+    """Memfds of these names held by a process and its ancestors: (pid, inode, path that opens it anew) for each.
 
-    In order from this process to the top. A process may have cleared its environment or closed its descriptors
+    The process is this one, unless `pid` is another.
+
+    In order from the process to the top. It may have cleared its environment or closed its descriptors
     (`env -i`, Python's subprocess), or name something else; it still descends from holders of the true ones.
     A walk takes a millisecond or two.
     """
     found: dict[str, list[tuple[int, int, str]]] = {name: [] for name in names}
     wanted = {f"/memfd:{name} (deleted)": held for name, held in found.items()}
     apart = f"/memfd:{APART} (deleted)"
-    top, pid = _first, os.getpid()
+    top, pid = _first, pid or os.getpid()
     while pid > 0:
         try:
             numbers = os.listdir(f"/proc/{pid}/fd")

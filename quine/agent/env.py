@@ -26,6 +26,7 @@ from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
 from quine.base.sessions import is_session
+from quine.base.text import quote
 from quine.broker import finding
 from quine.budget import purse, shared_counters
 from quine.budget.ledger import Ledger
@@ -318,22 +319,6 @@ def ensure_quine(data_dir: str) -> None:
         atomic.write(os.path.join(beside, "quine"), text.encode(), 0o700, own=True)
     # Last, not first: the user's python and tools take precedence over those beside this interpreter.
     os.environ["PATH"] = os.pathsep.join([*places, beside])
-
-
-def unfit(text: str) -> str:
-    """Return why a text from a guest cannot be part of an argv, environment or file name; "" if it can."""
-    if "\0" in text:
-        return "a NUL character"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return "half of a surrogate pair, which is no character"
-    return ""
-
-
-def quote(text: str) -> str:
-    """Quote any text as one word for a POSIX shell."""
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:

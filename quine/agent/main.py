@@ -218,7 +218,9 @@ def _process_of(process: Process, child: ForkedChild) -> Process:
     settings = process.settings._replace(report="", top=False, verbose=False)
     before, tree = process.tree.ledger, process.tree._replace(ledger=child.ledger)
     process = process._replace(settings=settings, tree=tree)
-    if child.model or bool(child.ledger.mark.cost) != bool(before.mark.cost):
+    # A broker is told of the caps of its client when it is first asked.
+    other_caps = child.ledger is not before and isinstance(process.guest, BrokeredGuest)
+    if child.model or other_caps or bool(child.ledger.mark.cost) != bool(before.mark.cost):
         if child.model:
             os.environ["QUINE_MODEL_ID"] = child.model
         guest, _, price = _guest(settings, tree, child.spec, process.ask)

@@ -40,13 +40,7 @@ TABLE: tuple[Row, ...] = (
     ("max-agents", "", "N", "budget", "live agents at one time; one too many is refused with 77"),
     ("concurrent", "", "N", "budget", "inferences at one time; more of them wait (20)"),
     ("deadline", "", "TIME", "budget", "time of all agents below, from the start of CMD, as 90, 5m or 2h"),
-    (
-        "deadline",
-        "",
-        "SECONDS",
-        "run",
-        "time that it may run; then TERM, 5 s later KILL, and exit status 124",
-    ),
+    ("deadline", "", "SECONDS", "run", "its time; then TERM, 5 s later KILL, and exit status 124"),
     (
         "inventory",
         "",

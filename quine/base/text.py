@@ -1,4 +1,4 @@
-"""Text for terminals: foreign text made harmless, and tables."""
+"""Text for terminals, and as words: foreign text made harmless, tables, quotes for a shell."""
 
 from __future__ import annotations
 
@@ -21,3 +21,19 @@ def table(rows: Sequence[Sequence[str]], right: tuple[int, ...] = ()) -> str:
         cells = [c.rjust(w) if n in right else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths))]
         lines.append("  ".join(cells).rstrip() + "\n")
     return "".join(lines)
+
+
+def unfit(text: str) -> str:
+    """Return why a text from a guest cannot be part of an argv, environment or file name; "" if it can."""
+    if "\0" in text:
+        return "a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair, which is no character"
+    return ""
+
+
+def quote(text: str) -> str:
+    """Quote any text as one word for a POSIX shell."""
+    return "'" + text.replace("'", "'\\''") + "'"

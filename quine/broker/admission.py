@@ -5,7 +5,7 @@ Laws
    above it that is: the kernel says who is above whom, and when each of them started.
 2. A process that was admitted by one above it pays from the same ledger, within the caps of both.
 3. An orphan whose starter has ended (a detached agent) is admitted by the ledger of its tree, within the narrowest
-   caps that were ever set on it: it holds the descriptor from the starter.
+   caps and all purses that were ever seen on it: it holds the descriptor from the starter.
 4. This knowledge outlives a worker: it is in a memory file that the keeper made, and each worker reads it first.
 """
 
@@ -15,14 +15,15 @@ import contextlib
 import fcntl
 import os
 
-from quine.budget.ledger import Cap
+from quine.budget import purse
+from quine.budget.purse import Cap
 from quine.budget.shared_counters import NAME, PUT, SharedCounters
-from transport import quickjson
+from transport import inherit, quickjson
 from transport.address import start_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
 HIGHEST = 256  # processes above one that are looked at
@@ -55,6 +56,7 @@ class Register:
         self._lines = 0
         self.members: dict[int, Member] = {}
         self._narrowest: dict[int, Cap] = {}
+        self._purses: dict[int, dict[int, int]] = {}  # descriptors, by the inodes of ledger and purse
         self.books: dict[int, SharedCounters] = {}
         self.cut: dict[
             int, list[tuple[int, float]]
@@ -64,26 +66,44 @@ class Register:
 
     # -- admission ---------------------------------------------------------------------------------
 
-    def admit(self, pid: int, inode: int, own: Cap, proved: bool) -> Cap:
-        """Admit a process and return the caps on what it spends. Raises Denied."""
-        cap = own if proved else self._above(pid, inode, own)
+    def admit(
+        self, pid: int, inode: int, own: Cap, proved: bool, around: Sequence[tuple[int, int, str]] = ()
+    ) -> tuple[Cap, tuple[int, ...]]:
+        """Admit a process. Return the caps on what it spends, and descriptors of the purses that it spends from.
+
+        `around` is the result of `purses_above`. Raises Denied.
+        """
+        cap, orphan = (own, False) if proved else self._above(pid, inode, own)
+        purses = self._purses_of(inode, around, orphan)
         member = self._member(pid)
         member.caps[inode] = cap
         known = self._narrowest.get(inode)
         self._narrowest[inode] = cap if known is None else least(known, cap)
         self._write({"p": pid, "s": member.start, "i": inode, "m": list(cap)})
-        return cap
+        return cap, purses
 
-    def _above(self, pid: int, inode: int, own: Cap) -> Cap:
+    def _purses_of(self, inode: int, around: Sequence[tuple[int, int, str]], orphan: bool) -> tuple[int, ...]:
+        known = self._purses.setdefault(inode, {})
+        found = []
+        for fd in purse.above(around, inode):
+            each = os.fstat(fd).st_ino
+            if each in known:
+                os.close(fd)
+            known.setdefault(each, fd)
+            found.append(known[each])
+        return tuple(known.values()) if orphan else tuple(found)
+
+    def _above(self, pid: int, inode: int, own: Cap) -> tuple[Cap, bool]:
+        """Return the caps of a process by those above it, and whether there is none."""
         found = False
         for each, start in _ancestors(pid):
             member = self.members.get(each)
             if member and member.start == start:
                 found = True
                 if inode in member.caps:
-                    return least(member.caps[inode], own)
+                    return least(member.caps[inode], own), False
         if inode in self._narrowest:
-            return least(self._narrowest[inode], own)
+            return least(self._narrowest[inode], own), True
         if found:
             raise Denied("its ledger is not that of the agent above it")
         raise Denied("no agent of this broker is above it")
@@ -139,6 +159,8 @@ class Register:
             os.close(self.books.pop(inode).fd)
             self._narrowest.pop(inode, None)
             self.cut.pop(inode, None)
+            for fd in self._purses.pop(inode, {}).values():
+                os.close(fd)
 
     # -- inferences under way ----------------------------------------------------------------------
 
@@ -204,6 +226,11 @@ class Register:
             self._open.pop(line["e"], None)
         elif "x" in line:
             self._open = {n: facts for n, facts in self._open.items() if facts[0] != line["x"]}
+
+
+def purses_above(pid: int) -> list[tuple[int, int, str]]:
+    """Return the purses that a process and those above it hold, whatever it says itself; a walk through /proc."""
+    return inherit.held_above(purse.NAME, pid=pid)[purse.NAME]
 
 
 def least(one: Cap, other: Cap) -> Cap:

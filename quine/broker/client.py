@@ -109,7 +109,7 @@ class Broker:
         self._hello = {
             "build": build_hash(),
             "env": {name: environ[name] for name in GUEST if environ.get(name)},
-            "mark": list(ledger.mark),
+            "mark": list(ledger.own),
             "concurrent": concurrent,
             "limited": bool(ledger.mark.cost),
             "tools": [list(tool) for tool in tools],

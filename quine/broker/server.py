@@ -17,12 +17,13 @@ from quine.base import procs
 from quine.base.errors import DENIED, Failure, NoGuest
 from quine.base.messages import GuestError, Tool
 from quine.broker import wire
-from quine.broker.admission import Denied, Register
+from quine.broker.admission import Denied, Register, purses_above
 from quine.broker.credentials import GUEST, Credentials
 from quine.broker.inference import Inferences, Payer
 from quine.broker.keeper_log import log
 from quine.broker.key_sources import Given
-from quine.budget.ledger import Cap, Ledger
+from quine.budget.ledger import Ledger
+from quine.budget.purse import Cap
 from quine.budget.shared_counters import SharedCounters
 from quine.providers import metering
 from quine.providers.relay import error_to_json
@@ -285,12 +286,14 @@ class _Worker:
             tools = tuple(Tool(str(name), str(text), dict(schema)) for name, text, schema in hello["tools"])
         except (KeyError, TypeError, ValueError, AttributeError):
             raise OSError("a hello that is none") from None
-        cap = self._register.admit(client.pid, inode, cap, client.proved)
+        around = await asyncio.to_thread(purses_above, client.pid)
+        cap, purses = self._register.admit(client.pid, inode, cap, client.proved, around)
         self._look()
+        ledger = Ledger(book, cap, purses)
         config = self._seat.credentials.config(asked, await asyncio.to_thread(self._seat.given.key))
-        price = metering.price(config, limited or bool(cap.cost))
+        price = metering.price(config, limited or bool(ledger.mark.cost))
         await asyncio.to_thread(_charge, book, self._register.charge(inode))
-        payer = Payer(Ledger(book, cap), config, price, concurrent, tools=tools)
+        payer = Payer(ledger, config, price, concurrent, tools, ledger.raises if purses else None)
         ready = {"kind": config.kind, "model": config.model}
         await client.send(quickjson.dumps(ready).encode())
         return payer, inode

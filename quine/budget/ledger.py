@@ -67,14 +67,14 @@ class Ledger:
         self.purses = purses  # descriptors of the purses around this process
         self.beyond: Upstream | None = None  # set if the origin is another machine
         self._refused = -1  # raises of the purses at the last refusal here because of what the tree has used
-        self._own = mark or Cap()
+        self.own = mark or Cap()  # the caps of this process alone; `mark` has all that hold
 
     @property
     def mark(self) -> Cap:
         """The caps that hold now: those of the tree, of each purse around this process, and its own."""
         facts = self.book.numbers()
         of_tree = Cap(facts.limit_tokens, facts.limit_cost, facts.deadline)
-        all_of_them = [of_tree, self._own, *(each.cap for each in purse.caps(self.purses))]
+        all_of_them = [of_tree, self.own, *(each.cap for each in purse.caps(self.purses))]
         return Cap(
             int(_least(*(cap.tokens for cap in all_of_them))),
             _least(*(cap.cost for cap in all_of_them)),
@@ -84,13 +84,14 @@ class Ledger:
     @property
     def spent(self) -> bool:
         """Whether an inference was refused here because of what the tree has used, and no purse was raised since."""
-        return self._refused == self._raises()
+        return self._refused == self.raises()
 
     def refuse(self) -> None:
         """Note that an inference was refused because of what the tree has used."""
-        self._refused = self._raises()
+        self._refused = self.raises()
 
-    def _raises(self) -> int:
+    def raises(self) -> int:
+        """Return how often the purses around this process were raised."""
         return sum(each.raised for each in purse.caps(self.purses))
 
     @property
@@ -147,8 +148,8 @@ class Ledger:
 
     def _narrowed(self, limits: Limits) -> Ledger:
         """Set a budget of its own inside the tree's: `limits` from now on, never more than is left above."""
-        facts, own = self.book.numbers(), self._own
-        self._own = Cap(
+        facts, own = self.book.numbers(), self.own
+        self.own = Cap(
             int(_least(own.tokens, limits.tokens and facts.tokens + limits.tokens)),
             _least(own.cost, limits.cost and facts.cost + limits.cost),
             _least(own.deadline, limits.deadline and _now() + limits.deadline),
@@ -157,7 +158,7 @@ class Ledger:
 
     def narrower(self, limits: Limits) -> Ledger:
         """Return this ledger for a child that is given `limits`, counted from now on, and never more than is left."""
-        child = Ledger(self.book, self._own, self.purses)
+        child = Ledger(self.book, self.own, self.purses)
         child.beyond = self.beyond
         return child._narrowed(limits)
 
@@ -168,7 +169,7 @@ class Ledger:
         if not self.purses:  # the ledger is of this process: nothing has joined it yet
             with self.book.changing() as facts:
                 self.book.put(facts._replace(limit_tokens=0, limit_cost=0.0, deadline=0.0))
-        self._own = Cap()
+        self.own = Cap()
         self.purses = (*self.purses, fd)
 
     @property
@@ -196,7 +197,7 @@ class Ledger:
 
         Those of the tree and of purses are not in it: they are read anew.
         """
-        return {"mark": list(self._own), "given": _given(limits)}
+        return {"mark": list(self.own), "given": _given(limits)}
 
     # -- agents ------------------------------------------------------------------------------------
 
@@ -300,7 +301,7 @@ class Ledger:
                 self.book.note(INFER, fd, index, prompt + output, dear, prompt + LEAST_REPLY, first)
                 return Reservation(fd, index, output, room.cost or 0.0)
             if _reply(Remaining(tokens, cost), prompt, price) < LEAST_REPLY:
-                self._refused = self._raises()
+                self._refused = self.raises()
             alone = within.least(Remaining(tokens, cost))
             if _reply(alone, prompt, price) >= LEAST_REPLY:
                 return None

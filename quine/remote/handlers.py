@@ -26,7 +26,7 @@ from quine.agent.session import SessionSpec
 from quine.agent.signals import ANSWER
 from quine.base import allowed_hosts
 from quine.base.cli_options import RunOptions
-from quine.base.errors import DEADLINE, Failure
+from quine.base.errors import DEADLINE
 from quine.base.messages import (
     DEEPEST,
     Guest,

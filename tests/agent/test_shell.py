@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from quine.agent import capture
-from quine.agent.env import quote
 from quine.agent.shell import Outcome, Shell
 from quine.agent.signals import HANDLED, KICK, PYTHON_IGNORES, Signals, Terminated
 from quine.base import procs
+from quine.base.text import quote
 from tests.lab import processes
 from tests.support.agents import until
 

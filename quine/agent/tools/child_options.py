@@ -14,6 +14,7 @@ from quine.agent import env
 from quine.agent.tools import validate
 from quine.agent.tools.exec import LONGEST, WHOLE
 from quine.agent.tools.exported import Exported, is_plain
+from quine.base.text import unfit
 from quine.budget.ledger import LEAST_REPLY
 from quine.budget.limits import Limits
 from quine.providers import metering
@@ -70,7 +71,7 @@ def fault(child: Mapping[str, Any]) -> str:
     """Return the error in the options of one child that the schema cannot express; "" if there is none."""
     given = Options.of(child)
     for name in ("model", "cwd"):
-        if wrong := env.unfit(getattr(given, name)):
+        if wrong := unfit(getattr(given, name)):
             return f"{name} holds {wrong}"
     for name, value in given.env.items():
         shown = validate.short(name)
@@ -80,7 +81,7 @@ def fault(child: Mapping[str, Any]) -> str:
             return f"env: {shown} looks like a secret, and a child is given none"
         if name.startswith("QUINE_"):
             return f"env: {shown} is quine's; the other arguments set what a child may have"
-        if wrong := env.unfit(value):
+        if wrong := unfit(value):
             return f"env: {shown} holds {wrong}"
         if (size := len(f"{name}={value}\0".encode())) > LONGEST:
             return f"env: {shown} is too long: {size} bytes, and {LONGEST} are possible; put it into a file"

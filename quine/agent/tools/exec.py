@@ -26,6 +26,7 @@ from quine.base import procs
 from quine.base.errors import Failure, complain
 from quine.base.messages import Tool, Usage
 from quine.base.sessions import new_session
+from quine.base.text import unfit
 from transport import quickjson
 from transport.errors import Refused
 from transport.status import signal_number
@@ -79,7 +80,7 @@ def run(loop: Running, args: dict[str, Any]) -> Result:
     wisdom = {**loop.spec.wisdom, **args.get("wisdom", {})}
     wisdom = {key: value for key, value in wisdom.items() if value}
     for key, value in wisdom.items():
-        if fault := env.unfit(value):
+        if fault := unfit(value):
             return _error(f"wisdom.{key} holds {fault}")
         size = len(f"{env.WISDOM}{key}={value}\0".encode())
         if size > LONGEST:
@@ -120,7 +121,7 @@ def _next(old: SessionSpec, wisdom: dict[str, str], persona: str) -> SessionSpec
 
 def _move(loop: Running, spec: SessionSpec, where: str) -> Result:
     """Run the next session on another machine, with this process as its proxy. Raises `Moved` at its end."""
-    if fault := env.unfit(where):
+    if fault := unfit(where):
         return _error(f"host holds {fault}")
     if spec.material_file:
         return _error(f"the material was saved to {spec.material_file}, which is not over there")
@@ -211,7 +212,7 @@ def _renew(loop: Running, spec: SessionSpec) -> Result:
 
 
 def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
-    if fault := env.unfit(" ".join(argv)):
+    if fault := unfit(" ".join(argv)):
         return _error(f"argv holds {fault}")
     path = _find(argv[0], loop.shell.cwd)
     if not path:

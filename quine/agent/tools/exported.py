@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from quine.agent.env import quote
+from quine.base.text import quote
 from transport import inherit
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quine.agent import env, prompt
+from quine.agent import prompt
 from quine.agent.outcome import Result
 from quine.agent.tools import child_options, exported, validate
 from quine.agent.tools.child_options import Options
 from quine.base.errors import Misconfigured
 from quine.base.messages import Tool, ToolCall
+from quine.base.text import unfit
 
 if TYPE_CHECKING:
     from quine.agent.running import Running
@@ -112,14 +113,14 @@ def fault(args: dict[str, Any]) -> str:
         if not child["intent"].strip():
             return "[FORK ERROR] intent is blank"
         for name in ("intent", "stdin", "host"):
-            if fault := env.unfit(child.get(name, "")):
+            if fault := unfit(child.get(name, "")):
                 return f"[FORK ERROR] {name} holds {fault}"
         for name in ("files", "returns"):
-            if fault := env.unfit("".join(child.get(name, args.get(name, [])))):
+            if fault := unfit("".join(child.get(name, args.get(name, [])))):
                 return f"[FORK ERROR] {name} holds {fault}"
         if fault := child_options.fault(child):
             return f"[FORK ERROR] {fault}"
-    if fault := env.unfit(args.get("stdin", "") + args.get("host", "")):
+    if fault := unfit(args.get("stdin", "") + args.get("host", "")):
         return f"[FORK ERROR] stdin or host holds {fault}"
     return ""
 

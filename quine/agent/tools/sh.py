@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from quine.agent import env
 from quine.agent.outcome import Result, sections
 from quine.base.messages import Tool
+from quine.base.text import unfit
 
 if TYPE_CHECKING:
     from quine.agent.running import Running
@@ -37,7 +37,7 @@ SH = Tool(
 
 def run(loop: Running, args: dict[str, Any]) -> Result:
     command = args["command"]
-    if fault := env.unfit(command):
+    if fault := unfit(command):
         return Result(f"[SHELL ERROR] the command holds {fault}", True)
     try:
         outcome = loop.shell.run(command, args.get("timeout", loop.spec.limits.sh_timeout), os.environ)
