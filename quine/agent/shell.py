@@ -41,8 +41,7 @@ PIPE = 1 << 18  # bytes of background output that fit between commands
 
 # 6 is the status pipe, 7 and 8 capture output: single digits, because dash redirects no others. `command` keeps an
 # error in eval (syntax, a failed redirection) from ending the shell.
-# The mark is new each time, on a line of its own. bash keeps its saved descriptors open in a command, so a command
-# that writes to all of them also reaches the status pipe.
+# The mark is new each time, on a line of its own: a command of bash that writes to all descriptors reaches that pipe.
 STATEMENT = (
     "{ command eval %s\n} </dev/null >&7 2>&8 6>&- 7>&- 8>&-\ncommand printf '\\n%s %%s\\n' \"$?\" >&6\n"
 )

@@ -58,10 +58,6 @@ class Register:
         self._narrowest: dict[int, Cap] = {}
         self._purses: dict[int, dict[int, int]] = {}  # descriptors, by the inodes of ledger and purse
         self.books: dict[int, SharedCounters] = {}
-        self.cut: dict[
-            int, list[tuple[int, float]]
-        ] = {}  # inferences of a killed worker, by the inode that pays
-        self._open: dict[int, tuple[int, int, float]] = {}
         self._read()
 
     # -- admission ---------------------------------------------------------------------------------
@@ -158,27 +154,8 @@ class Register:
         for inode in self.books.keys() - used:
             os.close(self.books.pop(inode).fd)
             self._narrowest.pop(inode, None)
-            self.cut.pop(inode, None)
             for fd in self._purses.pop(inode, {}).values():
                 os.close(fd)
-
-    # -- inferences under way ----------------------------------------------------------------------
-
-    def begun(self, number: int, inode: int, tokens: int, cost: float) -> None:
-        """Note an inference: the next worker charges it if this one is killed in the middle of it."""
-        self._open[number] = (inode, tokens, cost)
-        self._write({"n": number, "i": inode, "t": tokens, "c": cost})
-
-    def ended(self, number: int) -> None:
-        del self._open[number]
-        self._write({"e": number})
-
-    def charge(self, inode: int) -> list[tuple[int, float]]:
-        """Return the (tokens, dollars) of inferences that a killed worker has cut, once."""
-        found = self.cut.pop(inode, [])
-        if found:
-            self._write({"x": inode})
-        return found
 
     # -- the memory file ---------------------------------------------------------------------------
 
@@ -195,9 +172,6 @@ class Register:
             for member in self.members.values()
             for inode, cap in member.caps.items()
         ]
-        lines += [{"n": n, "i": i, "t": t, "c": c} for n, (i, t, c) in self._open.items()]
-        cut = [(inode, *each) for inode, found in self.cut.items() for each in found]
-        lines += [{"n": -n, "i": i, "t": t, "c": c} for n, (i, t, c) in enumerate(cut, 1)]
         os.ftruncate(self._memory, 0)
         os.write(self._memory, b"".join(quickjson.dumps(line).encode() + b"\n" for line in lines))
         self._lines = len(lines)
@@ -207,25 +181,15 @@ class Register:
         for raw in data.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError, Denied, OSError):
                 self._take(quickjson.loads(raw))
-        for inode, tokens, cost in self._open.values():
-            self.cut.setdefault(inode, []).append((tokens, cost))
-        self._open = {}
         self._lines = data.count(b"\n")
 
     def _take(self, line: dict[str, Any]) -> None:
-        if "p" in line:
-            pid, inode = int(line["p"]), int(line["i"])
-            cap = Cap(int(line["m"][0]), float(line["m"][1]), float(line["m"][2]))
-            known = self._narrowest.get(inode)
-            self._narrowest[inode] = cap if known is None else least(known, cap)
-            if start_time(pid) == line["s"]:
-                self._member(pid).caps[inode] = cap
-        elif "n" in line:
-            self._open[line["n"]] = (int(line["i"]), int(line["t"]), float(line["c"]))
-        elif "e" in line:
-            self._open.pop(line["e"], None)
-        elif "x" in line:
-            self._open = {n: facts for n, facts in self._open.items() if facts[0] != line["x"]}
+        pid, inode = int(line["p"]), int(line["i"])
+        cap = Cap(int(line["m"][0]), float(line["m"][1]), float(line["m"][2]))
+        known = self._narrowest.get(inode)
+        self._narrowest[inode] = cap if known is None else least(known, cap)
+        if start_time(pid) == line["s"]:
+            self._member(pid).caps[inode] = cap
 
 
 def purses_above(pid: int) -> list[tuple[int, int, str]]:

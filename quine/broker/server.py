@@ -24,7 +24,6 @@ from quine.broker.keeper_log import log
 from quine.broker.key_sources import Given
 from quine.budget.ledger import Ledger
 from quine.budget.purse import Cap
-from quine.budget.shared_counters import SharedCounters
 from quine.providers import metering
 from quine.providers.relay import error_to_json
 from transport import quickjson
@@ -184,7 +183,6 @@ class _Worker:
         self._listener = socket.socket(fileno=os.dup(seat.listener))
         self._listener.setblocking(False)
         self._inferences = Inferences()
-        self._number = int.from_bytes(os.urandom(6), "big")
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -247,7 +245,7 @@ class _Worker:
             if client.uid != os.getuid():
                 return
             try:
-                payer, inode = await asyncio.wait_for(self._greet(client), PATIENCE)
+                payer = await asyncio.wait_for(self._greet(client), PATIENCE)
             except Denied as denied:
                 await client.send(_error("denied", str(denied), "", DENIED))
             except NoGuest as failure:
@@ -256,13 +254,13 @@ class _Worker:
                 await client.send(_error("misconfigured", failure.detail, failure.hint, failure.status))
             else:
                 while body := await client.receive(wire.LONGEST):
-                    await self._infer(client, payer, inode, body)
+                    await self._infer(client, payer, body)
         except (OSError, asyncio.TimeoutError):
             pass  # the client has gone, or is none
         finally:
             client.close()
 
-    async def _greet(self, client: _Client) -> tuple[Payer, int]:
+    async def _greet(self, client: _Client) -> Payer:
         ours = wire.nonce()
         await client.send(quickjson.dumps({"nonce": ours}).encode())
         hello = await client.receive_json()
@@ -292,16 +290,12 @@ class _Worker:
         ledger = Ledger(book, cap, purses)
         config = self._seat.credentials.config(asked, await asyncio.to_thread(self._seat.given.key))
         price = metering.price(config, limited or bool(ledger.mark.cost))
-        await asyncio.to_thread(_charge, book, self._register.charge(inode))
         payer = Payer(ledger, config, price, concurrent, tools, ledger.raises if purses else None)
         ready = {"kind": config.kind, "model": config.model}
         await client.send(quickjson.dumps(ready).encode())
-        return payer, inode
+        return payer
 
-    async def _infer(self, client: _Client, payer: Payer, inode: int, body: bytes) -> None:
-        self._number += 1
-        number, tokens = self._number, len(body) // metering.LETTERS + metering.TOOLS
-        self._register.begun(number, inode, tokens, payer.price.about(tokens, 0) if payer.price else 0.0)
+    async def _infer(self, client: _Client, payer: Payer, body: bytes) -> None:
         task = self._loop.create_task(self._inferences.infer(payer, body, client.note))
         gone = self._loop.create_task(client.gone())
         try:
@@ -315,21 +309,12 @@ class _Worker:
             task.cancel()
             # Both are over before the next frame is waited for: a late one would stop that from being heard.
             await asyncio.wait((gone, task))
-            self._register.ended(number)
 
     def _answer(self, task: asyncio.Task[bytes]) -> bytes:
         if error := task.exception():
             log(self._seat.path, error)
             return quickjson.dumps(error_to_json(GuestError(f"a defect in the broker: {error!r}"))).encode()
         return task.result()
-
-
-def _charge(book: SharedCounters, found: list[tuple[int, float]]) -> None:
-    """Charge inferences that were under way when a worker was killed: the provider may have made them."""
-    if found:
-        with book.changing() as facts:
-            tokens = facts.tokens + sum(tokens for tokens, _ in found)
-            book.put(facts._replace(tokens=tokens, cost=facts.cost + sum(cost for _, cost in found)))
 
 
 def _unlink(seat: Seat) -> None:

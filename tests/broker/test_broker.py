@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from quine.broker import wire
+from quine.budget.ledger import MOST_REPLY
+from quine.providers.metering import TOOLS
 from tests.broker.serving import BYE, FIRST, Served, gone, said
 from tests.support.agents import QUINE
 from tests.vendors.server import KEY, Seen
@@ -218,8 +220,8 @@ def test_a_cut_inference_is_charged_once(served: Served) -> None:
     (result,) = served.results(FIRST)
     left = int(result.partition("[TOKENS LEFT] ")[2].split()[0])
     cut = most - left - 110  # besides the usage of the reply
-    prompt = len(json.dumps(served.provider.bodies[0])) // 4
-    assert 0.5 * prompt < cut < 1.5 * prompt
+    prompt = len(json.dumps(served.provider.bodies[0])) // 4 + TOOLS
+    assert MOST_REPLY < cut < MOST_REPLY + 2 * prompt, "its reservation: the prompt, and the longest reply"
 
 
 # ----------------------------------------------------------------------------------------- its key
