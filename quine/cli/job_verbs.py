@@ -321,17 +321,20 @@ def _kill(jobs: list[Agent | Remote], options: RunOptions) -> int:
     name, number = _signal(options)
     status = OK
     for job in jobs:
-        if isinstance(job, Agent) and not (on := _elsewhere(job)):
+        on = _elsewhere(job) if isinstance(job, Agent) else ""
+        if isinstance(job, Agent) and not on:
             status = _signalled(job, number) or status
             continue
         from quine.jobs import remote
 
-        there = remote.running(job.id, on, options) if isinstance(job, Agent) else job
-        if there is None:
-            complain(f"{job.id}: it does not run on {on} now")
-            status = FAILED
-        else:
-            status = remote.call(["kill", "-s", name], there, options) or status
+        if isinstance(job, Agent):
+            there = remote.running(job.id, on, options)
+            if there is None:
+                complain(f"{job.id}: {f'it does not run on {on} now' if job.alive else 'it has ended'}")
+                status = FAILED
+                continue
+            job = there
+        status = remote.call(["kill", "-s", name], job, options) or status
     return status
 
 

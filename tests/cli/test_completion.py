@@ -22,7 +22,7 @@ CASES = [
     ("quine each any -- quine-lo", {"quine-local-tool"}, set()),
     ("quine rsh ", {"gpu1", "db1"}, {"local"}),
     ("quine rsh -", {"-p", "-t", "--inventory"}, {"gpu1"}),
-    ("quine xargs --", {"--retries", "--joblog", "--detach"}, {"--from"}),
+    ("quine xargs --", {"--retries", "--joblog", "--detach", "--from"}, {"--offset"}),
     ("quine xargs --on gpu1 -- quine-lo", {"quine-local-tool"}, set()),
     ("quine xargs --arg-file in", {"in.txt"}, set()),
     ("quine --max-", {"--max-turns", "--max-cost", "--max-tokens"}, {"--on"}),
