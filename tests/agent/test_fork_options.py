@@ -291,12 +291,20 @@ def test_a_shell_that_cannot_say_it_starts_no_child(agents: Agents) -> None:
     assert fine.startswith("[EXIT CODE] 0")
 
 
+def test_each_fork_sees_the_variables_of_its_time(agents: Agents) -> None:
+    agents.run(
+        says(sh("export A=1"), fork({}), match="^work"), says(sh("A=2"), fork({}), match="^work"),
+        says(OK, match="^work"), says(sh("echo [$A] >&4"), OK, match="^child"),
+    )  # fmt: skip
+    assert [section(agents.results()[n], "STDOUT") for n in (1, 3)] == ["[1]\n", "[2]\n"]
+
+
 def test_a_shell_that_has_died_has_exported_nothing(agents: Agents) -> None:
     assert child_of(agents, "echo [$A] >&4", "export A=1; exit 3") == "[]\n"
 
 
 def test_without_a_command_nothing_is_asked(agents: Agents) -> None:
-    """An agent that runs no command forks without a shell, and one question serves all forks between two commands."""
+    """An agent that has run no command forks without a shell."""
     log = agents.directory / "log"
     (agents.directory / "shell").write_text(f'#!/bin/sh\necho started >>{log}\nexec /bin/sh "$@"\n')
     (agents.directory / "shell").chmod(0o755)
