@@ -58,6 +58,7 @@ class Register:
         self._narrowest: dict[int, Cap] = {}
         self._purses: dict[int, dict[int, int]] = {}  # descriptors, by the inodes of ledger and purse
         self.books: dict[int, SharedCounters] = {}
+        self._unused: set[int] = set()
         self._read()
 
     # -- admission ---------------------------------------------------------------------------------
@@ -149,13 +150,16 @@ class Register:
         return facts.st_ino, self.books[facts.st_ino]
 
     def forget_books(self) -> None:
-        """Close the ledgers of trees without a living member; no orphan can come from them any more."""
+        """Close the ledgers of trees that had no living member at the last call either: orphans may come late."""
         used = {inode for member in self.members.values() for inode in member.caps}
-        for inode in self.books.keys() - used:
+        unused = self.books.keys() - used
+        for inode in unused & self._unused:
             os.close(self.books.pop(inode).fd)
             self._narrowest.pop(inode, None)
             for fd in self._purses.pop(inode, {}).values():
                 os.close(fd)
+        self._unused = set(unused)
+
 
     # -- the memory file ---------------------------------------------------------------------------
 

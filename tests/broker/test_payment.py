@@ -1,4 +1,4 @@
-"""Payments by an event loop: the fate of a reservation whose caller is cancelled while its thread is at work."""
+"""Payments by an event loop, among them reservations whose callers are cancelled while their thread is at work."""
 
 from __future__ import annotations
 
