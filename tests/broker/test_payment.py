@@ -1,4 +1,4 @@
-"""Payments by an event loop: what becomes of a reservation whose caller is cancelled while its thread is at work."""
+"""Payments by an event loop: a reservation and a settlement whose callers are cancelled while the thread works."""
 
 from __future__ import annotations
 
