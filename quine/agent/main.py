@@ -89,7 +89,7 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
         if keeps:
             policy.begin(spec.root, os.environ, policy.of_the_store(settings.secrets))
         if (options.binary or spec.binary) and not spec.material_file:
-            spec = _save_material(spec, settings, signals)
+            spec = prompt.save_material(spec, settings.data_dir, signals)
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
     process = Process(settings, tree, guest, price, ask, signals, proxy or _no_proxy)
@@ -365,27 +365,6 @@ def _own(settings: Settings, tree: Tree, mission: str, options: RunOptions) -> S
         hidden=bool(options.file),
         wisdom=settings.wisdom,
     )
-
-
-def _save_material(spec: SessionSpec, settings: Settings, signals: Signals) -> SessionSpec:
-    """Implement -b: write all of stdin to a file before the session begins."""
-    if os.isatty(0):
-        return spec
-    path = os.path.join(settings.data_dir, f"stdin-{spec.session}.bin")
-    size = 0
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(fd, "wb") as file, signals.wake_if_stuck():
-            while data := os.read(0, 1 << 16):
-                size += file.write(data)
-    except (OSError, Terminated):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        raise
-    if not size:
-        os.unlink(path)
-        return spec._replace(material="none", binary=False)
-    return spec._replace(material_file=path, material="none", binary=False)
 
 
 def _change_directory(path: str) -> None:

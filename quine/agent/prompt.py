@@ -1,4 +1,4 @@
-"""Texts for the guest: the system prompt, the first message of a session, and the notes of the host loop.
+"""Texts for the guest: the system prompt, the first message with its material, and the notes of the host loop.
 
 Laws
 1. The system prompt holds the mission, the persona and the name of the shell. Nothing else in it varies: no turn,
@@ -10,10 +10,12 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
 from quine.agent.session import SessionSpec
+from quine.agent.signals import Signals, Terminated
 from quine.base.messages import Message
 from transport import quickjson
 
@@ -58,6 +60,27 @@ def material(fd: int = 0) -> str:
     if stat.S_ISFIFO(mode.st_mode):
         return "pipe"
     return "socket" if stat.S_ISSOCK(mode.st_mode) else "file"
+
+
+def save_material(spec: SessionSpec, data_dir: str, signals: Signals) -> SessionSpec:
+    """Implement -b: write all of stdin to a file before the session begins."""
+    if os.isatty(0):
+        return spec
+    path = os.path.join(data_dir, f"stdin-{spec.session}.bin")
+    size = 0
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "wb") as file, signals.wake_if_stuck():
+            while data := os.read(0, 1 << 16):
+                size += file.write(data)
+    except (OSError, Terminated):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    if not size:
+        os.unlink(path)
+        return spec._replace(material="none", binary=False)
+    return spec._replace(material_file=path, material="none", binary=False)
 
 
 def system(spec: SessionSpec) -> Message:

@@ -160,7 +160,6 @@ class Register:
                 os.close(fd)
         self._unused = set(unused)
 
-
     # -- the memory file ---------------------------------------------------------------------------
 
     def _write(self, line: dict[str, Any]) -> None:
