@@ -1,8 +1,9 @@
 """python -m bench [--short|--long] [--limit SECONDS] [--plots DIR] [FIGURE…]: measure, and print the table.
 
-Figures: client, line, memory, stream, streams, fairness, agent, guests, fork, tape, conversation, seeing, crowd,
-breaks, files, small, hostile, stage, first, batch, longline, agents, waiting, each, busy, scale; without a name all of
-them. No figure takes longer than the limit: one that is not done then is left out of the table, and said to be.
+Figures: client, line, memory, stream, streams, fairness, agent, guests, broker, fork, tape, conversation, seeing,
+crowd, breaks, files, small, hostile, stage, first, batch, longline, agents, waiting, each, busy, scale; without a
+name all of them. No figure takes longer than the limit: one that is not done then is left out of the table, and said
+to be.
 """
 
 from __future__ import annotations
@@ -14,7 +15,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import agent, breaks, client, crowd, files, first, hostile, plot, stage, stream, streams, tape
+from bench import (
+    agent,
+    breaks,
+    broker,
+    client,
+    crowd,
+    files,
+    first,
+    hostile,
+    plot,
+    stage,
+    stream,
+    streams,
+    tape,
+)
 from bench.fanout import agents, memory, rate, scale
 from bench.fanout import crowd as many
 from bench.measure import Form, Row, table
@@ -29,6 +44,7 @@ FIGURES: dict[str, Callable[[Lab], list[Row]]] = {
     "fairness": stream.fairness,
     "agent": agent.cold,
     "guests": agent.guests,
+    "broker": broker.run,
     "fork": agent.fork,
     "tape": tape.rate,
     "conversation": tape.memory,

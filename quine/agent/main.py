@@ -275,7 +275,9 @@ def _guest(
     limited = bool(tree.ledger.mark.cost)
     if os.environ.get("QUINE_API_TYPE") in FILES:
         config = env.guest(settings)
-        return vendors.build(config), spec._replace(model=config.model), metering.price(config, limited)
+        price = metering.price(config, limited)
+        finding.join(tree.ledger, tree.limits.concurrent, tools.TOOLS)
+        return vendors.build(config), spec._replace(model=config.model), price
     broker = _broker(settings, tree.ledger, os.environ)
     model = broker.guest.model
     return BrokeredGuest(broker.ask), spec._replace(model=model), metering.Price(model) if limited else None

@@ -56,6 +56,7 @@ class Register:
         self.members: dict[int, Member] = {}
         self._narrowest: dict[int, Cap] = {}
         self.books: dict[int, SharedCounters] = {}
+        self._unused: set[int] = set()
         self.cut: dict[
             int, list[tuple[int, float]]
         ] = {}  # inferences of a killed worker, by the inode that pays
@@ -133,12 +134,14 @@ class Register:
         return facts.st_ino, self.books[facts.st_ino]
 
     def forget_books(self) -> None:
-        """Close the ledgers of trees without a living member; no orphan can come from them any more."""
+        """Close the ledgers of trees that had no living member at the last call either: orphans may come late."""
         used = {inode for member in self.members.values() for inode in member.caps}
-        for inode in self.books.keys() - used:
+        unused = self.books.keys() - used
+        for inode in unused & self._unused:
             os.close(self.books.pop(inode).fd)
             self._narrowest.pop(inode, None)
             self.cut.pop(inode, None)
+        self._unused = set(unused)
 
     # -- inferences under way ----------------------------------------------------------------------
 

@@ -43,6 +43,14 @@ class Gone(OSError):
     """There is no broker at an address."""
 
 
+class Unreachable(Failure):
+    """There is no broker any more: exit 69."""
+
+    def __init__(self, error: OSError) -> None:
+        detail = GONE if isinstance(error, Gone) else f"{GONE}: {error}"
+        super().__init__(NOT_STARTED, detail, CURE)
+
+
 class Guest:
     """The guest of a broker, as that describes it."""
 
@@ -119,7 +127,7 @@ class Broker:
         try:
             line, self.guest = self._greeted(line)
         except OSError as error:
-            raise _unreachable(error) from None
+            raise Unreachable(error) from None
         self._free.append((os.getpid(), line))
 
     def ask(self, name: str, body: bytes, note: Callable[[str], None] = unheard) -> bytes:
@@ -205,10 +213,6 @@ def _refusal(answer: dict[str, Any]) -> Failure:
     if answer["error"] == "denied":
         return Denied(f"the broker refuses to infer: {detail}", hint)
     return Misconfigured(detail, hint)
-
-
-def _unreachable(error: OSError) -> Failure:
-    return Failure(NOT_STARTED, f"{GONE}: {error}" if not isinstance(error, Gone) else GONE, CURE)
 
 
 def _same(one: str, other: str) -> bool:

@@ -11,13 +11,14 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
 
 from quine.base.errors import NOT_STARTED, Failure
 from quine.broker import credentials, memory
-from quine.broker.client import Broker, Gone, proven
+from quine.broker.client import Broker, Gone, Unreachable, proven
 from quine.providers.choice import KEYS, choose
 from quine.tape.redact import Forgotten, forgotten
 from transport.address import runtime_directory
@@ -63,12 +64,17 @@ def begin(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     keys = {name: environ[name].strip() for name in KEYS if environ.get(name, "").strip()}
     if environ.get("QUINE_API_TYPE") == "program":
-        return  # the program gets the key from the agent
+        memory.forget(())  # the program gets the key from the agent
+        return
+    own = dict(environ)
+    if not credentials.is_elsewhere(environ):  # a script here; a nested agent may have a server for its guest
+        own = {name: value for name, value in own.items() if name not in ("QUINE_API_TYPE", "QUINE_API_BASE")}
     try:
-        if keys and credentials.is_elsewhere(environ):
-            _own(environ, keys)
+        if keys:
+            _own(own, keys)
     except Failure as failure:
         _state.failure = failure
+    own.clear()
     found = [value.encode("utf-8", "surrogateescape") for value in keys.values()]
     _state.masks = tuple(mark for value in keys.values() for mark in forgotten(value))
     copies = [name for name, value in environ.items() if _holds(value, keys) or name in KEYS]
@@ -77,6 +83,11 @@ def begin(environ: MutableMapping[str, str] = os.environ) -> None:
     keys.clear()
     proof, _state.proof = _state.proof, b""
     memory.forget([*found, proof])
+
+
+def is_served(environ: Mapping[str, str], memo: Mapping[str, object]) -> bool:
+    """Return whether a broker chooses the guest, which alone knows all of its settings."""
+    return credentials.is_elsewhere(environ) and (VARIABLE in memo or credentials.sources(environ))
 
 
 def _holds(value: str, keys: Mapping[str, str]) -> bool:
@@ -118,7 +129,26 @@ def broker(
     if line and line[0] != os.getpid():
         line = None
     again = None if _state.keyed else lambda: _found_or_made(environ, {})
-    return Broker(_state.path, ledger, concurrent, tools, environ, line[1] if line else None, again)
+    more = (ledger, concurrent, tools, environ)
+    try:
+        return Broker(_state.path, *more, line[1] if line else None, again)
+    except Unreachable:
+        if _state.keyed or again is None:
+            raise
+        _state.path, fresh = again()
+        return Broker(_state.path, *more, fresh, again)
+
+
+def join(
+    ledger: Ledger,
+    concurrent: int,
+    tools: Sequence[Tool],
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Let the broker of this process serve those below it, though this process needs none itself."""
+    if _state.path and not _state.failure:
+        with contextlib.suppress(Failure):  # it serves no guest of files, and has admitted this process
+            broker(ledger, concurrent, tools, {}, environ).close()
 
 
 def told() -> list[object] | None:

@@ -193,6 +193,7 @@ class _Worker:
         self._register = Register(self._seat.state, self._watch, self._look)
         self._loop.add_reader(self._listener.fileno(), self._accept)
         self._look()
+        self._tidy()
         await self._over
         await self._inferences.close()
 
@@ -204,6 +205,10 @@ class _Worker:
             call()
 
         self._loop.add_reader(pidfd, ended)
+
+    def _tidy(self) -> None:
+        self._register.forget_books()
+        self._loop.call_later(self._seat.idle, self._tidy)
 
     def _look(self) -> None:
         """Begin to count the idle time, or stop to."""

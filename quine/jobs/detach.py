@@ -106,10 +106,13 @@ def agent(mission: str, options: RunOptions) -> int:
 def _check_guest(options: RunOptions) -> None:
     """Report wrong settings now, not in the log of the job."""
     from quine.agent import env
+    from quine.broker import finding
     from quine.providers import vendors
 
     settled = dict(os.environ)
-    vendors.check(env.guest(env.adopt(options, settled), settled))
+    settings = env.adopt(options, settled)
+    if not finding.is_served(settled, settings.memo):
+        vendors.check(env.guest(settings, settled))
 
 
 def batch(options: RunOptions, shown: str, inputs: Inputs, agents: bool) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.lab import processes
 from tests.support.agents import OK, QUINE, Agents, call, says, section, sh
+from tests.vendors import chat
+from tests.vendors.server import KEY, Provider, Said
 from transport import inherit
 
 
@@ -147,14 +149,24 @@ def test_no_secret_reaches_a_command_or_the_tape(agents: Agents) -> None:
     assert "<secret>" in agents.results("outer")[1]
 
 
-def test_a_nested_quine_has_the_key(agents: Agents) -> None:
-    code = "import sys; from quine.agent import env; s = env.adopt(env.RunOptions()); print(s.secrets)"
-    done = agents.run(
-        says(sh(f"{sys.executable} -P -c '{code}' >&4")),
-        says(OK),
-        env={"OPENAI_API_KEY": "canary-0123456789"},
-    )
-    assert done.stdout == b"{'OPENAI_API_KEY': 'canary-0123456789'}\n"
+def test_a_nested_quine_infers_with_the_key(agents: Agents) -> None:
+    """The guest of the agent above it is a script, so that one needs no key itself."""
+    nested = f"QUINE_API_TYPE= QUINE_API_BASE= QUINE_MODEL_ID=m {' '.join(QUINE)} nested"
+    try:
+        with Provider(chat, Said(calls=(sh("echo done >&4"), OK))) as provider:
+            done = agents.run(
+                says(sh(f"{nested} >&4")),
+                says(OK),
+                env={
+                    "OPENAI_API_KEY": KEY,
+                    "OPENAI_BASE_URL": f"{provider.base}/v1",
+                    "XDG_RUNTIME_DIR": str(agents.directory),
+                    "NESTED": str(agents.directory),
+                },
+            )
+        assert done.stdout == b"done\n", agents.results()
+    finally:
+        processes.kill_marked(f"NESTED={agents.directory}")
 
 
 @pytest.mark.parametrize(
