@@ -1,4 +1,4 @@
-"""Agents whose guest is a server on loopback: the cost of one, the number a second, and the time that the broker adds to each."""
+"""Agents whose guest is a server on loopback: the cost of one, the number a second, the time that the broker adds."""
 
 from __future__ import annotations
 
