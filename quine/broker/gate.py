@@ -95,6 +95,10 @@ class Gate:
         self._warm: tuple[set[int], set[int]] = (set(), set())
         self._turned = 0.0
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._under_way
+
     # -- a request ---------------------------------------------------------------------------------
 
     def ask(self, ticket: Ticket, now: float) -> None:

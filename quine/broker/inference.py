@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from quine.providers.http import Connections, HttpGuest
 
 MOST = 10**9  # tokens, dollars
+MOST_MODELS = 256  # whose state is kept: anybody may ask for any name
 
 
 class Payer(NamedTuple):
@@ -62,7 +63,7 @@ class Payer(NamedTuple):
 
 
 class _Infer(Strict):
-    """A request; `known` is a lower bound of the prompt in tokens, with the tools."""
+    """A request; `known` is a lower bound of the prompt in tokens, with the tools. Without `model`: the payer's."""
 
     session: str = text(36)
     mission: str = text()
@@ -72,6 +73,7 @@ class _Infer(Strict):
     output: int = integer(MOST, default=0)
     cost: float = number(MOST, default=0.0)
     known: int = integer(MOST, default=0)
+    model: str = text(200, default="")
 
 
 class Inferences:
@@ -87,6 +89,7 @@ class Inferences:
         """Return the reply to an `infer` request, or its error, as `RelayGuest` reads them."""
         try:
             asked = parse(_Infer, body)
+            payer = _of_model(payer, asked.model)
             answer = await self._answer(payer, _request(asked, payer.tools), asked.known, note)
         except RequestError as error:
             answer = error_to_json(GuestError(str(error)))
@@ -165,6 +168,8 @@ class Inferences:
 
     def _guest(self, config: Config) -> HttpGuest:
         if config not in self._guests:
+            if len(self._guests) >= MOST_MODELS:
+                del self._guests[next(iter(self._guests))]
             from quine.providers.http import Connections
 
             self._connections = self._connections or Connections()
@@ -172,6 +177,9 @@ class Inferences:
         return self._guests[config]
 
     def _gate(self, config: Config) -> Turns:
+        if len(self._turns) >= MOST_MODELS:
+            for way in [way for way, turns in self._turns.items() if turns.is_idle]:
+                del self._turns[way]
         return self._turns.setdefault((config.key, config.base, config.model), Turns())
 
 
@@ -194,6 +202,14 @@ def chain_of(messages: Sequence[Message]) -> Chain:
         size += sum(len(arguments) for _, arguments in calls)
         chain.append((mark, size))
     return tuple(chain)
+
+
+def _of_model(payer: Payer, model: str) -> Payer:
+    """Return the payer for a model that it may choose. Raises Failure if the price of it has to be known, and is not."""
+    if not model or model == payer.config.model:
+        return payer
+    config = payer.config._replace(model=model)
+    return payer._replace(config=config, price=metering.price(config, bool(payer.ledger.mark.cost)))
 
 
 def _request(asked: _Infer, tools: Sequence[Tool]) -> Request:

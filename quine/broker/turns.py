@@ -91,6 +91,11 @@ class Turns:
             event.set()
         return event is not None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits, runs or is paused."""
+        return self.gate.is_idle and not self._paused
+
     def is_paused(self, tree: int) -> bool:
         return tree in self._paused
 

@@ -67,7 +67,7 @@ class BrokeredGuest(RelayGuest):
 
     def pay(self, request: Request, known: int) -> Reply:
         """Infer, paid by the broker. `known` is a lower bound of the prompt in tokens, with the tools."""
-        return self._infer(request, {"known": known})
+        return self._infer(request, {"known": known, "model": request.model})
 
 
 def error_to_json(error: GuestError) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """The guests of one remote job, by model: of a file on this machine, or of the broker, which has the keys.
 
-Law: a job has few models. Each is a connection to the broker, which its requests share.
+Law: the guests of files are few. The broker bounds its own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Guests:
         self._lock = threading.Lock()
         self._config: Config | None = None
         self._local: dict[str, Guest] = {}
-        self._brokers: dict[str, Broker] = {}
+        self._broker: Broker | None = None
         if environ.get("QUINE_API_TYPE") in FILES:
             self._config = env.guest(settings, self._environ)
             metering.price(self._config, bool(ledger.mark.cost))  # checked before anything is asked
@@ -56,37 +56,33 @@ class Guests:
 
         Raises Refused or RequestError.
         """
-        model = request.model or self._model
         with self._lock:
             try:
                 if self._config:
-                    return self._of_file(self._config._replace(model=model or self._config.model), request)
-                return self._of_broker(model), None
+                    model = request.model or self._model or self._config.model
+                    return self._of_file(self._config._replace(model=model), request)
+                return self._of_broker(), None
             except Failure as failure:
                 raise Refused(failure.detail, failure.hint, failure.status) from None
 
     def _of_file(self, config: Config, request: Request) -> tuple[Guest, metering.Price | None]:
         price = metering.price(config, bool(self._ledger.mark.cost or request.cost))
         if config.model not in self._local:
-            self._bound(len(self._local))
+            if len(self._local) >= MOST_MODELS:
+                raise RequestError(f"infer: more than {MOST_MODELS} models in one job")
             self._local[config.model] = vendors.build(config)
         return self._local[config.model], price
 
-    def _of_broker(self, model: str) -> Guest:
-        if model not in self._brokers:
-            self._bound(len(self._brokers))
-            environ = {**self._environ, "QUINE_MODEL_ID": model} if model else self._environ
+    def _of_broker(self) -> Guest:
+        if self._broker is None:
+            environ = {**self._environ, "QUINE_MODEL_ID": self._model} if self._model else self._environ
             more = (self._settings.memo, environ, self._settings.secrets)
-            self._brokers[model] = finding.broker(self._ledger, self._concurrent, tools.TOOLS, *more)
-        guest = BrokeredGuest(self._brokers[model].ask)
+            self._broker = finding.broker(self._ledger, self._concurrent, tools.TOOLS, *more)
+        guest = BrokeredGuest(self._broker.ask)
         guest.note = self._note
         return guest
 
-    def _bound(self, models: int) -> None:
-        if models >= MOST_MODELS:
-            raise RequestError(f"infer: more than {MOST_MODELS} models in one job")
-
     def close(self) -> None:
         with self._lock:
-            for broker in self._brokers.values():
-                broker.close()
+            if self._broker:
+                self._broker.close()
