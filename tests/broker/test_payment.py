@@ -1,4 +1,4 @@
-"""Payments by an event loop, among them reservations whose callers are cancelled while their thread is at work."""
+"""Payments by an event loop: a reservation and a settlement whose callers are cancelled while the thread works."""
 
 from __future__ import annotations
 
