@@ -1,4 +1,4 @@
-"""Agents whose guest is a server on loopback: what one costs, how many a second, and what the broker adds to each."""
+"""Agents whose guest is a server on loopback: the cost of one, their rate, and the time that the broker adds to each."""
 
 from __future__ import annotations
 

@@ -129,6 +129,10 @@ def spec_from(
     if not relayed and environ.get("QUINE_API_TYPE") in FILES:
         config = env.guest(settings, environ)
         vendors.build(config)
+    elif not relayed:
+        finding.check(
+            settings.memo, environ, settings.secrets
+        )  # before there is a ledger, which nobody would close
     if options.binary:
         raise NotBuilt("-b together with --on")
     tree = env.join_tree(settings, settings.limits, apart=apart)

@@ -11,9 +11,9 @@ Laws
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
-import threading
 import time
 
 from quine.base.errors import NOT_STARTED, Denied, Failure, Misconfigured, NoGuest
@@ -122,7 +122,7 @@ class Broker:
             "limited": bool(ledger.mark.cost),
             "tools": [list(tool) for tool in tools],
         }
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._free: list[tuple[int, socket.socket]] = []  # with the process that each belongs to
         try:
             line, self.guest = self._greeted(line)
