@@ -1,4 +1,4 @@
-"""Agents whose guest is a server on loopback: the cost of one, the rate of many, and the time that the broker adds."""
+"""Agents whose guest is a server on loopback: the cost of one, their rate, and the time that the broker adds."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from quine.budget.limits import Limits
 from quine.providers import vendors
 from quine.providers.relay import BrokeredGuest
 from tests.lab import Lab
+from tests.support.blocking import BlockingGuest
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said, Seen
 
@@ -119,7 +120,7 @@ def _added(env: dict[str, str]) -> Row:
     try:
         broker = finding.broker(ledger, 20, TOOLS, {}, known, keys)
         config = vendors.Config("openai", env["QUINE_API_BASE"], "m", env["QUINE_API_KEY"])
-        guests = (BrokeredGuest(broker.ask), vendors.build(config))
+        guests = (BrokeredGuest(broker.ask), BlockingGuest(lambda: vendors.served(config)))
         taken: tuple[list[float], list[float]] = ([], [])
         for _ in range(200):
             for guest, times in zip(guests, taken, strict=True):
@@ -127,7 +128,7 @@ def _added(env: dict[str, str]) -> Row:
                 guest.infer(request)
                 times.append(1000 * (time.perf_counter() - begun))
         broker.close()
-        guests[1].close()  # type: ignore[attr-defined]
+        guests[1].close()
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -129,6 +129,8 @@ def spec_from(
     if not relayed and environ.get("QUINE_API_TYPE") in FILES:
         config = env.guest(settings, environ)
         vendors.build(config)
+    elif not relayed:  # before there is a ledger, which nobody would close
+        finding.check(settings.memo, environ, settings.secrets)
     tree = env.join_tree(settings, settings.limits, apart=apart)
     spec = _own(settings, tree, mission, options)._replace(binary=options.binary and not os.isatty(0))
     if config:

@@ -11,10 +11,10 @@ Laws
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import time
-from _thread import allocate_lock
 
 from quine.base.errors import NOT_STARTED, Denied, Failure, Misconfigured, NoGuest
 from quine.base.messages import Refused, Unavailable, unheard
@@ -122,7 +122,7 @@ class Broker:
             "limited": bool(ledger.mark.cost),
             "tools": [list(tool) for tool in tools],
         }
-        self._lock = allocate_lock()
+        self._lock = _thread.allocate_lock()
         self._free: list[tuple[int, socket.socket]] = []  # with the process that each belongs to
         try:
             line, self.guest = self._greeted(line)

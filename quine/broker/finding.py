@@ -94,12 +94,15 @@ def _holds(value: str, keys: Mapping[str, str]) -> bool:
     return any(len(key) >= memory.SHORTEST and key in value for key in keys.values())
 
 
+def _given(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return a key in place of the one that a file or a command gives."""
+    return {"QUINE_API_KEY": "given"} if credentials.sources(environ) else {}
+
+
 def _own(environ: Mapping[str, str], keys: Mapping[str, str]) -> None:
     """Find or make the broker of these keys, and keep the connection. Raises Failure."""
     known = {name: environ[name] for name in credentials.GUEST if environ.get(name)}
-    if credentials.sources(environ):
-        known["QUINE_API_KEY"] = "given"
-    choose({"QUINE_MODEL_ID": "any", **known, **keys})
+    choose({"QUINE_MODEL_ID": "any", **known, **_given(environ), **keys})
     _state.keyed = bool(keys)
     _state.path, line = _found_or_made(environ, keys)
     _state.line = (os.getpid(), line)
@@ -137,6 +140,14 @@ def broker(
             raise
         _state.path, fresh = again()
         return Broker(_state.path, *more, fresh, again)
+
+
+def check(memo: Mapping[str, object], environ: Mapping[str, str], secrets: Mapping[str, str]) -> None:
+    """Raise the error of the settings, as far as they are known here; a broker that was found knows them better."""
+    if _state.failure:
+        raise _state.failure
+    if not _state.path and VARIABLE not in memo:
+        choose({**environ, **secrets, **_given(environ)})
 
 
 def join(

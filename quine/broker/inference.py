@@ -205,7 +205,7 @@ def chain_of(messages: Sequence[Message]) -> Chain:
 
 
 def _of_model(payer: Payer, model: str) -> Payer:
-    """Return the payer for a model that it may choose. Raises Failure if the price of it has to be known, and is not."""
+    """Return the payer for a model of its choice. Raises Failure if its price has to be known, and is not."""
     if not model or model == payer.config.model:
         return payer
     config = payer.config._replace(model=model)
