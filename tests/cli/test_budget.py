@@ -421,7 +421,7 @@ def test_the_sum_holds_whatever_is_killed(agents: Agents) -> None:
         with start(
             agents, "--max-tokens", str(cap), "--", "sh", "-c", line, stderr=subprocess.DEVNULL
         ) as process:
-            until(lambda: ours(agents, process.pid))
+            until(lambda: any(row["pid"] == process.pid for row in shown(agents)))
             ledger = opened(process.pid)
             killed: set[str] = set()
             while not (agents.directory / "over").exists():
