@@ -403,7 +403,7 @@ def test_the_sum_holds_whatever_is_killed(agents: Agents) -> None:
 
     The broker cancels what a killed agent has asked for, and charges the prompt, which the provider has read.
     """
-    cap, cost = 90_000, (1500, 100, 0)
+    cap, cost = 40_000, (1500, 100, 0)
 
     def choose(seen: Seen) -> Turn:
         reply = Said(calls=(OK,), usage=cost)
