@@ -4,7 +4,7 @@
     exec /bin/sh -c '...'                  ->
                                            <-     MARKER have            then the dial's own bytes
                                            or     MARKER other VERSION                    of an admin's binary: the end
-                                           or     MARKER need|shut SYSTEM MACHINE VERSION FREE KEPT PYTHON
+                                           or     MARKER need|dead|shut SYSTEM MACHINE VERSION FREE KEPT PYTHON
                                        (a look:   MARKER shell SECONDS SHELL, MARKER python VERSION PATH..., have ...)
     length, program, the bytes behind KEPT ->
                                            <-     MARKER fail WORD TEXT | have
@@ -41,8 +41,12 @@ CLOCK = 2  # seconds of a difference between two clocks that are not worth a wor
 # than the launcher, and the file had its hash checked before the launcher was written.
 _HAVE = (
     'd="{base}/{name}"; '
-    'if {trusted} [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ]; then {found}; fi; '
+    'if [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ]; then '
+    "h=dead; if {works}; then {found}; fi; fi; "
 )
+_LIMITED = 't="timeout -s KILL {seconds}"; $t true 2>/dev/null || t=; '  # not every system has a `timeout`
+# A dial starts it, and so sees whether it does; where nothing is started, its Python may be gone.
+_STARTS = '$t "$d/quine" --version </dev/null >/dev/null 2>&1'
 _FOUND = {
     "dial": "echo {marker} have; {start}",
     "deploy": "echo {marker} have; exit 0",
@@ -54,8 +58,8 @@ _FOUND = {
 # python.
 _ADMIN = (
     'd="{admin}"; for c in "$d/bin/quine" "$d/quine"; do [ -d "$d" ] && [ -x "$c" ] && d="$c"; done; '
-    't="timeout -s KILL {seconds}"; $t true 2>/dev/null || t=; '
-    'x="there is no program by that name"; [ -f "$d" ] && [ -x "$d" ] && '
+    + _LIMITED
+    + 'x="there is no program by that name"; [ -f "$d" ] && [ -x "$d" ] && '
     'x="$({{ $t "$d" --version </dev/null; [ $? -eq 137 ] && {{ echo; echo {silent}; }}; }} 2>&1 '
     '| head -c 4096 | tail -n 1)"; '
     'case "$x" in *"(build {build})"*) {found};; *) set -f; echo {marker} other $x; exit 0;; esac; '
@@ -84,7 +88,7 @@ _PYTHON = (
     + _LOOK
     + "done; "
     '[ "$v" -ge {oldest} ] || for y in {elsewhere}; do ' + _LOOK + "done; "
-    '[ "$f" = -1 ] && f=0 && [ $h = need ] && h=shut; '
+    '[ "$f" = -1 ] && f=0 && case $h in have) ;; *) h=shut;; esac; '
 )
 _FACTS = 'echo {marker} $h $(uname -sm) $v $f $k "$p"; '
 _RECEIVE = (
@@ -147,10 +151,12 @@ class Facts:
     free: int  # bytes
     kept: int  # bytes of the binary that are there already
     python: str
+    dead: bool = False  # this very binary is there, and does not start or is not trusted
 
     @property
     def text(self) -> str:
         build = "this build is there" if self.have else "this build is not there"
+        build = "this build is there and does not start" if self.dead else build
         room = f"{self.free >> 20} MB free, " if self.python else ""  # Python looks
         return f"{self.system} {self.machine}, {room}{build}"
 
@@ -161,10 +167,12 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
     Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks. "look" is
     "dial" with an answer for each thing that is found on the way.
     """
+    asks = mode in ("check", "deploy")
+    works = (_STARTS if asks else "true") if trust else "false"
     values = {
         **_values(place, marker, place.name(binary)),
         "file": installer.FILE,
-        "trusted": "" if trust else "false &&",
+        "works": works,
         "admin": in_shell(place.binary),
         "build": this_build.build_hash()[:BUILD_SHOWN],
         "seconds": str(ADMIN_SECONDS),
@@ -173,7 +181,7 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
     }
     home = '[ -d "$HOME" ] || h=shut; ' if place.cache.startswith("~/") else ""
     start = _OWN
-    have = _HAVE
+    have = (_LIMITED if asks and trust else "") + _HAVE
     setup = "{setup}"
     if place.binary:
         start, have, setup = _START, setup + _ADMIN, ""
@@ -291,8 +299,8 @@ def of_python(text: str) -> str:
 
 
 def facts(answer: str) -> Facts:
-    """Parse a line `need ...`, `shut ...` or, in a check, `have ...`. Raises ValueError for any other line."""
-    found = re.fullmatch(r"(need|shut|have) (\S+) (\S+) (\d{1,6}) (\d+) (\d+) ?(.*)", answer)
+    """Parse a line `need ...`, `dead ...`, `shut ...` or, in a check, `have ...`. Raises ValueError for others."""
+    found = re.fullmatch(r"(need|dead|shut|have) (\S+) (\S+) (\d{1,6}) (\d+) (\d+) ?(.*)", answer)
     if found is None:
         raise ValueError(f"not an answer: {answer!r}")
     state, system, machine, version, free, kept, python = found.groups()
@@ -305,4 +313,5 @@ def facts(answer: str) -> Facts:
         int(free),
         int(kept),
         python,
+        state == "dead",
     )

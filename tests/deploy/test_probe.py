@@ -94,7 +94,7 @@ def test_a_look_tells_each_thing_and_then_dials(shell: str, binary: Binary, tmp_
     again = probe.command(binary, USUAL, MARKER, "look", trust=False)
     program = b"print('received')\n"
     *_, last, received = run(shell, again, tmp_path, f"{len(program)}\n".encode() + program).splitlines()
-    assert last.startswith(f"{MARKER} need ") and received == "received"
+    assert last.startswith(f"{MARKER} dead ") and received == "received"
 
 
 def test_a_shell_with_a_wrong_clock_and_a_banner() -> None:
@@ -133,9 +133,12 @@ def test_what_a_crash_or_a_hand_did_to_it_is_seen(binary: Binary, tmp_path: Path
         damage()
         assert state() == "need"
     shutil.rmtree(folder)
+    installed(tmp_path, binary, script="exec /none/python3")
+    assert state() == "dead", "its Python has gone"
+    shutil.rmtree(folder)
     installed(tmp_path, binary)
     assert (
-        run("sh", probe.command(binary, USUAL, MARKER, "check", trust=False), tmp_path).split()[1] == "need"
+        run("sh", probe.command(binary, USUAL, MARKER, "check", trust=False), tmp_path).split()[1] == "dead"
     )
 
 
