@@ -54,6 +54,11 @@ def not_there(python: str) -> str:
     return f'no Python starts there by the name in its table in the inventory: python = "{python}"'
 
 
+def hangs(path: str) -> str:
+    """Return the cause where a Python was started and did not answer."""
+    return f"its {path} does not start within {probe.PYTHON_SECONDS} s"
+
+
 def check(host: str, binary: Binary, facts: Facts, named: str = "") -> None:
     """Raise Unfit if this binary cannot run on the host. `named`: the Python of its table in the inventory."""
     oldest = ".".join(map(str, OLDEST_PYTHON))
@@ -69,6 +74,8 @@ def check(host: str, binary: Binary, facts: Facts, named: str = "") -> None:
         if named:
             cure = "correct `python` in its table, or take it out, and the newest Python there is used"
             missing, subject = not_there(named), f'in the inventory python = "{named}"'
+        if facts.hung:
+            missing, cure = hangs(facts.hung), f"see why that hangs there, or {cure}"
         version = ".".join(map(str, facts.version))
         old = f"{subject} is {version}, and quine needs {oldest} or newer"
         raise NeedsPython(host, old if facts.python else missing, cure, facts)

@@ -5,6 +5,7 @@
                                            <-     MARKER have            then the dial's own bytes
                                            or     MARKER other VERSION                    of an admin's binary: the end
                                            or     MARKER need|dead|shut SYSTEM MACHINE VERSION FREE KEPT PYTHON
+                                       (before:   MARKER hung PATH...)
                                        (a look:   MARKER shell SECONDS SHELL, MARKER python VERSION PATH..., have ...)
     length, program, the bytes behind KEPT ->
                                            <-     MARKER fail WORD TEXT | have
@@ -34,6 +35,7 @@ CACHE = "~/.cache/quine"
 BROUGHT = "python-"  # begins the name of an interpreter in the cache, see interpreter.py
 BUILD_SHOWN = 12  # digits of the hash of a build in the answer to --version
 ADMIN_SECONDS = 20  # in which an installation of an admin has to tell its build
+PYTHON_SECONDS = 6  # for one Python to start; one in the PATH may hang, as behind a file server that is gone
 SILENT = "silent"  # in place of a version that did not come in that time
 CLOCK = 2  # seconds of a difference between two clocks that are not worth a word
 
@@ -68,6 +70,7 @@ _OWN = 'PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial'
 _START = '[ -x "${{d%/*}}/python3" ] || PATH="${{d%/*}}:$PATH"; export PATH; exec "$d" node --dial'
 _SHELL = 'echo {marker} shell $(date +%s) "$SHELL"; '  # its start files are done
 _SHOWN = 'echo {marker} python $n "$y"; '
+_HUNG = 'echo {marker} hung "$y"; '
 _DIAL = "if [ $h = have ]; then {start}; fi; "
 _PLACE = (
     'b="{base}"; until [ -d "$b" ]; do case "$b" in */*) b="${{b%/*}}";; *) b=/;; esac; [ -n "$b" ] || b=/; done; '
@@ -75,16 +78,20 @@ _PLACE = (
     'k=0; y="{base}/.part-{name}"; [ -f "$y" ] && k="$({{ wc -c < "$y"; }} 2>/dev/null)" || k=0; '
 )
 # Each candidate is started, because a name on the PATH may be a stub that only says where to get Python; but not a
-# second name of the best one. A file system that has no size (/proc) keeps no files, whoever may write there.
+# second name of the best one, or of one that hangs. A file system that has no size (/proc) keeps no files, whoever may
+# write there.
 _LOOK = (
     '[ -f "$y" ] || continue; [ "$v" -ge {oldest} ] && [ "$y" -ef "$p" ] && continue; '
-    'x="$("$y" -I -S -c "import sys, posix, zlib; s = posix.statvfs(sys.argv[1]); '
+    '[ -n "$g" ] && [ "$y" -ef "$g" ] && continue; '
+    'x="$($t "$y" -I -S -c "import sys, posix, zlib; s = posix.statvfs(sys.argv[1]); '
     "print(sys.version_info[0] * 100 + sys.version_info[1], s.f_bavail * s.f_frsize if s.f_blocks else -1)"
-    '" "$b" 2>/dev/null)" || continue; n="${{x%% *}}"; {shown}[ "$n" -gt "$v" ] 2>/dev/null || continue; '
+    '" "$b" </dev/null 2>/dev/null)" || {{ [ $? -ne 137 ] || {{ g="$y"; {hung}}}; continue; }}; '
+    'n="${{x%% *}}"; {shown}[ "$n" -gt "$v" ] 2>/dev/null || continue; '
     'v="$n"; f="${{x#* }}"; p="$y"; '
 )
 _PYTHON = (
-    'v=0; f=0; p=; for c in {names}; do command -v "$c" >/dev/null || continue; y="$(command -v "$c")"; '
+    _LIMITED.replace("{seconds}", "{patience}")
+    + 'g=; v=0; f=0; p=; for c in {names}; do command -v "$c" >/dev/null || continue; y="$(command -v "$c")"; '
     + _LOOK
     + "done; "
     '[ "$v" -ge {oldest} ] || for y in {elsewhere}; do ' + _LOOK + "done; "
@@ -152,6 +159,7 @@ class Facts:
     kept: int  # bytes of the binary that are there already
     python: str
     dead: bool = False  # this very binary is there, and does not start or is not trusted
+    hung: str = ""  # a Python that was started and does not answer
 
     @property
     def text(self) -> str:
@@ -178,6 +186,7 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
         "seconds": str(ADMIN_SECONDS),
         "silent": SILENT,
         "shown": _SHOWN.format(marker=marker) if mode == "look" else "",
+        "hung": _HUNG.format(marker=marker),
     }
     home = '[ -d "$HOME" ] || h=shut; ' if place.cache.startswith("~/") else ""
     start = _OWN
@@ -213,6 +222,8 @@ def _values(place: Place, marker: str, name: str) -> dict[str, str]:
         "elsewhere": python or f'"{base}"/{BROUGHT}*/*/bin/python3 {_ELSEWHERE}',
         "setup": place.setup.replace("\n", "; "),
         "shown": "",
+        "hung": "",
+        "patience": str(PYTHON_SECONDS),
     }
 
 

@@ -474,6 +474,23 @@ def test_a_build_that_does_not_start_is_planned_and_replaced(lab: Lab, odd_host:
     assert launcher.read_bytes() == before and lab.run(["run", "--on", "moved", "--", "true"]).returncode == 0
 
 
+HANGS = "#!/bin/sh\nexec sleep 1000\n"
+
+
+def test_a_python_that_hangs_does_not_block_a_host(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    odd_host("slow", scripts={"python3": HANGS})
+    checked = lab.run(["hosts", "check", "-v", "slow"], check=True)
+    assert checked.stdout.splitlines()[1].split()[1] == b"ok"
+    assert b"/python3 does not start within 6 s" in checked.stderr
+    assert lab.run(["run", "--on", "slow", "--", "true"]).returncode == 0
+
+
+def test_the_only_python_hangs_and_is_named(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("stuck", python=False, scripts={"python3": HANGS})
+    assert f"its {host.base}/bin/python3 does not start within 6 s" in refused(lab, "stuck")
+    nothing_is_there(host)
+
+
 def test_a_host_without_a_home(lab: Lab, odd_host: Callable[..., Host]) -> None:
     odd_host("homeless", env={"HOME": "/proc/none"})
     assert "its cache for quine cannot be written" in refused(lab, "homeless")

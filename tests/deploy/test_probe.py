@@ -228,6 +228,28 @@ def test_a_second_name_of_an_old_python_is_started_too(binary: Binary, tmp_path:
     assert found(tmp_path, binary) == ((3, 12), f"{tmp_path}/bin/python3.12")
 
 
+def test_a_python_that_hangs_is_passed_over(
+    binary: Binary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: another name of it is not started. The bytes of the channel are not for it."""
+    monkeypatch.setattr(probe, "PYTHON_SECONDS", 1)
+    stub(tmp_path / "bin" / "python3", 308)
+    (tmp_path / "bin" / "python3").write_text(
+        f"#!/bin/sh\necho asked >> {tmp_path}/asked\ncat\nexec sleep 1000\n"
+    )
+    (tmp_path / "bin" / "python3.12").symlink_to("python3")
+    stub(tmp_path / "bin" / "python3.11", 311)
+    env = {"HOME": str(tmp_path), "PATH": f"{tmp_path}/bin"}
+    for name in ("sh", "uname", "wc", "cat", "sleep", "timeout", "true"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    command = ["sh", "-c", probe.command(binary, USUAL, MARKER, "check")]
+    done = subprocess.run(command, env=env, capture_output=True, input=b"bytes\n", timeout=60, check=True)
+    hung, last = done.stdout.decode().splitlines()
+    assert hung == f"{MARKER} hung {tmp_path}/bin/python3"
+    assert probe.facts(last.removeprefix(MARKER).strip()).python == f"{tmp_path}/bin/python3.11"
+    assert (tmp_path / "asked").read_text() == "asked\n"
+
+
 @pytest.mark.parametrize(
     "place", [".pyenv/versions/3.13.1/bin", "miniconda3/bin", ".local/share/uv/python/cpython-3.13/bin"]
 )
