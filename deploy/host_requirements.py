@@ -84,6 +84,8 @@ def check(host: str, binary: Binary, facts: Facts, named: str = "") -> None:
     if facts.shut:
         word = "readonly"
         text = "its home is missing, permission is denied, or its file system keeps no files"
+    elif facts.noexec:
+        word, text = "noexec", "its cache for quine is on a file system mounted noexec"
     elif facts.free < needed:
         word, text = "full", f"{facts.free >> 20} MB free, {needed >> 20} MB needed"
     if word:

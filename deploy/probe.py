@@ -4,7 +4,7 @@
     exec /bin/sh -c '...'                  ->
                                            <-     MARKER have            then the dial's own bytes
                                            or     MARKER other VERSION                    of an admin's binary: the end
-                                           or     MARKER need|dead|shut SYSTEM MACHINE VERSION FREE KEPT PYTHON
+                                           or     MARKER need|dead|shut|noexec SYSTEM MACHINE VERSION FREE KEPT PYTHON
                                        (before:   MARKER hung PATH...)
                                        (a look:   MARKER shell SECONDS SHELL, MARKER python VERSION PATH..., have ...)
     length, program, the bytes behind KEPT ->
@@ -79,12 +79,13 @@ _PLACE = (
 )
 # Each candidate is started, because a name on the PATH may be a stub that only says where to get Python; but not a
 # second name of the best one, or of one that hangs. A file system that has no size (/proc) keeps no files, whoever may
-# write there.
+# write there. On one mounted noexec (8 of statvfs) the build could not start.
 _LOOK = (
     '[ -f "$y" ] || continue; [ "$v" -ge {oldest} ] && [ "$y" -ef "$p" ] && continue; '
     '[ -n "$g" ] && [ "$y" -ef "$g" ] && continue; '
     'x="$($t "$y" -I -S -c "import sys, posix, zlib; s = posix.statvfs(sys.argv[1]); '
-    "print(sys.version_info[0] * 100 + sys.version_info[1], s.f_bavail * s.f_frsize if s.f_blocks else -1)"
+    "print(sys.version_info[0] * 100 + sys.version_info[1], "
+    "-1 if not s.f_blocks else -2 if s.f_flag & 8 else s.f_bavail * s.f_frsize)"
     '" "$b" </dev/null 2>/dev/null)" || {{ [ $? -ne 137 ] || {{ g="$y"; {hung}}}; continue; }}; '
     'n="${{x%% *}}"; {shown}[ "$n" -gt "$v" ] 2>/dev/null || continue; '
     'v="$n"; f="${{x#* }}"; p="$y"; '
@@ -95,7 +96,7 @@ _PYTHON = (
     + _LOOK
     + "done; "
     '[ "$v" -ge {oldest} ] || for y in {elsewhere}; do ' + _LOOK + "done; "
-    '[ "$f" = -1 ] && f=0 && case $h in have) ;; *) h=shut;; esac; '
+    '[ "$h" = have ] || case "$f" in -1) h=shut;; -2) h=noexec;; esac; case "$f" in -*) f=0;; esac; '
 )
 _FACTS = 'echo {marker} $h $(uname -sm) $v $f $k "$p"; '
 _RECEIVE = (
@@ -159,6 +160,7 @@ class Facts:
     kept: int  # bytes of the binary that are there already
     python: str
     dead: bool = False  # this very binary is there, and does not start or is not trusted
+    noexec: bool = False  # it cannot be put there: no program starts on that file system
     hung: str = ""  # a Python that was started and does not answer
 
     @property
@@ -310,8 +312,8 @@ def of_python(text: str) -> str:
 
 
 def facts(answer: str) -> Facts:
-    """Parse a line `need ...`, `dead ...`, `shut ...` or, in a check, `have ...`. Raises ValueError for others."""
-    found = re.fullmatch(r"(need|dead|shut|have) (\S+) (\S+) (\d{1,6}) (\d+) (\d+) ?(.*)", answer)
+    """Parse a line `need ...`, `dead ...`, `shut ...`, `noexec ...` or `have ...` of a check; else ValueError."""
+    found = re.fullmatch(r"(need|dead|shut|noexec|have) (\S+) (\S+) (\d{1,6}) (\d+) (\d+) ?(.*)", answer)
     if found is None:
         raise ValueError(f"not an answer: {answer!r}")
     state, system, machine, version, free, kept, python = found.groups()
@@ -325,4 +327,5 @@ def facts(answer: str) -> Facts:
         int(kept),
         python,
         state == "dead",
+        noexec=state == "noexec",
     )

@@ -70,7 +70,12 @@ def test_a_home_that_allows_no_programs(lab: Lab, odd_host: Callable[..., Host],
     host = odd_host("strict", mount="noexec,size=200m")
     text = refused(lab, "strict")
     assert "mounted noexec" in text and CURE in text
-    assert os.listdir(host.path_of(".cache/quine")) == []
+    assert os.listdir(host.path_of(".")) == [], "it is seen before anything is sent"
+    checked = lab.run(["hosts", "check", "strict"])
+    assert checked.returncode == 69 and checked.stdout.splitlines()[1].split()[1] == b"unusable"
+    assert b"mounted noexec" in checked.stderr
+    planned = lab.run(["deploy", "--plan", "strict"])
+    assert (planned.returncode, planned.stdout) == (69, b"strict: cannot be deployed to\n")
     works(lab, scratch(lab, host, "cured", tmp_path / "scratch"))
 
 
