@@ -24,6 +24,7 @@ from quine.base.errors import DEFECT, LOST, NOT_STARTED, Failure, NoGuest, compl
 from transport import inherit, this_build
 from transport.writes import write_all
 
+COERCED = ("C.UTF-8", "C.utf8", "UTF-8")  # targets of the coercion
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 TYPE_CHECKING = False
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """The console script."""
     try:
+        _drop_own_locale()
         _hide_secrets()
         _ready_streams()
         status = dispatch(sys.argv[1:])
@@ -64,6 +66,18 @@ def main() -> None:
             status = status or _unwritten(error, name)
     packed.keep()
     os._exit(status)
+
+
+def _drop_own_locale() -> None:
+    """Remove the LC_CTYPE that Python sets for itself in the C locale (PEP 538): jobs have what this process was given.
+
+    PYTHONCOERCECLOCALE=0 would not do: an isolated Python, as on hosts, does not read it.
+    """
+    if os.environ.get("LC_CTYPE") in COERCED:
+        from quine.base import exposure
+
+        if not exposure.given("LC_CTYPE"):
+            del os.environ["LC_CTYPE"]
 
 
 def _hide_secrets() -> None:
