@@ -27,6 +27,7 @@ from transport.carrier.dialer import unheard as unwatched
 from transport.carrier.duplex import Bootstrap
 from transport.carrier.timeouts import timeout
 from transport.errors import Interrupted, Misconfigured, Unreachable
+from transport.node_socket import UNSTARTED
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
@@ -343,6 +344,7 @@ def _failure(host: Host, duplex: Bootstrap) -> Exception:
         return _BrokenError(last)
     detail = next((line for line in ours if " error: " in line), last).rpartition("error: ")[2]
     hint = next((line for line in ours if " hint: " in line), "").rpartition("hint: ")[2]
+    detail = detail.removeprefix(f"{UNSTARTED}: ")  # there it is the node of this machine
     return Unreachable(host.name, f"its node does not start: {detail}", hint)
 
 

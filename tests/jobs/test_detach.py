@@ -291,6 +291,21 @@ quine run --detach -- true
     )
 
 
+@pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
+def test_a_full_runtime_directory_is_named(lab: Lab, tmp_path: Path) -> None:
+    place = lab.env["XDG_RUNTIME_DIR"]
+    script = f"""mount -t tmpfs -o size=64k lab {place}
+mkdir -m 700 "{place}/quine-$(id -u)"
+cat /dev/zero >{place}/much 2>/dev/null
+quine run --on h1 -- true
+"""
+    done = with_a_disk(lab, tmp_path, script)
+    error, hint = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (69, b"")
+    assert f"does not start: {place}/quine-" in error and "no space left on device" in error
+    assert "make room there, or set XDG_RUNTIME_DIR" in hint
+
+
 def test_its_supervisor_is_killed(lab: Lab, tmp_path: Path) -> None:
     """PIPE is ignored, because a shell says on stderr that its command was terminated, and nobody reads that."""
     told = tmp_path / "told"
