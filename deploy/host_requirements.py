@@ -102,6 +102,8 @@ def check_build(host: str, path: str, answer: str) -> None:
     if "(build " in version:
         ours = this_build.build_hash()[:BUILD_SHOWN]
         raise Unfit(host, f"its binary {path} is {version}, and this is build {ours}", cure)
+    if version == probe.PLAIN:
+        cure = f"chmod +x {path} there, on a file system that is not mounted noexec; if it is another file, {cure}"
     if version == probe.SILENT:
         version = f"no answer to --version within {probe.ADMIN_SECONDS} s"
     raise Unfit(host, f"its binary {path} does not start: {version or 'it says nothing'}", cure)

@@ -37,6 +37,7 @@ BUILD_SHOWN = 12  # digits of the hash of a build in the answer to --version
 ADMIN_SECONDS = 20  # in which an installation of an admin has to tell its build
 PYTHON_SECONDS = 6  # for one Python to start; one in the PATH may hang, as behind a file server that is gone
 SILENT = "silent"  # in place of a version that did not come in that time
+PLAIN = "it is not executable"  # in place of a version
 CLOCK = 2  # seconds of a difference between two clocks that are not worth a word
 
 # Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
@@ -59,9 +60,9 @@ _FOUND = {
 # talking, too. Its directory comes first on the PATH, so that jobs call the same build, unless it would change their
 # python.
 _ADMIN = (
-    'd="{admin}"; for c in "$d/bin/quine" "$d/quine"; do [ -d "$d" ] && [ -x "$c" ] && d="$c"; done; '
+    'd="{admin}"; for c in "$d/bin/quine" "$d/quine"; do [ -d "$d" ] && [ -f "$c" ] && d="$c"; done; '
     + _LIMITED
-    + 'x="there is no program by that name"; [ -f "$d" ] && [ -x "$d" ] && '
+    + 'x="there is no program by that name"; [ -f "$d" ] && x="{mode}"; [ -f "$d" ] && [ -x "$d" ] && '
     'x="$({{ $t "$d" --version </dev/null; [ $? -eq 137 ] && {{ echo; echo {silent}; }}; }} 2>&1 '
     '| head -c 4096 | tail -n 1)"; '
     'case "$x" in *"(build {build})"*) {found};; *) set -f; echo {marker} other $x; exit 0;; esac; '
@@ -187,6 +188,7 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
         "build": this_build.build_hash()[:BUILD_SHOWN],
         "seconds": str(ADMIN_SECONDS),
         "silent": SILENT,
+        "mode": PLAIN,
         "shown": _SHOWN.format(marker=marker) if mode == "look" else "",
         "hung": _HUNG.format(marker=marker),
     }
