@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from quine.base.sessions import is_session, new_session
 from quine.jobs import foreign, logind
 from quine.remote.placement import DETACHED_LEASE, settle
 from tests.lab import Lab, processes
+from tests.lab.host import Host
 from tests.lab.lab import BUILDS
 from tests.lab.machine import UNSHARE, can_mount
 from tests.support.detached import detach, folder, record
@@ -289,6 +290,20 @@ quine run --detach -- true
     assert done.stderr.startswith(
         b"quine: h7: error: cannot start: no space left on device\nquine: h7: hint: "
     )
+
+
+def test_a_home_there_that_takes_no_record_is_named_with_its_host(
+    lab: Lab, odd_host: Callable[..., Host]
+) -> None:
+    host = odd_host("closed")
+    (host.home / ".local").write_text("in the way")
+    done = lab.run(["run", "--detach", "--on", "closed", "--", "true"])
+    assert (done.returncode, done.stdout) == (69, b"")
+    error, hint = done.stderr.decode().splitlines()
+    assert error == (
+        f"quine: closed: error: the job cannot be put on record: {host.home}/.local: not a directory"
+    )
+    assert hint == "quine: closed: hint: set XDG_STATE_HOME"
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
