@@ -15,7 +15,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from deploy import carriers, host_requirements, layers, probe, push
@@ -27,6 +27,7 @@ from transport.carrier.dialer import unheard as unwatched
 from transport.carrier.duplex import Bootstrap
 from transport.carrier.timeouts import timeout
 from transport.errors import Interrupted, Misconfigured, Unreachable
+from transport.node_socket import UNSTARTED
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
@@ -85,6 +86,11 @@ class _Clock:
             self.allow(DEADLINE, "")
         self._note(f"{time.monotonic() - self._started:7.3f} s {step}")
         self._phase = step
+
+    def doubt(self, text: str) -> None:
+        """Note a thing that may be the reason if the present phase takes too long."""
+        self._note(f"{time.monotonic() - self._started:7.3f} s {text}")
+        self._phase += f" ({text})"
 
     def allow(self, seconds: float, name: str) -> None:
         self._limit = seconds
@@ -264,9 +270,9 @@ class _Visit:
         command = layers.prefixed(command, answers.marker, self.layer)
         duplex = await self._connect(command, clock.phase, self._news)
         try:
-            answer = await self._answer(clock, mode, duplex, answers)
+            answer, hung = await self._answer(clock, mode, duplex, answers)
             host_requirements.check_build(self.host.name, self.place.binary, answer)
-            facts = None if answer == "have" else _facts(self.host, answer)
+            facts = None if answer == "have" else replace(_facts(self.host, answer), hung=hung)
             if facts is not None:
                 clock.phase("find the binary", facts.text)
             if facts is not None and not facts.have and mode != "check":
@@ -294,16 +300,23 @@ class _Visit:
             raise
         return duplex, answers, facts
 
-    async def _answer(self, clock: _Clock, mode: str, duplex: Bootstrap, answers: probe.Answers) -> str:
-        """Return the answer to the probe; those before it, of a look, are for the steps alone."""
+    async def _answer(
+        self, clock: _Clock, mode: str, duplex: Bootstrap, answers: probe.Answers
+    ) -> tuple[str, str]:
+        """Return the answer to the probe, and a Python that hangs. Answers before it, of a look, are for the steps."""
         clock.phase(step := "start the login shell" if mode == "look" else "find the binary")
         versions: set[str] = set()
+        hung = ""
         while True:
             answer = await push.next_answer(self.host.name, duplex, answers)
             word, _, text = answer.partition(" ")
-            if word not in ("shell", "python"):
-                return answer
-            if word == "shell":
+            if word not in ("shell", "python", "hung"):
+                return answer, hung
+            if word == "hung":
+                hung = text
+                clock.phase(step, why := host_requirements.hangs(text), ok=False)
+                clock.doubt(why)
+            elif word == "shell":
                 clock.phase(step, probe.of_shell(text, answers.banner))
                 clock.phase(step := "find the binary")
             elif (version := text.partition(" ")[0]) not in versions:  # python3 and python3.N are often one
@@ -331,6 +344,7 @@ def _failure(host: Host, duplex: Bootstrap) -> Exception:
         return _BrokenError(last)
     detail = next((line for line in ours if " error: " in line), last).rpartition("error: ")[2]
     hint = next((line for line in ours if " hint: " in line), "").rpartition("hint: ")[2]
+    detail = detail.removeprefix(f"{UNSTARTED}: ")  # there it is the node of this machine
     return Unreachable(host.name, f"its node does not start: {detail}", hint)
 
 

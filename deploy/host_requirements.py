@@ -54,6 +54,11 @@ def not_there(python: str) -> str:
     return f'no Python starts there by the name in its table in the inventory: python = "{python}"'
 
 
+def hangs(path: str) -> str:
+    """Return the cause where a Python was started and did not answer."""
+    return f"its {path} does not start within {probe.PYTHON_SECONDS} s"
+
+
 def check(host: str, binary: Binary, facts: Facts, named: str = "") -> None:
     """Raise Unfit if this binary cannot run on the host. `named`: the Python of its table in the inventory."""
     oldest = ".".join(map(str, OLDEST_PYTHON))
@@ -69,6 +74,8 @@ def check(host: str, binary: Binary, facts: Facts, named: str = "") -> None:
         if named:
             cure = "correct `python` in its table, or take it out, and the newest Python there is used"
             missing, subject = not_there(named), f'in the inventory python = "{named}"'
+        if facts.hung:
+            missing, cure = hangs(facts.hung), f"see why that hangs there, or {cure}"
         version = ".".join(map(str, facts.version))
         old = f"{subject} is {version}, and quine needs {oldest} or newer"
         raise NeedsPython(host, old if facts.python else missing, cure, facts)
@@ -77,6 +84,8 @@ def check(host: str, binary: Binary, facts: Facts, named: str = "") -> None:
     if facts.shut:
         word = "readonly"
         text = "its home is missing, permission is denied, or its file system keeps no files"
+    elif facts.noexec:
+        word, text = "noexec", "its cache for quine is on a file system mounted noexec"
     elif facts.free < needed:
         word, text = "full", f"{facts.free >> 20} MB free, {needed >> 20} MB needed"
     if word:
@@ -93,6 +102,8 @@ def check_build(host: str, path: str, answer: str) -> None:
     if "(build " in version:
         ours = this_build.build_hash()[:BUILD_SHOWN]
         raise Unfit(host, f"its binary {path} is {version}, and this is build {ours}", cure)
+    if version == probe.PLAIN:
+        cure = f"chmod +x {path} there, on a file system that is not mounted noexec; if it is another file, {cure}"
     if version == probe.SILENT:
         version = f"no answer to --version within {probe.ADMIN_SECONDS} s"
     raise Unfit(host, f"its binary {path} does not start: {version or 'it says nothing'}", cure)

@@ -4,7 +4,8 @@
     exec /bin/sh -c '...'                  ->
                                            <-     MARKER have            then the dial's own bytes
                                            or     MARKER other VERSION                    of an admin's binary: the end
-                                           or     MARKER need|shut SYSTEM MACHINE VERSION FREE KEPT PYTHON
+                                           or     MARKER need|dead|shut|noexec SYSTEM MACHINE VERSION FREE KEPT PYTHON
+                                       (before:   MARKER hung PATH...)
                                        (a look:   MARKER shell SECONDS SHELL, MARKER python VERSION PATH..., have ...)
     length, program, the bytes behind KEPT ->
                                            <-     MARKER fail WORD TEXT | have
@@ -34,15 +35,21 @@ CACHE = "~/.cache/quine"
 BROUGHT = "python-"  # begins the name of an interpreter in the cache, see interpreter.py
 BUILD_SHOWN = 12  # digits of the hash of a build in the answer to --version
 ADMIN_SECONDS = 20  # in which an installation of an admin has to tell its build
+PYTHON_SECONDS = 6  # for one Python to start; one in the PATH may hang, as behind a file server that is gone
 SILENT = "silent"  # in place of a version that did not come in that time
+PLAIN = "it is not executable"  # in place of a version
 CLOCK = 2  # seconds of a difference between two clocks that are not worth a word
 
 # Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
 # than the launcher, and the file had its hash checked before the launcher was written.
 _HAVE = (
     'd="{base}/{name}"; '
-    'if {trusted} [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ]; then {found}; fi; '
+    'if [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ]; then '
+    "h=dead; if {works}; then {found}; fi; fi; "
 )
+_LIMITED = 't="timeout -s KILL {seconds}"; $t true 2>/dev/null || t=; '  # not every system has a `timeout`
+# A dial starts it, and so sees whether it does; where nothing is started, its Python may be gone.
+_STARTS = '$t "$d/quine" --version </dev/null >/dev/null 2>&1'
 _FOUND = {
     "dial": "echo {marker} have; {start}",
     "deploy": "echo {marker} have; exit 0",
@@ -53,9 +60,9 @@ _FOUND = {
 # talking, too. Its directory comes first on the PATH, so that jobs call the same build, unless it would change their
 # python.
 _ADMIN = (
-    'd="{admin}"; for c in "$d/bin/quine" "$d/quine"; do [ -d "$d" ] && [ -x "$c" ] && d="$c"; done; '
-    't="timeout -s KILL {seconds}"; $t true 2>/dev/null || t=; '
-    'x="there is no program by that name"; [ -f "$d" ] && [ -x "$d" ] && '
+    'd="{admin}"; for c in "$d/bin/quine" "$d/quine"; do [ -d "$d" ] && [ -f "$c" ] && d="$c"; done; '
+    + _LIMITED
+    + 'x="there is no program by that name"; [ -f "$d" ] && x="{mode}"; [ -f "$d" ] && [ -x "$d" ] && '
     'x="$({{ $t "$d" --version </dev/null; [ $? -eq 137 ] && {{ echo; echo {silent}; }}; }} 2>&1 '
     '| head -c 4096 | tail -n 1)"; '
     'case "$x" in *"(build {build})"*) {found};; *) set -f; echo {marker} other $x; exit 0;; esac; '
@@ -64,6 +71,7 @@ _OWN = 'PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial'
 _START = '[ -x "${{d%/*}}/python3" ] || PATH="${{d%/*}}:$PATH"; export PATH; exec "$d" node --dial'
 _SHELL = 'echo {marker} shell $(date +%s) "$SHELL"; '  # its start files are done
 _SHOWN = 'echo {marker} python $n "$y"; '
+_HUNG = 'echo {marker} hung "$y"; '
 _DIAL = "if [ $h = have ]; then {start}; fi; "
 _PLACE = (
     'b="{base}"; until [ -d "$b" ]; do case "$b" in */*) b="${{b%/*}}";; *) b=/;; esac; [ -n "$b" ] || b=/; done; '
@@ -71,20 +79,25 @@ _PLACE = (
     'k=0; y="{base}/.part-{name}"; [ -f "$y" ] && k="$({{ wc -c < "$y"; }} 2>/dev/null)" || k=0; '
 )
 # Each candidate is started, because a name on the PATH may be a stub that only says where to get Python; but not a
-# second name of the best one. A file system that has no size (/proc) keeps no files, whoever may write there.
+# second name of the best one, or of one that hangs. A file system that has no size (/proc) keeps no files, whoever may
+# write there. On one mounted noexec (8 of statvfs) the build could not start.
 _LOOK = (
     '[ -f "$y" ] || continue; [ "$v" -ge {oldest} ] && [ "$y" -ef "$p" ] && continue; '
-    'x="$("$y" -I -S -c "import sys, posix, zlib; s = posix.statvfs(sys.argv[1]); '
-    "print(sys.version_info[0] * 100 + sys.version_info[1], s.f_bavail * s.f_frsize if s.f_blocks else -1)"
-    '" "$b" 2>/dev/null)" || continue; n="${{x%% *}}"; {shown}[ "$n" -gt "$v" ] 2>/dev/null || continue; '
+    '[ -n "$g" ] && [ "$y" -ef "$g" ] && continue; '
+    'x="$($t "$y" -I -S -c "import sys, posix, zlib; s = posix.statvfs(sys.argv[1]); '
+    "print(sys.version_info[0] * 100 + sys.version_info[1], "
+    "-1 if not s.f_blocks else -2 if s.f_flag & 8 else s.f_bavail * s.f_frsize)"
+    '" "$b" </dev/null 2>/dev/null)" || {{ [ $? -ne 137 ] || {{ g="$y"; {hung}}}; continue; }}; '
+    'n="${{x%% *}}"; {shown}[ "$n" -gt "$v" ] 2>/dev/null || continue; '
     'v="$n"; f="${{x#* }}"; p="$y"; '
 )
 _PYTHON = (
-    'v=0; f=0; p=; for c in {names}; do command -v "$c" >/dev/null || continue; y="$(command -v "$c")"; '
+    _LIMITED.replace("{seconds}", "{patience}")
+    + 'g=; v=0; f=0; p=; for c in {names}; do command -v "$c" >/dev/null || continue; y="$(command -v "$c")"; '
     + _LOOK
     + "done; "
     '[ "$v" -ge {oldest} ] || for y in {elsewhere}; do ' + _LOOK + "done; "
-    '[ "$f" = -1 ] && f=0 && [ $h = need ] && h=shut; '
+    '[ "$h" = have ] || case "$f" in -1) h=shut;; -2) h=noexec;; esac; case "$f" in -*) f=0;; esac; '
 )
 _FACTS = 'echo {marker} $h $(uname -sm) $v $f $k "$p"; '
 _RECEIVE = (
@@ -147,10 +160,14 @@ class Facts:
     free: int  # bytes
     kept: int  # bytes of the binary that are there already
     python: str
+    dead: bool = False  # this very binary is there, and does not start or is not trusted
+    noexec: bool = False  # it cannot be put there: no program starts on that file system
+    hung: str = ""  # a Python that was started and does not answer
 
     @property
     def text(self) -> str:
         build = "this build is there" if self.have else "this build is not there"
+        build = "this build is there and does not start" if self.dead else build
         room = f"{self.free >> 20} MB free, " if self.python else ""  # Python looks
         return f"{self.system} {self.machine}, {room}{build}"
 
@@ -161,19 +178,23 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
     Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks. "look" is
     "dial" with an answer for each thing that is found on the way.
     """
+    asks = mode in ("check", "deploy")
+    works = (_STARTS if asks else "true") if trust else "false"
     values = {
         **_values(place, marker, place.name(binary)),
         "file": installer.FILE,
-        "trusted": "" if trust else "false &&",
+        "works": works,
         "admin": in_shell(place.binary),
         "build": this_build.build_hash()[:BUILD_SHOWN],
         "seconds": str(ADMIN_SECONDS),
         "silent": SILENT,
+        "mode": PLAIN,
         "shown": _SHOWN.format(marker=marker) if mode == "look" else "",
+        "hung": _HUNG.format(marker=marker),
     }
     home = '[ -d "$HOME" ] || h=shut; ' if place.cache.startswith("~/") else ""
     start = _OWN
-    have = _HAVE
+    have = (_LIMITED if asks and trust else "") + _HAVE
     setup = "{setup}"
     if place.binary:
         start, have, setup = _START, setup + _ADMIN, ""
@@ -205,6 +226,8 @@ def _values(place: Place, marker: str, name: str) -> dict[str, str]:
         "elsewhere": python or f'"{base}"/{BROUGHT}*/*/bin/python3 {_ELSEWHERE}',
         "setup": place.setup.replace("\n", "; "),
         "shown": "",
+        "hung": "",
+        "patience": str(PYTHON_SECONDS),
     }
 
 
@@ -291,8 +314,8 @@ def of_python(text: str) -> str:
 
 
 def facts(answer: str) -> Facts:
-    """Parse a line `need ...`, `shut ...` or, in a check, `have ...`. Raises ValueError for any other line."""
-    found = re.fullmatch(r"(need|shut|have) (\S+) (\S+) (\d{1,6}) (\d+) (\d+) ?(.*)", answer)
+    """Parse a line `need ...`, `dead ...`, `shut ...`, `noexec ...` or `have ...` of a check; else ValueError."""
+    found = re.fullmatch(r"(need|dead|shut|noexec|have) (\S+) (\S+) (\d{1,6}) (\d+) (\d+) ?(.*)", answer)
     if found is None:
         raise ValueError(f"not an answer: {answer!r}")
     state, system, machine, version, free, kept, python = found.groups()
@@ -305,4 +328,6 @@ def facts(answer: str) -> Facts:
         int(free),
         int(kept),
         python,
+        state == "dead",
+        noexec=state == "noexec",
     )

@@ -22,7 +22,7 @@ import time
 from quine import packed
 from quine.base.errors import DEFECT, LOST, NOT_STARTED, Failure, NoGuest, complain
 from transport import inherit, this_build
-from transport.writes import write_all
+from transport.writes import closed, write_all
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -30,7 +30,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
-    from typing import TextIO
 
     from _typeshed import ReadableBuffer
 
@@ -41,6 +40,10 @@ if TYPE_CHECKING:
 def main() -> None:
     """The console script."""
     try:
+        if "LC_CTYPE" in os.environ:
+            from quine.base import exposure
+
+            exposure.drop_own_locale()
         _hide_secrets()
         _ready_streams()
         status = dispatch(sys.argv[1:])
@@ -77,7 +80,7 @@ def _hide_secrets() -> None:
 def _ready_streams() -> None:
     """Make `print` wait if another process has made its pipe non-blocking, and fail if stdout is closed."""
     if sys.stdout is None:
-        sys.stdout = _closed()
+        sys.stdout = closed()
     for name, fd in (("stdout", 1), ("stderr", 2)):
         try:
             if os.get_blocking(fd):
@@ -97,20 +100,6 @@ def _ready_streams() -> None:
             continue
         kind = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": stream.line_buffering}
         setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(Patient(fd, "w", closefd=False)), **kind))
-
-
-def _closed() -> TextIO:
-    """Return a stdout that fails on write. With descriptor 1 closed, Python has none, and `print` is silent."""
-    import io
-
-    class Closed(io.RawIOBase):
-        def writable(self) -> bool:
-            return True
-
-        def write(self, data: ReadableBuffer, /) -> int:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF), "stdout")
-
-    return io.TextIOWrapper(io.BufferedWriter(Closed()), encoding="utf-8")
 
 
 def _mount(command: str, values: Mapping[str, object], paths: list[str]) -> int:

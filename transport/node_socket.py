@@ -16,6 +16,7 @@ from transport.lean import blake2b, socket
 
 CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
 TAKEN = b"+"  # the node's answer to a dial: the streams are its own now
+UNSTARTED = "the node of this machine does not start"
 SUN_PATH = 100  # bytes of a Unix socket's path; 108 on Linux, 104 on BSD
 TRIES = 3  # attempts, each of which may meet a node that ends before it has read a byte
 

@@ -52,6 +52,7 @@ _SCRIPT = (
     'umask 077; LC_ALL=C; export LC_ALL; base="{base}"; d="$base/{name}"; p="$base/.part-{name}"; '
     'w="$base/.new-{name}-$$"; fail() {{ echo {marker} fail "$@"; exit 69; }}; set -f; '
     '[ $h = shut ] && fail readonly "$base"; '
+    '[ $h = noexec ] && fail noexec "$base" is on a file system mounted noexec; '
     "for c in head dd tar sha256sum {tool}; do command -v $c >/dev/null || fail lacks $c; done; "
     'x="$(df -Pk "$b" 2>/dev/null | tail -n 1)"; set -- $x; [ "${{2:-1}}" = 0 ] && fail readonly "$base"; '
     '[ "${{4:-{room}}}" -ge {room} ] || fail full "$base has $4 kB free, {room} kB are needed"; '

@@ -87,8 +87,6 @@ class Tree(NamedTuple):
 def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -> Settings:
     """Read the environment, remove the secrets from it and fill in defaults. Raises Misconfigured."""
     memo = inherit.read(environ) or _recovered(environ)
-    if environ is os.environ and environ.get("LC_CTYPE") == "C.UTF-8" and not exposure.given("LC_CTYPE"):
-        del environ["LC_CTYPE"]  # set by Python for itself (PEP 538), not by the caller
     secrets = _texts(memo.get("environ"))
     for option, variable in OPTIONS.items():
         if given := getattr(options, option):

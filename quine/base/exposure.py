@@ -9,6 +9,8 @@ import contextlib
 import os
 from collections.abc import Collection, Sequence
 
+COERCED = ("C.UTF-8", "C.utf8", "UTF-8")  # locales that Python takes in place of C
+
 
 def mission(text: str) -> None:
     """Show another mission in `ps`, truncated to the space of the initial argv."""
@@ -28,6 +30,15 @@ def given(name: str) -> bool:
     with contextlib.suppress(OSError), open("/proc/self/environ", "rb") as file:
         return any(entry.startswith(name.encode() + b"=") for entry in file.read().split(b"\0"))
     return True
+
+
+def drop_own_locale() -> None:
+    """Remove the LC_CTYPE that Python sets for itself in the C locale (PEP 538): jobs have what this process was given.
+
+    PYTHONCOERCECLOCALE=0 would not do: an isolated Python, as on hosts, does not read it.
+    """
+    if os.environ.get("LC_CTYPE") in COERCED and not given("LC_CTYPE"):
+        del os.environ["LC_CTYPE"]
 
 
 def forget(names: Collection[str]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from deploy.inventory import Inventory
 
 
-IN_USE = "end its jobs (quine ps --on HOST); its node ends when it has been idle for five minutes; then run it again"
+IN_USE = "end its jobs (quine ps --on {host}); its node ends when it has been idle for five minutes; then run it again"
 
 
 def put(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | None) -> int:
@@ -72,15 +72,18 @@ def remove(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
         if isinstance(result, Exception):
             continue
         cache = host.cache or "~/.cache/quine"
-        print(f"{host.name}: {_removed(result.removed)}")
+        stays = bool(result.left or result.used)
+        print(f"{host.name}: {_removed(result.removed, stays)}")
         kept = {"cannot be removed": result.left, "in use, not removed": result.used}
         paths = {why: ", ".join(f"{cache}/{name}" for name in names) for why, names in kept.items() if names}
         if paths:
             detail = "; ".join(f"{why}: {them}" for why, them in paths.items())
-            cure = "look at owners and modes there" if result.left else IN_USE
+            cure = "look at owners and modes there" if result.left else IN_USE.format(host=host.name)
             results[number] = host, Unreachable(host.name, detail, cure)
     return complaints(results)
 
 
-def _removed(count: int) -> str:
-    return "nothing to remove" if not count else f"removed {count} installation{'s' * (count > 1)}"
+def _removed(count: int, stays: bool) -> str:
+    if not count:
+        return "removed nothing" if stays else "nothing to remove"
+    return f"removed {count} installation{'s' * (count > 1)}"

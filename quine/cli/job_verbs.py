@@ -238,7 +238,10 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOpti
             job = registry.fresh(job, *folders)  # its tape may have recorded the end since the wait began
         end = _end(job)
         status = end.code
-        if end.state not in ("exited", "signaled"):
+        if end.state in ("exited", "signaled"):
+            if job.supervisor and end.detail:
+                complain(f"{job.id}: {end.detail}", end.hint)
+        else:
             on = _adrift(job)
             hint = f"it may still run there: quine ps --on {on}; quine kill {job.id}" if on else ""
             complain(f"{job.id}: {end.state}{': ' + end.detail if end.detail else ''}", hint)
@@ -341,10 +344,11 @@ def _kill(jobs: list[Agent | Remote], options: RunOptions) -> int:
 def _signalled(agent: Agent, number: int) -> int:
     """Signal a process of this machine; return the exit status."""
     fd = agent.hold()
-    if fd >= 0 and agent.supervised and number:
+    if agent.supervised and number:  # also without its process: it may wait for room on a full disk
         from quine.jobs import attach_logs
 
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
         if attach_logs.send_signal(agent, number):
             return OK
         fd = agent.hold()

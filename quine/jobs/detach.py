@@ -300,7 +300,8 @@ def _alone(job: str) -> None:
             raise
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise Failure(NOT_STARTED, f"no lock for job {job} in {jobs}: {why}") from None
+        here = os.environ.get("QUINE_NODE_NAME", "")
+        raise Failure(NOT_STARTED, f"no lock for job {job} in {jobs}: {why}", host=here) from None
 
 
 def _place(job: str, cwd: str, tree: str) -> str:

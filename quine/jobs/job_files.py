@@ -48,10 +48,9 @@ def made_directory() -> str:
 
 
 def unwritable(error: OSError, jobs: str) -> Failure:
-    """Return the failure of a write to the directory of all jobs."""
-    return Failure(
-        NOT_STARTED, f"{error.filename or jobs}: {(error.strerror or '').lower()}", "set XDG_STATE_HOME"
-    )
+    """Return the failure of a write to the directory of all jobs. On a host it names the host."""
+    why = f"the job cannot be put on record: {error.filename or jobs}: {(error.strerror or '').lower()}"
+    return Failure(NOT_STARTED, why, "set XDG_STATE_HOME", os.environ.get("QUINE_NODE_NAME", ""))
 
 
 def keep_mission(directory: str, mission: str) -> None:

@@ -87,6 +87,20 @@ def test_a_binary_that_does_not_start_is_named(
     assert not (host.home / ".cache").exists()
 
 
+@pytest.mark.parametrize("name", ["quine", "tree/quine", "tree/bin/quine"])
+def test_a_binary_that_is_not_executable_is_named_so(
+    name: str, lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\nexit 0\n")
+    odd_host("opt", inventory={"binary": str(tmp_path / name.split("/")[0])})
+    done = lab.run(["hosts", "check", "opt"])
+    assert done.returncode == 69
+    assert "does not start: it is not executable" in done.stderr.decode()
+    assert f"hint: chmod +x {tmp_path / name.split('/')[0]}" in done.stderr.decode()
+
+
 def answer(text: str, folder: Path) -> str:
     """Return what a host says of a binary with this text."""
     path = folder / "quine"

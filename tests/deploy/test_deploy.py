@@ -443,6 +443,54 @@ def test_host_without_python(lab: Lab, odd_host: Callable[..., Host]) -> None:
     nothing_is_there(host)
 
 
+def test_a_build_whose_python_has_gone(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    """The build is there by its files; every verb says that it cannot start."""
+    host = odd_host("nopy", python=False, scripts={"python3": f'#!/bin/sh\nexec {REAL} "$@"\n'})
+    lab.run(["deploy", "nopy"], check=True)
+    assert lab.run(["deploy", "--plan", "nopy"]).stdout == b"nopy: already there\n"
+    (name,) = installations(host)
+    launcher = host.path_of(f".cache/quine/{name}/quine")
+    launcher.write_text(launcher.read_text().replace(f"exec {REAL}", "exec /none/python3"))
+    assert "/none/python3" in launcher.read_text()
+    (host.base / "bin" / "python3").unlink()
+    assert "it has no python3" in refused(lab, "nopy")
+    checked = lab.run(["hosts", "check", "nopy"])
+    assert checked.returncode == 69 and checked.stdout.splitlines()[1].split()[1] == b"unusable"
+    planned = lab.run(["deploy", "--plan", "nopy"])
+    assert (planned.returncode, planned.stdout) == (69, b"nopy: needs Python\n")
+    examined = lab.run(["doctor", "nopy"]).stdout
+    assert b"this build is there and does not start" in examined and b"is not there" not in examined
+
+
+def test_a_build_that_does_not_start_is_planned_and_replaced(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("moved")
+    lab.run(["deploy", "moved"], check=True)
+    (name,) = installations(host)
+    launcher = host.path_of(f".cache/quine/{name}/quine")
+    before = launcher.read_bytes()
+    launcher.write_text("#!/bin/sh\nexec /none/python3\n")
+    assert lab.run(["deploy", "--plan", "moved"]).stdout.startswith(b"moved: send ")
+    assert b"already there" not in lab.run(["deploy", "moved"], check=True).stdout
+    assert launcher.read_bytes() == before and lab.run(["run", "--on", "moved", "--", "true"]).returncode == 0
+
+
+HANGS = "#!/bin/sh\nexec sleep 1000\n"
+
+
+def test_a_python_that_hangs_does_not_block_a_host(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    odd_host("slow", scripts={"python3": HANGS})
+    checked = lab.run(["hosts", "check", "-v", "slow"], check=True)
+    assert checked.stdout.splitlines()[1].split()[1] == b"ok"
+    assert b"/python3 does not start within 6 s" in checked.stderr
+    assert lab.run(["run", "--on", "slow", "--", "true"]).returncode == 0
+
+
+def test_the_only_python_hangs_and_is_named(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("stuck", python=False, scripts={"python3": HANGS})
+    assert f"its {host.base}/bin/python3 does not start within 6 s" in refused(lab, "stuck")
+    nothing_is_there(host)
+
+
 def test_a_host_without_a_home(lab: Lab, odd_host: Callable[..., Host]) -> None:
     odd_host("homeless", env={"HOME": "/proc/none"})
     assert "its cache for quine cannot be written" in refused(lab, "homeless")

@@ -70,7 +70,12 @@ def test_a_home_that_allows_no_programs(lab: Lab, odd_host: Callable[..., Host],
     host = odd_host("strict", mount="noexec,size=200m")
     text = refused(lab, "strict")
     assert "mounted noexec" in text and CURE in text
-    assert os.listdir(host.path_of(".cache/quine")) == []
+    assert os.listdir(host.path_of(".")) == [], "it is seen before anything is sent"
+    checked = lab.run(["hosts", "check", "strict"])
+    assert checked.returncode == 69 and checked.stdout.splitlines()[1].split()[1] == b"unusable"
+    assert b"mounted noexec" in checked.stderr
+    planned = lab.run(["deploy", "--plan", "strict"])
+    assert (planned.returncode, planned.stdout) == (69, b"strict: cannot be deployed to\n")
     works(lab, scratch(lab, host, "cured", tmp_path / "scratch"))
 
 
@@ -87,6 +92,20 @@ def test_a_home_that_cannot_be_entered(lab: Lab, odd_host: Callable[..., Host], 
     text = refused(lab, "closed")
     assert "its cache for quine cannot be written" in text and CURE in text
     works(lab, scratch(lab, host, "cured", tmp_path / "scratch"))
+
+
+def test_a_host_whose_node_can_write_no_file(lab: Lab, odd_host: Callable[..., Host], tmp_path: Path) -> None:
+    """As with a full /tmp: the node has no log to say it in."""
+    shell = tmp_path / "shell"
+    shell.write_text(f'#!/bin/sh\n[ -e {tmp_path}/free ] || ulimit -f 0\nexec /bin/sh "$@"\n')
+    shell.chmod(0o755)
+    host = odd_host("short", shell=str(shell))
+    (tmp_path / "free").touch()
+    lab.run(["deploy", "short"], check=True)
+    (tmp_path / "free").unlink()
+    text = said(lab.run(["run", "--on", "short", "--", "true"]), "short")
+    assert f": its node does not start: {host.run}/" in text and ": file too large" in text
+    assert "hint: raise `ulimit -f`" in text and "this machine" not in text
 
 
 def test_a_quota_that_the_free_space_does_not_show(

@@ -94,7 +94,7 @@ def test_a_look_tells_each_thing_and_then_dials(shell: str, binary: Binary, tmp_
     again = probe.command(binary, USUAL, MARKER, "look", trust=False)
     program = b"print('received')\n"
     *_, last, received = run(shell, again, tmp_path, f"{len(program)}\n".encode() + program).splitlines()
-    assert last.startswith(f"{MARKER} need ") and received == "received"
+    assert last.startswith(f"{MARKER} dead ") and received == "received"
 
 
 def test_a_shell_with_a_wrong_clock_and_a_banner() -> None:
@@ -133,9 +133,12 @@ def test_what_a_crash_or_a_hand_did_to_it_is_seen(binary: Binary, tmp_path: Path
         damage()
         assert state() == "need"
     shutil.rmtree(folder)
+    installed(tmp_path, binary, script="exec /none/python3")
+    assert state() == "dead", "its Python has gone"
+    shutil.rmtree(folder)
     installed(tmp_path, binary)
     assert (
-        run("sh", probe.command(binary, USUAL, MARKER, "check", trust=False), tmp_path).split()[1] == "need"
+        run("sh", probe.command(binary, USUAL, MARKER, "check", trust=False), tmp_path).split()[1] == "dead"
     )
 
 
@@ -223,6 +226,28 @@ def test_a_second_name_of_an_old_python_is_started_too(binary: Binary, tmp_path:
     for name in ("python3", "python3.12"):
         (tmp_path / "bin" / name).symlink_to("chooser")
     assert found(tmp_path, binary) == ((3, 12), f"{tmp_path}/bin/python3.12")
+
+
+def test_a_python_that_hangs_is_passed_over(
+    binary: Binary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: another name of it is not started. The bytes of the channel are not for it."""
+    monkeypatch.setattr(probe, "PYTHON_SECONDS", 1)
+    stub(tmp_path / "bin" / "python3", 308)
+    (tmp_path / "bin" / "python3").write_text(
+        f"#!/bin/sh\necho asked >> {tmp_path}/asked\ncat\nexec sleep 1000\n"
+    )
+    (tmp_path / "bin" / "python3.12").symlink_to("python3")
+    stub(tmp_path / "bin" / "python3.11", 311)
+    env = {"HOME": str(tmp_path), "PATH": f"{tmp_path}/bin"}
+    for name in ("sh", "uname", "wc", "cat", "sleep", "timeout", "true"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    command = ["sh", "-c", probe.command(binary, USUAL, MARKER, "check")]
+    done = subprocess.run(command, env=env, capture_output=True, input=b"bytes\n", timeout=60, check=True)
+    hung, last = done.stdout.decode().splitlines()
+    assert hung == f"{MARKER} hung {tmp_path}/bin/python3"
+    assert probe.facts(last.removeprefix(MARKER).strip()).python == f"{tmp_path}/bin/python3.11"
+    assert (tmp_path / "asked").read_text() == "asked\n"
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ def test_an_installation_in_use_stays_and_is_named(lab: Lab, odd_host: Callable[
     error, hint = done.stderr.decode().splitlines()
     both = f"~/.cache/quine/{name}, ~/.cache/quine/layer-a"
     assert error == f"quine: busy: error: in use, not removed: {both}"
-    assert hint.startswith("quine: busy: hint: end its jobs ")
+    assert hint.startswith("quine: busy: hint: end its jobs (quine ps --on busy); ")
+    assert lab.run(["deploy", "--remove", "busy"]).stdout == b"busy: removed nothing\n"
     assert not (cache(host) / "layer-b").exists()
     assert not old.exists() and (cache(host) / name / "quine").exists()
     assert lab.run(["run", "--on", "busy", "--", "echo", "on"], check=True).stdout == b"on\n"
@@ -107,7 +108,7 @@ def test_a_path_that_cannot_be_removed_is_named(lab: Lab, odd_host: Callable[...
     host = odd_host("stuck", scripts={"rm": "#!/bin/sh\nexit 1\n"})
     old = installation(host, "0" * 64)
     done = lab.run(["deploy", "--remove", "stuck"])
-    assert (done.returncode, done.stdout) == (69, b"stuck: nothing to remove\n")
+    assert (done.returncode, done.stdout) == (69, b"stuck: removed nothing\n")
     assert f"stuck: error: cannot be removed: ~/.cache/quine/{old.name}" in done.stderr.decode()
     assert old.exists()
 

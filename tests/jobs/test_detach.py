@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from quine.base.sessions import is_session, new_session
 from quine.jobs import foreign, logind
 from quine.remote.placement import DETACHED_LEASE, settle
 from tests.lab import Lab, processes
+from tests.lab.host import Host
 from tests.lab.lab import BUILDS
 from tests.lab.machine import UNSHARE, can_mount
 from tests.support.detached import detach, folder, record
@@ -232,6 +233,51 @@ quine wait "$job" || exit
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
+def test_a_job_that_is_killed_on_a_full_disk_ends(lab: Lab, tmp_path: Path) -> None:
+    """Output from before the kill is kept, and the rest is counted in the record of its end."""
+    script = """set -e
+mount -t tmpfs -o size=1m lab "$1"
+export XDG_STATE_HOME="$1"
+job=$(quine run --detach -- sh -c 'head -c 3000000 /dev/zero; exit 5')
+while [ "$(df --output=avail "$1" | tail -1)" -gt 0 ]; do :; done
+quine kill "$job"
+quine wait --timeout=60 "$job" || echo $?
+quine ps --all | grep -o signaled
+quine kill "$job" || echo $?
+"""
+    done = with_a_disk(lab, tmp_path, script)
+    assert done.stdout == b"143\nsignaled\n1\n", done
+    said = done.stderr.decode()
+    assert re.search(r": the disk was full: the last \d{5,} bytes of its output are lost\n", said), said
+    assert "hint: make room for ~/.local/state" in said and "it has ended" in said
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
+def test_a_job_that_has_ended_on_a_full_disk_waits_for_room_until_it_is_killed(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """The rest of its output fits its pipe, so it ends by itself."""
+    script = """set -e
+mount -t tmpfs -o size=1m lab "$1"
+export XDG_STATE_HOME="$1"
+mkfifo "$1/go"
+job=$(quine run --detach -- sh -c 'cat <$XDG_STATE_HOME/go; head -c 50000 /dev/zero; exit 5')
+cat /dev/zero >"$1/much" 2>/dev/null || :
+pid=$(quine ps --json | grep -o '"pid": *[0-9]*' | grep -o '[0-9]*')
+: >"$1/go"
+while kill -0 "$pid" 2>/dev/null; do :; done
+quine wait --timeout=2 "$job" || echo $?
+quine kill -USR1 "$job"
+quine wait --timeout=2 "$job" || echo $?
+quine kill -KILL "$job"
+quine wait --timeout=60 "$job" || echo $?
+"""
+    done = with_a_disk(lab, tmp_path, script)
+    assert done.stdout == b"124\n124\n5\n", done
+    assert b"bytes of its output are lost" in done.stderr
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
 def test_a_full_disk_is_said_with_its_cure(lab: Lab, tmp_path: Path) -> None:
     script = """mount -t tmpfs -o size=1m lab "$1"
 export XDG_STATE_HOME="$1" QUINE_NODE_NAME=h7
@@ -244,6 +290,35 @@ quine run --detach -- true
     assert done.stderr.startswith(
         b"quine: h7: error: cannot start: no space left on device\nquine: h7: hint: "
     )
+
+
+def test_a_home_there_that_takes_no_record_is_named_with_its_host(
+    lab: Lab, odd_host: Callable[..., Host]
+) -> None:
+    host = odd_host("closed")
+    (host.home / ".local").write_text("in the way")
+    done = lab.run(["run", "--detach", "--on", "closed", "--", "true"])
+    assert (done.returncode, done.stdout) == (69, b"")
+    error, hint = done.stderr.decode().splitlines()
+    assert error == (
+        f"quine: closed: error: the job cannot be put on record: {host.home}/.local: not a directory"
+    )
+    assert hint == "quine: closed: hint: set XDG_STATE_HOME"
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
+def test_a_full_runtime_directory_is_named(lab: Lab, tmp_path: Path) -> None:
+    place = lab.env["XDG_RUNTIME_DIR"]
+    script = f"""mount -t tmpfs -o size=64k lab {place}
+mkdir -m 700 "{place}/quine-$(id -u)"
+cat /dev/zero >{place}/much 2>/dev/null
+quine run --on h1 -- true
+"""
+    done = with_a_disk(lab, tmp_path, script)
+    error, hint = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (69, b"")
+    assert f"does not start: {place}/quine-" in error and "no space left on device" in error
+    assert "make room there, or set XDG_RUNTIME_DIR" in hint
 
 
 def test_its_supervisor_is_killed(lab: Lab, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Laws
 1. The offset in the file is the offset in the stream: an offset alone is enough to find its byte.
-2. Bytes read from a pipe are written, or held until they can be: a full disk stops the job and loses nothing.
+2. Bytes read from a pipe are written, or held until they can be: a full disk stops the job and loses nothing
+   unless they are abandoned.
 3. The room of a record that must not fail is taken beforehand, while failing is still allowed.
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import termios
+from array import array
 
 from transport import quickjson
 from transport.writes import write_at
@@ -69,6 +72,16 @@ class Spool:
             if self.size == before:
                 break
         self.close()
+
+    def abandon(self) -> int:
+        """Close the pipe and drop all that the file has not taken. Return how many bytes that is."""
+        lost, self._pending = len(self._pending), b""
+        if self.pipe >= 0:
+            waiting = array("i", [0])
+            fcntl.ioctl(self.pipe, termios.FIONREAD, waiting)
+            lost += waiting[0]
+        self.close()
+        return lost
 
     def close(self) -> None:
         if self.pipe >= 0:

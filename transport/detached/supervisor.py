@@ -9,7 +9,8 @@ The directory of a job holds
 Laws
 1. The exit record is on the disk before anybody is told, and after all output.
 2. Nothing is cut and nothing dropped. When the unread output is as large as the quota, or the disk is full, the pipes
-   are not read. So the job waits in its write(2) until output has been read or room has been made.
+   are not read. So the job waits in its write(2) until output has been read or room has been made. The exception is a
+   job that somebody ends: output that a full disk does not take then is dropped, and the exit record tells how much.
 3. Nothing that happens to the caller, or to an attached client, ends the job: that is what `signal` is for.
 4. If the supervisor itself is killed, the kernel sends TERM to the job's group, as nothing could record its end. A
    reader then finds a record without a status, whose process is gone: lost.
@@ -48,6 +49,8 @@ AGAIN = 1.0  # seconds until a full disk is tried again
 ROOM = 4096  # bytes of an exit record, and of the growth of a job's record
 PEERS = 64  # connections at one time
 LEAVING = 5.0  # seconds for all of them to take the exit record
+FULL = "make room for ~/.local/state, or set XDG_STATE_HOME"
+ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL})
 
 
 class Order:
@@ -90,6 +93,7 @@ class Supervisor:
         self._feed: deque[tuple[control.Peer, Frame]] = deque()
         self._status: Status | None = None
         self._again = False  # the disk was full at the last try
+        self._given_up = False  # somebody ends the job: its end does not wait for room on a full disk
         self._patience = 0.0  # until when streams may be held open
         self._wake, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._leash = Leash()
@@ -110,7 +114,7 @@ class Supervisor:
             child = Status("unreachable", NOT_STARTED, detail=str(error), hint=getattr(error, "hint", ""))
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            hint = "make room for ~/.local/state, or set XDG_STATE_HOME" if full else ""
+            hint = FULL if full else ""
             why = (error.strerror or "").lower()
             child = Status("unreachable", NOT_STARTED, detail=f"cannot start: {why}", hint=hint)
         failed = isinstance(child, Status)
@@ -130,14 +134,7 @@ class Supervisor:
         """Catch signals that would end this process, with handlers: an ignored signal would stay ignored in the job."""
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
-        for number in (
-            signal.SIGHUP,
-            signal.SIGINT,
-            signal.SIGQUIT,
-            signal.SIGPIPE,
-            signal.SIGTERM,
-            signal.SIGXFSZ,
-        ):
+        for number in (ENDING - {signal.SIGKILL}) | {signal.SIGPIPE, signal.SIGXFSZ}:
             signal.signal(number, self._caught)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
@@ -259,30 +256,50 @@ class Supervisor:
         os.close(self._child.pidfd)
         self._status = self._time.of(self._child.reap())
         self._time.due = NEVER
+        # A job that claims success keeps all its output.
+        self._given_up = self._given_up and self._status.code != 0
         self._close_stdin()
         self._patience = time.monotonic() + HELD_GRACE
 
     def _over(self) -> bool:
         """Return whether the job has ended and all its output and its exit record are on the disk."""
-        if self._status is None or self._again:
+        if self._status is None or (self._again and not self._given_up):
             return False
+        if self._again:
+            self._drop_output(self._status)
         if self._patience and time.monotonic() >= self._patience:
             try:
                 for each in self._spools:
                     each.drain()
             except OSError:
                 self._again = True
-                return False
+                return self._given_up and self._over()
         if any(each.pipe >= 0 or each.full for each in self._spools):
             return False
         try:
             for each in self._spools:
-                each.settle()
+                self._settle(each, self._status)
             spool.record("status", self._status.to_json())
         except OSError:
             self._again = True
             return not os.stat(".").st_nlink  # the directory was removed: there is nobody to tell
         return True
+
+    def _drop_output(self, status: Status) -> None:
+        """Drop what the full disk has not taken, and say so in the status."""
+        self._again = False
+        if lost := sum(each.abandon() for each in self._spools):
+            status.detail = f"the disk was full: the last {lost} bytes of its output are lost"
+            status.hint = FULL
+
+    def _settle(self, each: spool.Spool, status: Status) -> None:
+        try:
+            each.settle()
+        except OSError as error:  # a file system that finds only now that there is no room
+            if not self._given_up:
+                raise
+            status.detail = f"a part of its output may be lost: {(error.strerror or '').lower()}"
+            status.hint = FULL
 
     def _leave(self) -> None:
         """Send the exit record to all peers, then go."""
@@ -308,6 +325,7 @@ class Supervisor:
     # -- the job -----------------------------------------------------------------------------------
 
     def _signal(self, number: int) -> None:
+        self._given_up = self._given_up or number in ENDING
         child = getattr(self, "_child", None)
         # Not reaped yet, so no other process has its pid.
         if isinstance(child, process.Child) and self._status is None:

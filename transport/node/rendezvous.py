@@ -8,6 +8,7 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -24,6 +25,7 @@ from transport.node_socket import (
     STATUS,
     TAKEN,
     TRIES,
+    UNSTARTED,
     beside,
     log_path,
     short_lived,
@@ -43,6 +45,8 @@ PYPY = {"PYPY_GC_NURSERY": "1M"} if sys.implementation.name == "pypy" else {}
 START_DEADLINE = 20.0  # seconds for the node to be ready on a machine that is busy
 BACKLOG = 1024  # xargs -P 300 must not see a refusal
 MARK = 32  # bytes in the lock file
+ROOM = 4096  # bytes that its directory must take
+WORDS = 300  # characters of the log that an error repeats
 LOG_LIMIT = 4 << 20  # bytes of log after which a node begins a new file
 
 
@@ -92,6 +96,7 @@ def _start() -> None:
     """Start the node as a daemon: in its own session, without this process's streams and secrets."""
     ready, announce = os.pipe()
     log = os.open(log_path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    begin = os.fstat(log).st_size
     null = os.open(os.devnull, os.O_RDWR)
     try:
         actions = [
@@ -114,13 +119,40 @@ def _start() -> None:
         poll = select.poll()
         poll.register(ready, select.POLLIN)
         if not poll.poll(START_DEADLINE * 1000) or not os.read(ready, 1):
-            raise Refused("the node of this machine does not start", f"look at {log_path()}")
+            raise _unstarted(begin)
     finally:
         for fd in (ready, announce, log, null):
             if fd >= 0:
                 os.close(fd)
     # The daemon detaches itself (double fork); the process started here ends at once and is reaped.
     os.waitpid(pid, 0)
+
+
+def _unstarted(begin: int) -> Refused:
+    """Return the error for a node that did not start. Its words stand in the log, from byte `begin` on.
+
+    Where the file system of the log takes no bytes, there are no words, and this is the cause.
+    """
+    folder, trial = address.runtime_directory(), beside("trial")
+    try:
+        fd = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, bytes(ROOM))
+        finally:
+            os.close(fd)
+            os.unlink(trial)
+    except OSError as error:
+        why = f"{folder}: {(error.strerror or '').lower()}"
+        limit = (
+            "raise `ulimit -f`, which the login may set, "
+            if error.errno == errno.EFBIG
+            else "make room there, "
+        )
+        return Refused(f"{UNSTARTED}: {why}", f"{limit}or set XDG_RUNTIME_DIR to another directory")
+    with open(log_path(), "rb") as log:
+        log.seek(begin)
+        words = log.read(LOG_LIMIT).decode(errors="replace").strip().rpartition("\n")[2]
+    return Refused(f"{UNSTARTED}: {words[:WORDS]}" if words else UNSTARTED, f"look at {log_path()}")
 
 
 def bind() -> tuple[Listener, dict[str, object]] | None:
