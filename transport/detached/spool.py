@@ -19,8 +19,12 @@ from transport.writes import write_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
+    from transport.status import Status
+
+FULL = "make room for ~/.local/state, or set XDG_STATE_HOME"
 CHUNK = 1 << 20  # size asked for each pipe, and the most that is read at once
 F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 
@@ -124,3 +128,21 @@ def settle(directory: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def drop(spools: Sequence[Spool], status: Status) -> None:
+    """Drop what a full disk has not taken, and say so in the status."""
+    if lost := sum(each.abandon() for each in spools):
+        status.detail = f"the disk was full: the last {lost} bytes of its output are lost"
+        status.hint = FULL
+
+
+def settle_output(each: Spool, status: Status, given_up: bool) -> None:
+    """Have the output on the disk. `given_up`: if it cannot be, the status says so. Raises OSError."""
+    try:
+        each.settle()
+    except OSError as error:  # a file system that finds only now that there is no room
+        if not given_up:
+            raise
+        status.detail = f"a part of its output may be lost: {(error.strerror or '').lower()}"
+        status.hint = FULL

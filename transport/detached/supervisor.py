@@ -49,7 +49,6 @@ AGAIN = 1.0  # seconds until a full disk is tried again
 ROOM = 4096  # bytes of an exit record, and of the growth of a job's record
 PEERS = 64  # connections at one time
 LEAVING = 5.0  # seconds for all of them to take the exit record
-FULL = "make room for ~/.local/state, or set XDG_STATE_HOME"
 ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL})
 
 
@@ -114,7 +113,7 @@ class Supervisor:
             child = Status("unreachable", NOT_STARTED, detail=str(error), hint=getattr(error, "hint", ""))
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            hint = FULL if full else ""
+            hint = spool.FULL if full else ""
             why = (error.strerror or "").lower()
             child = Status("unreachable", NOT_STARTED, detail=f"cannot start: {why}", hint=hint)
         failed = isinstance(child, Status)
@@ -266,7 +265,8 @@ class Supervisor:
         if self._status is None or (self._again and not self._given_up):
             return False
         if self._again:
-            self._drop_output(self._status)
+            self._again = False
+            spool.drop(self._spools, self._status)
         if self._patience and time.monotonic() >= self._patience:
             try:
                 for each in self._spools:
@@ -278,28 +278,12 @@ class Supervisor:
             return False
         try:
             for each in self._spools:
-                self._settle(each, self._status)
+                spool.settle_output(each, self._status, self._given_up)
             spool.record("status", self._status.to_json())
         except OSError:
             self._again = True
             return not os.stat(".").st_nlink  # the directory was removed: there is nobody to tell
         return True
-
-    def _drop_output(self, status: Status) -> None:
-        """Drop what the full disk has not taken, and say so in the status."""
-        self._again = False
-        if lost := sum(each.abandon() for each in self._spools):
-            status.detail = f"the disk was full: the last {lost} bytes of its output are lost"
-            status.hint = FULL
-
-    def _settle(self, each: spool.Spool, status: Status) -> None:
-        try:
-            each.settle()
-        except OSError as error:  # a file system that finds only now that there is no room
-            if not self._given_up:
-                raise
-            status.detail = f"a part of its output may be lost: {(error.strerror or '').lower()}"
-            status.hint = FULL
 
     def _leave(self) -> None:
         """Send the exit record to all peers, then go."""

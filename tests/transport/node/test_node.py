@@ -353,8 +353,9 @@ def test_a_job_inherits_nothing_of_who_started_the_node(own_lab: Callable[..., L
     done = lab.run(["run", "--on", "local", "--", "sh", "-c", script], check=True)
     lines = done.stdout.decode().splitlines()
     assert {line.partition("=")[0] for line in lines if line.startswith("QUINE_")} == {
-        "QUINE_CREDENTIALS_FD",
+        "QUINE_BROKER_IDLE",  # of the caller, as the next one
         "QUINE_INVENTORY",
+        "QUINE_CREDENTIALS_FD",
     }
     libc = 0b11 << 31  # 32 and 33 are the C library's own
     assert int(lines[-2].split()[1], 16) & ~libc == 0 and lines[-1] == "unlimited" and "A=1" not in lines
