@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from deploy.host import KEYS, Host
 from deploy.inventory import Inventory, jump_of
-from transport.carrier.ssh.config import Asked, Config, read
+from transport.carrier.ssh.config import Asked, Config, Unsafe, read
 from transport.errors import Misconfigured
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
@@ -96,7 +96,8 @@ def _config(host: Host, address: str, user: str | None, port: int | None) -> Con
         return read(Asked(address, user or "", port), Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG)
     except (ValueError, OSError) as error:
         why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-        raise Misconfigured(f"cannot use its configuration: {why}", "see ~/.ssh/config", host.name) from None
+        hint = error.hint if isinstance(error, Unsafe) else "see ~/.ssh/config"
+        raise Misconfigured(f"cannot use its configuration: {why}", hint, host.name) from None
 
 
 def _refused(host: Host, why: str) -> Misconfigured:

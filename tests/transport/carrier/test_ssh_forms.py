@@ -43,11 +43,11 @@ class User:
     def __getitem__(self, name: str) -> Host:
         return self.lab[name]
 
-    def configure(self, text: str) -> None:
+    def configure(self, text: str, name: str = "config") -> None:
         """`{p1}`, `{p2}`: ports; `{key}`: the key that may log in; `{ssh}`: ~/.ssh; `{me}`: the user."""
         facts = {"key": self.lab.identity, "ssh": self.ssh, "me": self["h1"].user}
         ports = {f"p{number}": self[f"h{number}"].port for number in (1, 2, 3)}
-        (self.ssh / "config").write_text(text.format(**facts, **ports) + SSH_CONFIG)
+        (self.ssh / name).write_text(text.format(**facts, **ports) + SSH_CONFIG)
 
     def check(self, name: str = "box", *words: str) -> subprocess.CompletedProcess[bytes]:
         self.lab.alias(name, "h1", address=None, port=None, user=None, identity=None)
@@ -244,6 +244,46 @@ def test_what_is_passed_over_is_named_with_v(user: User) -> None:
     said = user.check("box", "-v").stderr.decode()
     for line, text in ((2, "ForwardAgent yes"), (3, "LocalForward 8080 localhost:80")):
         assert f"pass over {text} ({user.ssh}/config line {line})" in said
+
+
+def ssh_takes(user: User) -> bool:
+    """Whether ssh itself takes the user's configuration: in place of the home's, which it looks up by the user id."""
+    path = user.ssh / "outer"
+    path.write_text(f"Include {user.ssh}/config\n")  # an included file is checked as the user's own is
+    done = subprocess.run(["ssh", "-G", "-F", str(path), "box"], capture_output=True, check=False)
+    assert done.returncode == 0 or b"Bad owner or permissions" in done.stderr
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("which", ["config", "included"])
+def test_a_configuration_that_others_can_write_is_refused(user: User, which: str) -> None:
+    ran = user.ssh / "ran"
+    text = f'Match exec "touch {ran}"\n {WAY}'
+    user.configure("Include {ssh}/included\n" if which == "included" else text)
+    user.configure(text, "included")
+    path = user.ssh / which
+    for mode in (0o666, 0o602):
+        path.chmod(mode)
+        user.fails(f"bad permissions of {path}: others can write it (mode {mode:04o})", f"chmod go-w {path}")
+        assert not ran.exists() and not ssh_takes(user)
+    path.chmod(0o644)
+    user.works()
+    assert ran.exists() and ssh_takes(user)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a file away")
+def test_a_configuration_of_another_owner_or_group_is_refused(user: User) -> None:
+    user.configure(f"Host box\n {WAY}")
+    path = user.ssh / "config"
+    os.chown(path, 4242, -1)
+    user.fails(f"bad owner of {path}: user id 4242, neither root nor you", f"chown 0 {path}")
+    assert not ssh_takes(user)
+    told = user.lab.run(["doctor"]).stdout.decode()
+    assert f"bad owner of {path}" in told
+    os.chown(path, 0, 4242)
+    path.chmod(0o664)
+    user.fails(f"bad permissions of {path}: others can write it (mode 0664)", f"chmod go-w {path}")
+    assert not ssh_takes(user)
 
 
 def test_the_bind_address_is_seen_over_there(user: User) -> None:

@@ -5,6 +5,8 @@ Laws
 2. `Host`, `Match` and `Include` mean here what they mean to ssh; tests compare this with `ssh -G`.
 3. Nothing is skipped silently: an option that is not applied has a line in `notes`, and one that cannot be left out
    without a change of what the connection means is a ValueError (`directives.py`). So is a file that cannot be read.
+4. A file that another user could have written is refused, as ssh refuses it: a `Match exec` in it would run here.
+   The system's own file is not checked; a file that it includes is.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import fnmatch
 import getpass
 import glob
+import grp
 import hashlib
 import os
 import pwd
@@ -46,6 +49,7 @@ class _Place:
     base: Path
     depth: int = 0
     line: int = 0
+    checked: bool = True  # its owner and mode
 
     def wrong(self, what: str) -> ValueError:
         return ValueError(f"{self.path} line {self.line}: {what}")
@@ -156,7 +160,10 @@ class Config:
         if place.depth > DEEPEST:
             raise ValueError(f"{place.path}: too many files include each other")
         try:
-            text = place.path.read_text(encoding="utf-8", errors="surrogateescape")
+            with place.path.open(encoding="utf-8", errors="surrogateescape") as file:
+                if place.checked:
+                    check_owner(place.path, os.fstat(file.fileno()))
+                text = file.read()
         except (FileNotFoundError, NotADirectoryError):
             return
         active = True
@@ -180,7 +187,7 @@ class Config:
             for pattern in words:
                 where = os.path.join(place.base, os.path.expanduser(pattern))
                 for path in sorted(glob.glob(where)):
-                    self.file(replace(place, path=Path(path), depth=place.depth + 1))
+                    self.file(replace(place, path=Path(path), depth=place.depth + 1, checked=True))
         elif active:
             self._take(found[1], words, place)
         return active
@@ -270,8 +277,40 @@ def read(asked: Asked, user_file: Path, system_file: Path) -> Config:
         config._values["user"] = [asked.user]
     if asked.port is not None:
         config._values["port"] = [str(asked.port)]
-    config.settle([_Place(user_file, user_file.parent), _Place(system_file, system_file.parent)])
+    system = _Place(system_file, system_file.parent, checked=False)
+    config.settle([_Place(user_file, user_file.parent), system])
     return config
+
+
+class Unsafe(ValueError):
+    """A file that others could have written; `hint` is the cure."""
+
+    def __init__(self, detail: str, hint: str) -> None:
+        super().__init__(detail)
+        self.hint = hint
+
+
+def check_owner(path: Path, facts: os.stat_result) -> None:
+    """Raise Unsafe if a user other than this one and root owns the file, or may write it.
+
+    The group may, where it is the owner's private one: umask 002 makes such files, and ssh of Debian takes them.
+    """
+    if facts.st_uid not in (0, os.getuid()):
+        detail = f"bad owner of {path}: user id {facts.st_uid}, neither root nor you"
+        raise Unsafe(detail, f"see who wrote it, then: chown {os.getuid()} {path}")
+    if facts.st_mode & 0o002 or (facts.st_mode & 0o020 and not _is_private(facts)):
+        detail = f"bad permissions of {path}: others can write it (mode {facts.st_mode & 0o7777:04o})"
+        raise Unsafe(detail, f"see what is in it, then: chmod go-w {path}")
+
+
+def _is_private(facts: os.stat_result) -> bool:
+    """Return whether the file's group is its owner's private one: of the owner's name, with no other member."""
+    try:
+        owner, group = pwd.getpwuid(facts.st_uid), grp.getgrgid(facts.st_gid)
+    except KeyError:
+        return False
+    alone = owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name
+    return alone and set(group.gr_mem) <= {owner.pw_name}
 
 
 def split(text: str, place: _Place) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from transport.carrier.dialer import SshTarget
 from transport.carrier.ssh import asyncssh_imports
-from transport.carrier.ssh.config import Asked, Config, read
+from transport.carrier.ssh.config import Asked, Config, Unsafe, read
 from transport.carrier.ssh.directives import OTHER_LOGINS
 from transport.carrier.ssh.host_keys import GLOBAL_FILES, USER_FILES, Policy, strictness
 from transport.carrier.ssh.keys import AGENT, Keys, message
@@ -51,9 +51,8 @@ class Settings:
             self.proxy_command = self._proxy_command() if self.hop is None else ""
             self.options = self._options()
         except (ValueError, OSError, asyncssh.Error) as error:
-            raise target.unreachable(
-                f"cannot use its configuration: {message(error)}", "see ~/.ssh/config"
-            ) from None
+            hint = error.hint if isinstance(error, Unsafe) else "see ~/.ssh/config"
+            raise target.unreachable(f"cannot use its configuration: {message(error)}", hint) from None
         except KeyError as error:
             detail = f"cannot use its configuration: AddressFamily {error.args[0]}: unsupported"
             raise target.unreachable(detail, "see ~/.ssh/config") from None
