@@ -26,7 +26,7 @@ def to(host: Host, inventory: Inventory, ssh_agent: str | None) -> Connect:
         from transport.carrier import program
 
         return partial(program.connect, host.name, host.command, program.environment(os.environ, ssh_agent))
-    target = _target(host, inventory, ssh_agent)
+    target = target_of(host, inventory, ssh_agent)
     if host.transport == "openssh":
         from transport.carrier import openssh
 
@@ -46,7 +46,8 @@ def by_hand(host: Host) -> str:
     return f"ssh {port}{host.destination} true"
 
 
-def _target(host: Host, inventory: Inventory, ssh_agent: str | None) -> SshTarget:
+def target_of(host: Host, inventory: Inventory, ssh_agent: str | None) -> SshTarget:
+    """Return the host and its way as the inventory gives them."""
     through = jump_of(host, inventory)
     return SshTarget(
         name=host.name,
@@ -54,6 +55,6 @@ def _target(host: Host, inventory: Inventory, ssh_agent: str | None) -> SshTarge
         user=host.user,
         port=host.port,
         identity=host.identity,
-        jump=_target(through, inventory, ssh_agent) if through else None,
+        jump=target_of(through, inventory, ssh_agent) if through else None,
         agent=ssh_agent,
     )

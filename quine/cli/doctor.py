@@ -253,7 +253,7 @@ def _mount() -> Finding:
 
 def _configuration() -> Finding:
     """Check for options of ~/.ssh/config that ssh obeys and quine ignores."""
-    from transport.carrier.ssh.config import Unsafe, check_owner
+    from transport.carrier.config_files import Unsafe, check_owner
 
     path = Path.home() / ".ssh" / "config"
     try:

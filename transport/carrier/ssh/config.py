@@ -14,7 +14,6 @@ from __future__ import annotations
 import fnmatch
 import getpass
 import glob
-import grp
 import hashlib
 import os
 import pwd
@@ -24,11 +23,16 @@ import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from transport.carrier.config_files import Stamp, check_owner, stamp, stamp_of
 from transport.carrier.ssh import canonical, directives
 
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEEPEST = 16  # files that include each other
 EXEC = 20  # seconds for a command of `Match exec`
 _QUOTED = re.compile(r"\s*(?:(#.*)|((?:\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|\\[\"' \\]|[^\s\"'])+))")
+_HOP = re.compile(
+    r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<bracketed>[^\]]+)\]|(?P<host>[^:]+|.*:.*:.*?))(?::(?P<port>\d+))?/?"
+)
 _TIME = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -50,6 +54,7 @@ class _Place:
     depth: int = 0
     line: int = 0
     checked: bool = True  # its owner and mode
+    never: bool = False  # included where the lines do not count: read all the same, as by ssh
 
     def wrong(self, what: str) -> ValueError:
         return ValueError(f"{self.path} line {self.line}: {what}")
@@ -60,7 +65,10 @@ class Config:
     """The options for one host. Made by `read`."""
 
     asked: Asked
+    runs: bool = True  # False: no command is run, no name is looked up, and `open` says where that decides
     notes: list[str] = field(default_factory=list)
+    files: dict[str, Stamp] = field(default_factory=dict)  # all that was read or looked for, with directories
+    open: bool = False
     host: str = ""  # as `Host` patterns see it: the canonical name in the second pass
     _values: dict[str, list[str]] = field(default_factory=dict)
     _final: bool = False
@@ -110,6 +118,10 @@ class Config:
         """Return the name or address to connect to."""
         named = self.get("hostname")
         return re.sub("%[%h]", lambda token: {"%%": "%", "%h": self.host}[token[0]], named) or self.host
+
+    def values(self) -> str:
+        """Return all options as text, to compare."""
+        return repr(sorted(self._values.items()))
 
     @property
     def known_as(self) -> str:
@@ -161,12 +173,15 @@ class Config:
             raise ValueError(f"{place.path}: too many files include each other")
         try:
             with place.path.open(encoding="utf-8", errors="surrogateescape") as file:
+                facts = os.fstat(file.fileno())
+                self.files[str(place.path)] = stamp_of(facts)
                 if place.checked:
-                    check_owner(place.path, os.fstat(file.fileno()))
+                    check_owner(place.path, facts)
                 text = file.read()
         except (FileNotFoundError, NotADirectoryError):
+            self.files[str(place.path)] = None
             return
-        active = True
+        active = not place.never
         for number, line in enumerate(text.splitlines(), 1):
             active = self._line(line, replace(place, line=number), active)
 
@@ -180,17 +195,28 @@ class Config:
         if not words:
             raise place.wrong(f"{found[1]} has no value")
         if name == "host":
-            return listed(self.host, words)
+            return listed(self.host, words) and not place.never
         if name == "match":
-            return self._matches(words, place)
-        if name == "include" and active:
+            return not place.never and self._matches(words, place)
+        if name == "include":
+            inner = replace(place, depth=place.depth + 1, checked=True, never=not active)
             for pattern in words:
                 where = os.path.join(place.base, os.path.expanduser(pattern))
+                self._note_directories(where)
                 for path in sorted(glob.glob(where)):
-                    self.file(replace(place, path=Path(path), depth=place.depth + 1, checked=True))
+                    self.file(replace(inner, path=Path(path)))
         elif active:
             self._take(found[1], words, place)
         return active
+
+    def _note_directories(self, pattern: str) -> None:
+        """Note where a file that would match may come to be."""
+        if not glob.has_magic(pattern):
+            self.files.setdefault(pattern, stamp(pattern))
+        while glob.has_magic(pattern):
+            pattern = os.path.dirname(pattern)
+            for path in glob.glob(pattern) or [pattern]:
+                self.files[path] = stamp(path)
 
     def _take(self, name: str, words: list[str], place: _Place) -> None:
         key = name.lower()
@@ -244,6 +270,9 @@ class Config:
             "sessiontype": "exec",
             "command": "",
         }
+        if attribute == "exec" and not self.runs:
+            self.open = True
+            return False
         if attribute == "exec":
             return _succeeds(self.expand(value), place)
         if attribute not in facts:
@@ -259,7 +288,11 @@ class Config:
         for place in files:
             self.file(place)
         self.host = self.hostname.lower()
-        found = canonical.of(self.host, self.get, self.words)
+        found = ""
+        if self.runs:
+            found = canonical.of(self.host, self.get, self.words)
+        elif self.get("canonicalizehostname").lower() not in ("", "no", "false"):
+            self.open = True
         if not found and not self._wants_final:
             self.host = self.asked.host
             return
@@ -270,9 +303,13 @@ class Config:
             self.file(place)
 
 
-def read(asked: Asked, user_file: Path, system_file: Path) -> Config:
-    """Return the options for a host. Raises ValueError and OSError with the file and the line."""
-    config = Config(asked, host=asked.host)
+def read(asked: Asked, user_file: Path, system_file: Path, config: Config | None = None) -> Config:
+    """Return the options for a host. Raises ValueError and OSError with the file and the line.
+
+    A `config` that is given is filled, so that its `files` are known also after an error.
+    """
+    config = config or Config(asked)
+    config.host = asked.host
     if asked.user:
         config._values["user"] = [asked.user]
     if asked.port is not None:
@@ -282,35 +319,13 @@ def read(asked: Asked, user_file: Path, system_file: Path) -> Config:
     return config
 
 
-class Unsafe(ValueError):
-    """A file that others could have written; `hint` is the cure."""
-
-    def __init__(self, detail: str, hint: str) -> None:
-        super().__init__(detail)
-        self.hint = hint
-
-
-def check_owner(path: Path, facts: os.stat_result) -> None:
-    """Raise Unsafe if a user other than this one and root owns the file, or may write it.
-
-    The group may, where it is the owner's private one: umask 002 makes such files, and ssh of Debian takes them.
-    """
-    if facts.st_uid not in (0, os.getuid()):
-        detail = f"bad owner of {path}: user id {facts.st_uid}, neither root nor you"
-        raise Unsafe(detail, f"see who wrote it, then: chown {os.getuid()} {path}")
-    if facts.st_mode & 0o002 or (facts.st_mode & 0o020 and not _is_private(facts)):
-        detail = f"bad permissions of {path}: others can write it (mode {facts.st_mode & 0o7777:04o})"
-        raise Unsafe(detail, f"see what is in it, then: chmod go-w {path}")
-
-
-def _is_private(facts: os.stat_result) -> bool:
-    """Return whether the file's group is its owner's private one: of the owner's name, with no other member."""
-    try:
-        owner, group = pwd.getpwuid(facts.st_uid), grp.getgrgid(facts.st_gid)
-    except KeyError:
-        return False
-    alone = owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name
-    return alone and set(group.gr_mem) <= {owner.pw_name}
+def hop(text: str) -> Asked:
+    """Return what one word of a ProxyJump asks for. Raises ValueError."""
+    found = _HOP.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no host")
+    port = int(found["port"]) if found["port"] else None
+    return Asked(found["bracketed"] or found["host"], found["user"] or "", port)
 
 
 def split(text: str, place: _Place) -> list[str]:

@@ -15,9 +15,10 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from transport.carrier.config_files import Unsafe
 from transport.carrier.dialer import SshTarget
 from transport.carrier.ssh import asyncssh_imports
-from transport.carrier.ssh.config import Asked, Config, Unsafe, read
+from transport.carrier.ssh.config import SYSTEM_CONFIG, Asked, Config, hop, read
 from transport.carrier.ssh.directives import OTHER_LOGINS
 from transport.carrier.ssh.host_keys import GLOBAL_FILES, USER_FILES, Policy, strictness
 from transport.carrier.ssh.keys import AGENT, Keys, message
@@ -25,15 +26,10 @@ from transport.carrier.ssh.keys import AGENT, Keys, message
 with asyncssh_imports.quickly():
     import asyncssh
 
-SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
-
 KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # before a link listens, a pulled cable is noticed after 45 s
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com")
 FAMILIES = {"": socket.AF_UNSPEC, "any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 ALGORITHMS = ("Ciphers", "KexAlgorithms", "MACs", "HostKeyAlgorithms", "CASignatureAlgorithms")
-_HOP = re.compile(
-    r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<bracketed>[^\]]+)\]|(?P<host>[^:]+|.*:.*:.*?))(?::(?P<port>\d+))?/?"
-)
 
 
 class Settings:
@@ -108,15 +104,16 @@ class Settings:
         named = config.get("ProxyJump")
         if named.lower() in ("", "none"):
             return None
-        hop: SshTarget | None = None
-        for text in config.expand(named).split(","):
-            found = _HOP.fullmatch(text.strip())
-            if found is None:
-                raise ValueError(f"ProxyJump {named}: {text!r} is no host")
-            host = found["bracketed"] or found["host"]
-            port = int(found["port"]) if found["port"] else None
-            hop = SshTarget(host, host, found["user"], port, None, hop, self.target.agent)
-        return hop
+        before: SshTarget | None = None
+        try:
+            for text in config.expand(named).split(","):
+                at = hop(text)
+                before = SshTarget(
+                    at.host, at.host, at.user or None, at.port, None, before, self.target.agent
+                )
+        except ValueError as error:
+            raise ValueError(f"ProxyJump {named}: {error}") from None
+        return before
 
     def _proxy_command(self) -> str:
         command = self._config.get("ProxyCommand")
