@@ -286,6 +286,44 @@ def test_a_configuration_of_another_owner_or_group_is_refused(user: User) -> Non
     assert not ssh_takes(user)
 
 
+@pytest.fixture
+def accepting(user: User) -> Iterator[Host]:
+    host = user.lab.add("accepting", Settings(sshd=("AcceptEnv LC_* KITE_*",)))
+    yield host
+    user.lab.drop("accepting")
+
+
+@pytest.mark.parametrize("transport", ["ssh", "openssh"])
+def test_variables_that_the_configuration_sends_and_sets(user: User, accepting: Host, transport: str) -> None:
+    user.configure(
+        "Host box\n SetEnv KITE_SET='a b' KITE_BOTH=set OTHER=1\n SetEnv KITE_LATE=1\n"
+        " SendEnv KITE_S* KITE_BOTH KITE_API_TOKEN KITE_NOT LC_?IME\n SendEnv -KITE_N*\n SendEnv OTHER\n"
+        f" HostName 127.0.0.1\n Port {accepting.port}\n IdentityFile {{key}}\n"
+    )
+    env: dict[str, str | None] = {"LC_TIME": "C", "OTHER": "2", "KITE_API_TOKEN": "x"}
+    env |= {
+        "KITE_BOTH": "sent",
+        "KITE_SENT": "é\n2",
+        "KITE_NOT": "1",
+        "XDG_RUNTIME_DIR": str(user.ssh / "run"),
+    }
+    (user.ssh / "run").mkdir(mode=0o700)
+    user.lab.alias("box", "accepting", address=None, port=None, user=None, identity=None, transport=transport)
+    try:
+        done = user.lab.run(["run", "--on", "box", "--", "env", "-0"], env=env, check=True)
+    finally:
+        user.lab.run(["node", "--stop"], env=env)
+        accepting.kill_processes()
+    found = dict(line.split("=", 1) for line in done.stdout.decode().split("\0") if line)
+    names = ("LC_TIME", "OTHER", *(name for name in found if name.startswith("KITE_")))
+    assert {name: found[name] for name in names if name in found} == {
+        "LC_TIME": "C",
+        "KITE_SET": "a b",
+        "KITE_BOTH": "set",
+        "KITE_SENT": "é\n2",
+    }
+
+
 def test_the_bind_address_is_seen_over_there(user: User) -> None:
     user.configure(WORKING["bind address"])
     user.works()

@@ -16,6 +16,7 @@ Laws
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -61,7 +62,9 @@ async def connect(target: SshTarget, command: str, note: Note, news: News = _unh
 
     `note` hears of each step, `news` is called with messages for the user about first contacts.
     """
-    connections = await _reach(target, note, news)
+    way = await _resolved(target)
+    env = way[-1].environment(os.environ)
+    connections = await _reach(way, note, news)
     _quicken(connections)
     try:
         note("start the session")
@@ -72,7 +75,7 @@ async def connect(target: SshTarget, command: str, note: Note, news: News = _unh
             window=WINDOW,
             max_pktsize=PACKET,
             request_pty=False,
-            env=None,
+            env=[(os.fsencode(name), os.fsencode(text)) for name, text in env.items()],
             send_env=None,
         )
     except asyncssh.ChannelOpenError as error:
@@ -97,7 +100,7 @@ async def files(
     target: SshTarget, note: Note, news: News = _unheard
 ) -> tuple[asyncssh.SFTPClient, list[asyncssh.SSHClientConnection]]:
     """Return an SFTP session with paths as bytes, and the connections to close, the last first; raises Unreachable."""
-    connections = await _reach(target, note, news)
+    connections = await _reach(await _resolved(target), note, news)
     try:
         _quicken(connections)
         return await connections[-1].start_sftp_client(path_encoding=None), connections
@@ -143,9 +146,12 @@ def _in_packets(connection: asyncssh.SSHClientConnection) -> None:
         connection.data_received = take  # type: ignore[method-assign]
 
 
-async def _reach(target: SshTarget, note: Note, news: News) -> list[asyncssh.SSHClientConnection]:
-    """Return the connections to the target; those of the hosts on the way come first."""
-    way = await asyncio.get_running_loop().run_in_executor(None, _way, target)
+async def _resolved(target: SshTarget) -> list[Settings]:
+    return await asyncio.get_running_loop().run_in_executor(None, _way, target)
+
+
+async def _reach(way: list[Settings], note: Note, news: News) -> list[asyncssh.SSHClientConnection]:
+    """Return the connections to the last host of the way; those of the hosts before it come first."""
     connections: list[asyncssh.SSHClientConnection] = []
     async with handshakes([settings.place for settings in way]):
         try:
@@ -156,7 +162,8 @@ async def _reach(target: SshTarget, note: Note, news: News) -> list[asyncssh.SSH
                     connections.append(await _patiently(settings, through, note, say))
                 except Unreachable as error:
                     if settings is not way[-1]:
-                        error.detail, error.host = f"its jump host {error.host}: {error.detail}", target.name
+                        name = way[-1].target.name
+                        error.detail, error.host = f"its jump host {error.host}: {error.detail}", name
                     raise
         except BaseException:
             _abort(connections)

@@ -9,10 +9,11 @@ Laws
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from transport.carrier.config_files import Unsafe
@@ -22,6 +23,7 @@ from transport.carrier.ssh.config import SYSTEM_CONFIG, Asked, Config, hop, read
 from transport.carrier.ssh.directives import OTHER_LOGINS
 from transport.carrier.ssh.host_keys import GLOBAL_FILES, USER_FILES, Policy, strictness
 from transport.carrier.ssh.keys import AGENT, Keys, message
+from transport.inherit import scrubbed
 
 with asyncssh_imports.quickly():
     import asyncssh
@@ -63,6 +65,26 @@ class Settings:
     def place(self) -> str:
         """Return the host to which this is a handshake, whatever names lead to it."""
         return f"{self.address}:{self.port}"
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that SendEnv takes from `environ` and that SetEnv sets, as ssh sends them.
+
+        Those that look like secrets are none of `environ`, whatever SendEnv says. Raises Unreachable.
+        """
+        patterns: list[str] = []
+        for word in self._config.words("SendEnv"):
+            if word.startswith("-"):
+                patterns = [each for each in patterns if not _fits(each, [word[1:]])]
+            else:
+                patterns.append(word)
+        sent = {name: text for name, text in scrubbed(environ).items() if _fits(name, patterns)}
+        for word in self._config.words("SetEnv"):
+            name, given, text = word.partition("=")
+            if not (given and name):
+                detail = f"cannot use its configuration: SetEnv {word}: should be NAME=VALUE"
+                raise self.target.unreachable(detail, "see ~/.ssh/config")
+            sent[name] = text
+        return sent
 
     def denied(self, detail: str = "") -> Exception:
         """Return the error of a refused login, with the keys that were tried and the cure."""
@@ -142,6 +164,11 @@ class Settings:
                 keepalive_count_max=KEEPALIVE_COUNT,
                 connect_timeout=None,  # `connect.py` keeps it
             )
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether one of some patterns, of * and ? alone, means the name of a variable."""
+    return any(fnmatch.fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns)
 
 
 class _AlgorithmFile:
