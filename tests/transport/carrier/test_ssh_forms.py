@@ -324,6 +324,42 @@ def test_variables_that_the_configuration_sends_and_sets(user: User, accepting: 
     }
 
 
+@pytest.mark.parametrize("more", ["", "MACs hmac-sha2-256"])
+def test_a_server_that_has_only_ciphers_with_counters(user: User, more: str) -> None:
+    host = user.lab.add("counting", Settings(sshd=("Ciphers aes256-ctr", more)))
+    try:
+        user.configure(f"Host box\n HostName 127.0.0.1\n Port {host.port}\n IdentityFile {{key}}\n")
+        user.works()
+        data = os.urandom(3 << 20)  # more than a window, both ways
+        done = user.lab.run(["run", "--on", "box", "--", "cat"], input=data, check=True)
+        assert done.stdout == data
+    finally:
+        user.lab.drop("counting")
+
+
+def test_no_common_algorithm_is_said_to_be_that_however_fast_the_server_hangs_up(user: User) -> None:
+    names = (b"curve25519-sha256", b"ssh-ed25519", *(b"3des-cbc",) * 2, *(b"hmac-sha2-256",) * 2)
+    lists = (*names, b"none", b"none", b"", b"")
+    payload = b"\x14" + bytes(16) + b"".join(len(each).to_bytes(4, "big") + each for each in lists) + bytes(5)
+    padding = 4 + -(9 + len(payload)) % 8
+    packet = (1 + len(payload) + padding).to_bytes(4, "big") + bytes([padding]) + payload + bytes(padding)
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n" + packet)
+            connection.shutdown(socket.SHUT_WR)  # it has come before the client reads a byte of it
+            while connection.recv(65536):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        user.configure(f"Host box\n HostName 127.0.0.1\n Port {listener.getsockname()[1]}\n")
+        user.fails("no common algorithm: no matching encryption", 'set transport = "openssh"')
+        server.join()
+
+
 def test_the_bind_address_is_seen_over_there(user: User) -> None:
     user.configure(WORKING["bind address"])
     user.works()

@@ -284,14 +284,15 @@ async def _login(
     except asyncssh.PermissionDenied:
         raise settings.denied() from None
     except asyncssh.KeyExchangeFailed as error:
-        hint = "see Ciphers and KexAlgorithms"
-        raise target.unreachable(f"no common algorithm: {message(error)}", hint) from None
+        raise _no_common(target, message(error)) from None
     except asyncssh.ChannelOpenError as error:
         hint = "look at the address and port, and at AllowTcpForwarding and PermitOpen over there"
         raise target.unreachable(f"cannot be reached from its jump host: {message(error)}", hint) from None
     except (asyncssh.Error, OSError) as error:
         if keys.failure:
             raise keys.failure from None
+        if contact.disagreed:
+            raise _no_common(target, message(Exception(contact.disagreed))) from None
         if "too many authentication failures" in message(error).lower():
             raise settings.denied(message(error)) from None
         if contact.greeted:
@@ -306,6 +307,14 @@ async def _login(
         if not of_sshd(contact.heard):
             raise _no_server(settings, contact) from None
         raise _Dropped(contact.heard, error) from None
+
+
+def _no_common(target: SshTarget, why: str) -> Unreachable:
+    hint = (
+        "name one that it has in Ciphers, KexAlgorithms, MACs or HostKeyAlgorithms of ~/.ssh/config; "
+        'or set transport = "openssh" in its table of the inventory'
+    )
+    return target.unreachable(f"no common algorithm: {why}", hint)
 
 
 def _no_server(settings: Settings, contact: Contact) -> Unreachable:
