@@ -360,6 +360,23 @@ def test_no_common_algorithm_is_said_to_be_that_however_fast_the_server_hangs_up
         server.join()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="sshd changes its root, and logs in others, only for root")
+def test_a_server_that_hangs_up_after_the_login(user: User) -> None:
+    """For root sshd changes its root in the session, for others before one is opened."""
+    key = " ".join(Path(f"{user.lab.identity}.pub").read_text().split()[:2])
+    told = f"AuthorizedKeysCommand /bin/echo {key}\n AuthorizedKeysCommandUser nobody"  # it reads no file of ours
+    there = f"Match User nobody\n {told}\n ChrootDirectory /no/such"
+    host = user.lab.add("rootless", Settings(sshd=(there,)))
+    try:
+        user.configure(
+            f"Host box\n User nobody\n HostName 127.0.0.1\n Port {host.port}\n IdentityFile {{key}}\n"
+        )
+        user.fails("the connection was lost as the session started: ", "is the ChrootDirectory there")
+        assert host.connections()
+    finally:
+        user.lab.drop("rootless")
+
+
 def test_the_bind_address_is_seen_over_there(user: User) -> None:
     user.configure(WORKING["bind address"])
     user.works()
@@ -766,6 +783,11 @@ def test_a_penalty_is_waited_out_once(user: User, monkeypatch: pytest.MonkeyPatc
         asyncio.run(ever.visit(user.lab.identity, notes))
     assert "PerSourcePenalties" in caught.value.detail and "failed logins from here" in caught.value.hint
     assert ever.connections == 2
+
+
+def test_an_error_begins_small_but_for_an_abbreviation() -> None:
+    assert message(ValueError("Connection lost")) == "connection lost"
+    assert message(ValueError("SSH connection closed")) == "SSH connection closed"
 
 
 def test_an_error_of_the_system_is_told_without_its_number() -> None:

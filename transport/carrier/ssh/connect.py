@@ -53,6 +53,9 @@ def _of_hop(name: str, news: News, text: str) -> None:
 WINDOW = 16 << 20
 PACKET = 32 << 10  # larger ones break dropbear, and gain little with OpenSSH
 LOST_AT_START = "the connection was lost as the session started: {}"
+LOOK_THERE = (
+    "if it stays so, look at the log of its sshd: is the ChrootDirectory there, is the account's shell?"
+)
 PENALTY = 15.0  # seconds: sshd enforces no shorter one (PerSourcePenalties)
 DEEPEST = 16  # hosts on the way to one
 
@@ -81,12 +84,12 @@ async def connect(target: SshTarget, command: str, note: Note, news: News = _unh
     except asyncssh.ChannelOpenError as error:
         _abort(connections)
         if connections[-1].is_closed():
-            raise target.interrupted(LOST_AT_START.format(message(error))) from None
+            raise target.interrupted(LOST_AT_START.format(message(error)), LOOK_THERE) from None
         hint = "look at MaxSessions, ForceCommand and the account's shell in its sshd_config"
         raise target.unreachable(f"sshd opens no session: {message(error)}", hint) from None
     except (asyncssh.Error, OSError) as error:
         _abort(connections)
-        raise target.interrupted(LOST_AT_START.format(message(error))) from None
+        raise target.interrupted(LOST_AT_START.format(message(error)), LOOK_THERE) from None
     except BaseException:
         _abort(connections)
         raise
