@@ -204,6 +204,11 @@ FAILING = {
         "permission denied",
         "PubkeyAuthentication is no in ~/.ssh/config",
     ),
+    "a key that is not there": (
+        "Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityFile ~/.ssh/of_work\n",
+        "tried no usable key; there is no ~/.ssh/of_work",
+        "correct IdentityFile in ~/.ssh/config, or make the key: ssh-keygen -f ~/.ssh/of_work",
+    ),
     "gssapi": (
         "Host box\n GSSAPIAuthentication yes\n HostName 127.0.0.1\n Port {p1}\n IdentityFile none\n",
         "tried no usable key",

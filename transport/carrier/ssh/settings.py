@@ -98,6 +98,8 @@ class Settings:
         where = f"permission denied for {config.user}" + (f" ({detail})" if detail else "")
         none = f"{AGENT}, and found none" if keys.agent and not keys.cure else "no usable key"
         detail = f"{where}; tried {', '.join(keys.tried) or none}"
+        if keys.absent:
+            detail = f"{detail}; there is no {', '.join(keys.absent)}"
         if locked := keys.locked_error(detail):
             return locked
         return self.target.unreachable(detail, self._cure(detail))
@@ -116,6 +118,8 @@ class Settings:
             others.insert(0, f"PreferredAuthentications {wanted}")
         if others:
             return f'only public keys are used here; for {others[0]} set transport = "openssh" in its table'
+        if keys.absent and not keys.tried:
+            return f"correct IdentityFile in ~/.ssh/config, or make the key: ssh-keygen -f {keys.absent[0]}"
         if not keys.tried:
             gssapi = ' (GSSAPI needs transport = "openssh")' if config.yes("GSSAPIAuthentication") else ""
             return (
