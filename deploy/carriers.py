@@ -26,7 +26,7 @@ def to(host: Host, inventory: Inventory, ssh_agent: str | None) -> Connect:
         from transport.carrier import program
 
         return partial(program.connect, host.name, host.command, program.environment(os.environ, ssh_agent))
-    target = _target(host, inventory, ssh_agent)
+    target = target_of(host, inventory, ssh_agent)
     if host.transport == "openssh":
         from transport.carrier import openssh
 
@@ -46,14 +46,20 @@ def by_hand(host: Host) -> str:
     return f"ssh {port}{host.destination} true"
 
 
-def _target(host: Host, inventory: Inventory, ssh_agent: str | None) -> SshTarget:
+def target_of(host: Host, inventory: Inventory, ssh_agent: str | None, shown: str = "") -> SshTarget:
+    """Return the host and its way as the inventory gives them. Messages call it by its name, or as `shown`."""
     through = jump_of(host, inventory)
     return SshTarget(
-        name=host.name,
+        name=shown or host.name,
         address=host.destination,
         user=host.user,
         port=host.port,
         identity=host.identity,
-        jump=_target(through, inventory, ssh_agent) if through else None,
+        jump=target_of(through, inventory, ssh_agent, _shown(through, inventory)) if through else None,
         agent=ssh_agent,
     )
+
+
+def _shown(jump: Host, inventory: Inventory) -> str:
+    """Return what messages call a jump host: the name of its table, or the address that stands in its place."""
+    return jump.name if jump.name in inventory.hosts else jump.destination

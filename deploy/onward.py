@@ -16,16 +16,13 @@ from typing import Any, NamedTuple
 
 from deploy.host import KEYS, Host
 from deploy.inventory import Inventory, jump_of
-from transport.carrier.ssh.config import Asked, Config, read
+from transport.carrier.config_files import Unsafe
+from transport.carrier.ssh.config import SYSTEM_CONFIG, Asked, Config, hop, read
 from transport.errors import Misconfigured
 
-SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 HERE = ["env"]  # the command of a host that reaches itself
 # Keys that say how to get there from this machine, or are about files of it.
 OURS = ("name", "address", "port", "user", "identity", "jump", "transport", "command", "wheels", "may_fork")
-_HOP = re.compile(
-    r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<bracketed>[^\]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?/?"
-)
 
 
 class Place(NamedTuple):
@@ -83,11 +80,11 @@ def _way(host: Host, inventory: Inventory) -> list[Place]:
 
 
 def _hop(host: Host, text: str) -> Place:
-    found = _HOP.fullmatch(text)
-    if found is None:
-        raise _refused(host, f"has a ProxyJump that is no host: {text!r}")
-    port = int(found["port"]) if found["port"] else None
-    config = _config(host, found["bracketed"] or found["host"], found["user"], port)
+    try:
+        at = hop(text)
+    except ValueError:
+        raise _refused(host, f"has a ProxyJump that is no host: {text!r}") from None
+    config = _config(host, at.host, at.user, at.port)
     return Place(config.user, config.hostname, config.port)
 
 
@@ -96,7 +93,8 @@ def _config(host: Host, address: str, user: str | None, port: int | None) -> Con
         return read(Asked(address, user or "", port), Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG)
     except (ValueError, OSError) as error:
         why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-        raise Misconfigured(f"cannot use its configuration: {why}", "see ~/.ssh/config", host.name) from None
+        hint = error.hint if isinstance(error, Unsafe) else "see ~/.ssh/config"
+        raise Misconfigured(f"cannot use its configuration: {why}", hint, host.name) from None
 
 
 def _refused(host: Host, why: str) -> Misconfigured:

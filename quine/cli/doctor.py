@@ -271,11 +271,16 @@ def _mount() -> Finding:
 
 def _configuration() -> Finding:
     """Check for options of ~/.ssh/config that ssh obeys and quine ignores."""
+    from transport.carrier.config_files import Unsafe, check_owner
+
     path = Path.home() / ".ssh" / "config"
     try:
+        check_owner(path, path.stat())
         lines = path.read_text(errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return Finding("ok", "ssh config", f"no {path}")
+    except Unsafe as error:
+        return Finding("warn", "ssh config", f"{error}: no host is reached", error.hint)
     except OSError as error:
         why = (error.strerror or "").lower()
         return Finding("warn", "ssh config", f"{path} cannot be read: {why}", "look at its owner and mode")

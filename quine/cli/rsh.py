@@ -4,7 +4,7 @@
 
 Laws
 1. The words after HOST are joined by blanks and given to the account's shell, as sshd does. They start in its home.
-2. HOST is a host of the inventory. A user or a port that the inventory does not give for it is refused.
+2. HOST is a host of the inventory. A user or a port that neither the inventory nor ~/.ssh/config gives it is refused.
 3. Standard library only.
 """
 
@@ -39,8 +39,8 @@ connection (-4 -6 -A -C -F -i -x -X …): the node of this machine makes it, as 
 # rows as those of the table of cli_options.py; an option of ssh has a letter alone
 OPTIONS: tuple[Row, ...] = (
     ("inventory", "", "FILE", "rsh", "the hosts (QUINE_INVENTORY, ./inventory.toml)"),
-    ("", "l", "USER", "rsh", "must be the user that the inventory gives for the host"),
-    ("", "p", "PORT", "rsh", "must be the port that the inventory gives for the host"),
+    ("", "l", "USER", "rsh", "must be the user of the host, by the inventory or ~/.ssh/config"),
+    ("", "p", "PORT", "rsh", "must be the port of the host, by the inventory or ~/.ssh/config"),
     ("", "n", "", "rsh", "an empty stdin"),
     ("", "t", "", "rsh", "a terminal for the command, if stdin is one"),
     ("", "T", "", "rsh", "no terminal"),
@@ -119,7 +119,7 @@ def _terminal(line: Line) -> bool:
 
 
 def _check(line: Line, options: RunOptions) -> None:
-    """Raise Failure if HOST is no name, or if USER or PORT are not those of the inventory."""
+    """Raise Failure if HOST is no name, or if USER or PORT are not those of the connection to it."""
     plain = line.host.replace("-", "").replace(".", "").replace("_", "")
     if not (plain.isascii() and plain.isalnum()) or line.host in ("any", "local"):
         raise Failure(
@@ -130,15 +130,36 @@ def _check(line: Line, options: RunOptions) -> None:
     host, path = _entry(line.host, options)
     where = f"the table [hosts.{line.host}] of {path}"
     for name, given, known in (("user", line.user, host.user), ("port", line.port, host.port)):
-        if given and given != str(known or ""):
-            is_known = f"the inventory gives {known or 'none'}"
-            value = f'"{given}"' if name == "user" else given
-            raise Failure(
-                NOT_STARTED,
-                f"{name} {given[:80]}: {is_known}",
-                f"put {name} = {value} into {where}",
-                host.name,
-            )
+        if not given or given == str(known or ""):
+            continue
+        source = "the inventory"
+        if not known and host.transport in ("ssh", "openssh"):
+            known, source = _by_ssh(host, name), "~/.ssh/config"
+            if given == known:
+                continue
+        value = f'"{given}"' if name == "user" else given
+        raise Failure(
+            NOT_STARTED,
+            f"{name} {given[:80]}: {source} gives {known or 'none'}",
+            f"put {name} = {value} into {where}",
+            host.name,
+        )
+
+
+def _by_ssh(host: Host, name: str) -> str:
+    """Return the user or port of a host by ssh's configuration, which is its default. Raises Failure."""
+    from pathlib import Path
+
+    from transport.carrier.ssh.config import SYSTEM_CONFIG, Asked, read
+
+    asked = Asked(host.destination.strip("[]"), host.user or "", host.port)
+    try:
+        config = read(asked, Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG)
+    except (ValueError, OSError) as error:
+        detail = f"cannot use its configuration: {error}"
+        hint = getattr(error, "hint", "see ~/.ssh/config")
+        raise Failure(NOT_STARTED, detail, hint, host.name) from None
+    return config.user if name == "user" else str(config.port)
 
 
 def _entry(name: str, options: RunOptions) -> tuple[Host, str]:

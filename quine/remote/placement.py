@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from deploy.host import Host
     from deploy.inventory import Inventory
+    from quine.remote.ways import Ways
     from transport.carrier.duplex import Duplex
     from transport.node.host import Target
     from transport.spawn import Spawn
@@ -30,7 +31,7 @@ class Placer:
         self._writing = threading.Lock()
         self._cache: dict[str, tuple[tuple[int, int], Inventory]] = {}
         self._wrong = ""  # with the inventory that a batch goes on without
-        self._dumps: dict[int, tuple[Host, str]] = {}  # by id(host): settings that tell links apart
+        self._ways: Ways | None = None
 
     def __call__(self, spawn: Spawn, running: Mapping[str, int]) -> Target:
         from transport.errors import NoSuchHost
@@ -62,8 +63,9 @@ class Placer:
                 host, inventory, ssh_agent=ssh_agent, note=log.info, news=news.append, layer=layer
             )
 
+        late = spawn.context.get("late") is True
         group = f"{inventory.path}\0{host.name}"
-        key = f"{group}\0{self._dumped(host)}\0{ssh_agent}\0{layer}"
+        key = f"{group}\0{self._way(host, inventory, late)}\0{ssh_agent}\0{layer}"
         settings, met = partial(settle, host=host), partial(self._met, host)
         return Target(host.name, group, key, dial, settings, host.slots, met, news)
 
@@ -79,12 +81,13 @@ class Placer:
 
         asyncio.get_running_loop().run_in_executor(None, write)  # a home may hang, and the loop must not
 
-    def _dumped(self, host: Host) -> str:
-        """Return all settings of a host as text; made once for each load of an inventory, not for each job."""
-        kept = self._dumps.get(id(host))
-        if kept is None:
-            kept = self._dumps[id(host)] = (host, repr(host))
-        return kept[1]
+    def _way(self, host: Host, inventory: Inventory, keep: bool) -> str:
+        """Return all that tells links to a host apart, but for the agent and the layer."""
+        if self._ways is None:
+            from quine.remote.ways import Ways
+
+            self._ways = Ways()
+        return self._ways.text(host, inventory, keep)
 
     def _inventory(self, spawn: Spawn) -> Inventory:
         from pathlib import Path
@@ -101,7 +104,8 @@ class Placer:
             cached = self._cache.get(named)
             if cached is None or cached[0] != version:
                 cached = self._cache[named] = (version, load(Path(named), {}))
-                self._dumps.clear()
+                if self._ways:
+                    self._ways.clear()
         except ConfigError as error:
             if (cached := self._cache.get(named)) and spawn.context.get("late") is True:
                 return self._as_before(cached[1], error.detail)

@@ -187,6 +187,26 @@ def test_a_host_is_one_of_the_inventory_with_its_user_and_port(lab: Lab) -> None
 
 
 @reached_by_ssh
+def test_user_and_port_may_be_those_of_the_configuration_of_ssh(lab: Lab) -> None:
+    host, config = lab["h1"], lab.home / ".ssh" / "config"
+    before = config.read_text()
+    lab.alias("named", "h1", address=None, user=None, port=None)
+    try:
+        port, user = host.port, host.user
+        config.write_text(f"Host named\n HostName 127.0.0.1\n Port {port}\n User {user}\n{before}")
+        assert lab.run(["rsh", "-p", str(port), f"{user}@named", "echo in"], check=True).stdout == b"in\n"
+        for words, said in (
+            (["eve@named"], f"user eve: ~/.ssh/config gives {user}"),
+            (["-p1", "named"], f"port 1: ~/.ssh/config gives {port}"),
+        ):
+            done = lab.run(["rsh", *words, "touch ran"])
+            assert done.returncode == 69 and not (host.home / "ran").exists()
+            assert done.stderr.decode().startswith(f"quine: named: error: {said}\n")
+    finally:
+        config.write_text(before)
+
+
+@reached_by_ssh
 def test_git_is_told_that_options_of_ssh_are_understood(lab: Lab) -> None:
     host = lab["h1"]
     done = lab.run(["rsh", "-G", "-p", "1", "h1"], check=True)

@@ -176,6 +176,17 @@ def test_errors_of_ssh_have_a_cure(lab: Lab, tmp_path: Path) -> None:
         known.write_text(f"[127.0.0.1]:{port} {key}\n")
         text = refused(lab, "wrong")
         assert "its host key has changed" in text and f"ssh-keygen -R '[127.0.0.1]:{port}'" in text
+        # where only ~/.ssh/config knows address and port, and where it is the key of a host on the way
+        config.write_text(f"Host wrong hop\n HostName 127.0.0.1\n Port {port}\n{SSH_CONFIG}")
+        alias(address=None, port=None)
+        text = refused(lab, "wrong")
+        command = text.partition(" run: ")[2].splitlines()[0]
+        assert command == f"ssh-keygen -R '[127.0.0.1]:{port}' -f {known}"
+        alias(jump="hop:" + str(port))
+        assert refused(lab, "wrong").partition(" run: ")[2].splitlines()[0] == command
+        lab.sh(command)
+        assert not known.read_text()
+        alias()
         known.write_text("")
         config.write_text("Host *\n  StrictHostKeyChecking yes\n")
         assert "its host key is not known" in refused(lab, "wrong")

@@ -36,7 +36,7 @@ FAILURES = (
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
         "its host key has changed",
-        "if the host was reinstalled (check with its admin), run: ssh-keygen -R {known}",
+        "if the host was reinstalled (check with its admin), run: {forget}",
     ),
     (
         "Host key verification failed",
@@ -74,6 +74,9 @@ DROPPED = (
 )
 BEHIND = "UNKNOWN port"  # the place of a server that is reached through a ProxyCommand
 NO_VERSION = ("kex_exchange_identification: ", "banner exchange: ")  # begin the words for its absence
+# Its words for a key that has changed: the name is the one in known_hosts, after all of the configuration.
+CHANGED = re.compile(r"^Host key for ([^\s']+) has changed and ", re.MULTILINE)
+OFFENDING = re.compile(r"^Offending .*key in (\S.*):\d+\r?$", re.MULTILINE)
 BANNER = re.compile(r"banner line \d+: (.+?)\r?$", re.MULTILINE)  # of ssh -v
 
 
@@ -171,11 +174,10 @@ def refusal(target: SshTarget, said: str) -> tuple[Unreachable, bool]:
     for words, detail, hint in FAILURES:
         found = next((line for line in reversed(lines) if words in line), None)
         if found is not None:
-            known = target.address if target.port in (None, 22) else f"'[{target.address}]:{target.port}'"
             values = {
                 "last": found[:300],
                 "address": target.address,
-                "known": known,
+                "forget": _forget(target, said),
                 "ssh": _by_hand(target),
             }
             return target.unreachable(detail.format(**values), hint.format(**values)), False
@@ -189,6 +191,16 @@ def refusal(target: SshTarget, said: str) -> tuple[Unreachable, bool]:
             hint = f"does its ProxyCommand, or its jump, lead to an sshd? try: {_by_hand(target)}"
         return target.interrupted(f"the connection was lost in the handshake: {last}", hint), True
     return target.unreachable(f"ssh failed: {last}", f"try: {_by_hand(target)}"), False
+
+
+def _forget(target: SshTarget, said: str) -> str:
+    """Return the command that removes the host key which ssh complains of, of a host on the way perhaps."""
+    changed, offending = CHANGED.search(said), OFFENDING.search(said)
+    name = changed[1] if changed else target.address
+    if not changed and target.port not in (None, 22):
+        name = f"[{target.address}]:{target.port}"
+    file = f" -f {shlex.quote(offending[1])}" if offending else ""
+    return f"ssh-keygen -R '{name}'{file}"
 
 
 def _by_hand(target: SshTarget) -> str:

@@ -33,7 +33,7 @@ OPTIONS = (
         "identityagent",
     ),
     *("identityfile", "kexalgorithms", "macs", "port", "proxycommand", "proxyjump", "pubkeyauthentication"),
-    *("revokedhostkeys", "stricthostkeychecking", "user", "userknownhostsfile"),
+    *("revokedhostkeys", "setenv", "stricthostkeychecking", "user", "userknownhostsfile"),
 )
 ME = getpass.getuser()
 CONFIGS = {
@@ -67,6 +67,7 @@ CONFIGS = {
     "quotes": 'Host "h" other\n  UserKnownHostsFile "/a b" /c\\ d "/e \\"f\\""\n  IdentityFile "/g h"\n',
     "strict": "HashKnownHosts no\nCiphers aes256-ctr\nMACs hmac-sha2-256\nKexAlgorithms curve25519-sha256\n",
     "unknown but ignored": "IgnoreUnknown Use*,Foo\nUseKeychain yes\nFoo bar baz\nPort 9\n",
+    "set env": "SetEnv A=1\nSetEnv B=2\n",
     "carriage returns": "Host h\r\n  Port 12\r\n",
     "include": "Include DIR/*.conf\nPort 3\n",
     "include in a block": "Host h\n  Include DIR/20*.conf\n  Port 5\nHost other\n  Include DIR/10*.conf\n",

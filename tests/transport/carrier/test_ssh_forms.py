@@ -43,11 +43,11 @@ class User:
     def __getitem__(self, name: str) -> Host:
         return self.lab[name]
 
-    def configure(self, text: str) -> None:
+    def configure(self, text: str, name: str = "config") -> None:
         """`{p1}`, `{p2}`: ports; `{key}`: the key that may log in; `{ssh}`: ~/.ssh; `{me}`: the user."""
         facts = {"key": self.lab.identity, "ssh": self.ssh, "me": self["h1"].user}
         ports = {f"p{number}": self[f"h{number}"].port for number in (1, 2, 3)}
-        (self.ssh / "config").write_text(text.format(**facts, **ports) + SSH_CONFIG)
+        (self.ssh / name).write_text(text.format(**facts, **ports) + SSH_CONFIG)
 
     def check(self, name: str = "box", *words: str) -> subprocess.CompletedProcess[bytes]:
         self.lab.alias(name, "h1", address=None, port=None, user=None, identity=None)
@@ -204,6 +204,11 @@ FAILING = {
         "permission denied",
         "PubkeyAuthentication is no in ~/.ssh/config",
     ),
+    "a key that is not there": (
+        "Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityFile ~/.ssh/of_work\n",
+        "tried no usable key; there is no ~/.ssh/of_work",
+        "correct IdentityFile in ~/.ssh/config, or make the key: ssh-keygen -f ~/.ssh/of_work",
+    ),
     "gssapi": (
         "Host box\n GSSAPIAuthentication yes\n HostName 127.0.0.1\n Port {p1}\n IdentityFile none\n",
         "tried no usable key",
@@ -244,6 +249,137 @@ def test_what_is_passed_over_is_named_with_v(user: User) -> None:
     said = user.check("box", "-v").stderr.decode()
     for line, text in ((2, "ForwardAgent yes"), (3, "LocalForward 8080 localhost:80")):
         assert f"pass over {text} ({user.ssh}/config line {line})" in said
+
+
+def ssh_takes(user: User) -> bool:
+    """Whether ssh itself takes the user's configuration: in place of the home's, which it looks up by the user id."""
+    path = user.ssh / "outer"
+    path.write_text(f"Include {user.ssh}/config\n")  # an included file is checked as the user's own is
+    done = subprocess.run(["ssh", "-G", "-F", str(path), "box"], capture_output=True, check=False)
+    assert done.returncode == 0 or b"Bad owner or permissions" in done.stderr
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("which", ["config", "included"])
+def test_a_configuration_that_others_can_write_is_refused(user: User, which: str) -> None:
+    ran = user.ssh / "ran"
+    text = f'Match exec "touch {ran}"\n {WAY}'
+    user.configure("Include {ssh}/included\n" if which == "included" else text)
+    user.configure(text, "included")
+    path = user.ssh / which
+    for mode in (0o666, 0o602):
+        path.chmod(mode)
+        user.fails(f"bad permissions of {path}: others can write it (mode {mode:04o})", f"chmod go-w {path}")
+        assert not ran.exists() and not ssh_takes(user)
+    path.chmod(0o644)
+    user.works()
+    assert ran.exists() and ssh_takes(user)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a file away")
+def test_a_configuration_of_another_owner_or_group_is_refused(user: User) -> None:
+    user.configure(f"Host box\n {WAY}")
+    path = user.ssh / "config"
+    os.chown(path, 4242, -1)
+    user.fails(f"bad owner of {path}: user id 4242, neither root nor you", f"chown 0 {path}")
+    assert not ssh_takes(user)
+    told = user.lab.run(["doctor"]).stdout.decode()
+    assert f"bad owner of {path}" in told
+    os.chown(path, 0, 4242)
+    path.chmod(0o664)
+    user.fails(f"bad permissions of {path}: others can write it (mode 0664)", f"chmod go-w {path}")
+    assert not ssh_takes(user)
+
+
+@pytest.fixture
+def accepting(user: User) -> Iterator[Host]:
+    host = user.lab.add("accepting", Settings(sshd=("AcceptEnv LC_* KITE_*",)))
+    yield host
+    user.lab.drop("accepting")
+
+
+@pytest.mark.parametrize("transport", ["ssh", "openssh"])
+def test_variables_that_the_configuration_sends_and_sets(user: User, accepting: Host, transport: str) -> None:
+    user.configure(
+        "Host box\n SetEnv KITE_SET='a b' KITE_BOTH=set OTHER=1\n SetEnv KITE_LATE=1\n"
+        " SendEnv KITE_S* KITE_BOTH KITE_API_TOKEN KITE_NOT LC_?IME\n SendEnv -KITE_N*\n SendEnv OTHER\n"
+        f" HostName 127.0.0.1\n Port {accepting.port}\n IdentityFile {{key}}\n"
+    )
+    env: dict[str, str | None] = {"LC_TIME": "C", "OTHER": "2", "KITE_API_TOKEN": "x"}
+    env |= {
+        "KITE_BOTH": "sent",
+        "KITE_SENT": "é\n2",
+        "KITE_NOT": "1",
+        "XDG_RUNTIME_DIR": str(user.ssh / "run"),
+    }
+    (user.ssh / "run").mkdir(mode=0o700)
+    user.lab.alias("box", "accepting", address=None, port=None, user=None, identity=None, transport=transport)
+    try:
+        done = user.lab.run(["run", "--on", "box", "--", "env", "-0"], env=env, check=True)
+    finally:
+        user.lab.run(["node", "--stop"], env=env)
+        accepting.kill_processes()
+    found = dict(line.split("=", 1) for line in done.stdout.decode().split("\0") if line)
+    names = ("LC_TIME", "OTHER", *(name for name in found if name.startswith("KITE_")))
+    assert {name: found[name] for name in names if name in found} == {
+        "LC_TIME": "C",
+        "KITE_SET": "a b",
+        "KITE_BOTH": "set",
+        "KITE_SENT": "é\n2",
+    }
+
+
+@pytest.mark.parametrize("more", ["", "MACs hmac-sha2-256"])
+def test_a_server_that_has_only_ciphers_with_counters(user: User, more: str) -> None:
+    host = user.lab.add("counting", Settings(sshd=("Ciphers aes256-ctr", more)))
+    try:
+        user.configure(f"Host box\n HostName 127.0.0.1\n Port {host.port}\n IdentityFile {{key}}\n")
+        user.works()
+        data = os.urandom(3 << 20)  # more than a window, both ways
+        done = user.lab.run(["run", "--on", "box", "--", "cat"], input=data, check=True)
+        assert done.stdout == data
+    finally:
+        user.lab.drop("counting")
+
+
+def test_no_common_algorithm_is_said_to_be_that_however_fast_the_server_hangs_up(user: User) -> None:
+    names = (b"curve25519-sha256", b"ssh-ed25519", *(b"3des-cbc",) * 2, *(b"hmac-sha2-256",) * 2)
+    lists = (*names, b"none", b"none", b"", b"")
+    payload = b"\x14" + bytes(16) + b"".join(len(each).to_bytes(4, "big") + each for each in lists) + bytes(5)
+    padding = 4 + -(9 + len(payload)) % 8
+    packet = (1 + len(payload) + padding).to_bytes(4, "big") + bytes([padding]) + payload + bytes(padding)
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n" + packet)
+            connection.shutdown(socket.SHUT_WR)  # it has come before the client reads a byte of it
+            while connection.recv(65536):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        user.configure(f"Host box\n HostName 127.0.0.1\n Port {listener.getsockname()[1]}\n")
+        user.fails("no common algorithm: no matching encryption", 'set transport = "openssh"')
+        server.join()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="sshd changes its root, and logs in others, only for root")
+def test_a_server_that_hangs_up_after_the_login(user: User) -> None:
+    """For root sshd changes its root in the session, for others before one is opened."""
+    key = " ".join(Path(f"{user.lab.identity}.pub").read_text().split()[:2])
+    told = f"AuthorizedKeysCommand /bin/echo {key}\n AuthorizedKeysCommandUser nobody"  # it reads no file of ours
+    there = f"Match User nobody\n {told}\n ChrootDirectory /no/such"
+    host = user.lab.add("rootless", Settings(sshd=(there,)))
+    try:
+        user.configure(
+            f"Host box\n User nobody\n HostName 127.0.0.1\n Port {host.port}\n IdentityFile {{key}}\n"
+        )
+        user.fails("the connection was lost as the session started: ", "is the ChrootDirectory there")
+        assert host.connections()
+    finally:
+        user.lab.drop("rootless")
 
 
 def test_the_bind_address_is_seen_over_there(user: User) -> None:
@@ -533,7 +669,7 @@ def test_an_address_of_ipv6(user: User, sixth: Host, address: str) -> None:
 def test_a_jump_host_of_ipv6(user: User, sixth: Host) -> None:
     user.configure("Host *\n IdentityFile {key}\n")
     user.lab.alias("box", "h1", jump=f"{sixth.user}@[::1]:{sixth.port}")
-    assert user.lab.run(["hosts", "check", "box"]).returncode == 0
+    assert b"authenticate to ::1 " in user.lab.run(["doctor", "box"], check=True).stdout
     user.configure(
         f"Host box\n ProxyJump {sixth.user}@[::1]:{sixth.port}\n {WAY}\nHost *\n IdentityFile {{key}}\n"
     )
@@ -652,6 +788,11 @@ def test_a_penalty_is_waited_out_once(user: User, monkeypatch: pytest.MonkeyPatc
         asyncio.run(ever.visit(user.lab.identity, notes))
     assert "PerSourcePenalties" in caught.value.detail and "failed logins from here" in caught.value.hint
     assert ever.connections == 2
+
+
+def test_an_error_begins_small_but_for_an_abbreviation() -> None:
+    assert message(ValueError("Connection lost")) == "connection lost"
+    assert message(ValueError("SSH connection closed")) == "SSH connection closed"
 
 
 def test_an_error_of_the_system_is_told_without_its_number() -> None:

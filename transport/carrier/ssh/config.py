@@ -5,6 +5,8 @@ Laws
 2. `Host`, `Match` and `Include` mean here what they mean to ssh; tests compare this with `ssh -G`.
 3. Nothing is skipped silently: an option that is not applied has a line in `notes`, and one that cannot be left out
    without a change of what the connection means is a ValueError (`directives.py`). So is a file that cannot be read.
+4. A file that another user could have written is refused, as ssh refuses it: a `Match exec` in it would run here.
+   The system's own file is not checked; a file that it includes is.
 """
 
 from __future__ import annotations
@@ -21,11 +23,16 @@ import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from transport.carrier.config_files import Stamp, check_owner, stamp, stamp_of
 from transport.carrier.ssh import canonical, directives
 
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEEPEST = 16  # files that include each other
 EXEC = 20  # seconds for a command of `Match exec`
 _QUOTED = re.compile(r"\s*(?:(#.*)|((?:\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|\\[\"' \\]|[^\s\"'])+))")
+_HOP = re.compile(
+    r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<bracketed>[^\]]+)\]|(?P<host>[^:]+|.*:.*:.*?))(?::(?P<port>\d+))?/?"
+)
 _TIME = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -46,6 +53,8 @@ class _Place:
     base: Path
     depth: int = 0
     line: int = 0
+    checked: bool = True  # its owner and mode
+    never: bool = False  # included where the lines do not count: read all the same, as by ssh
 
     def wrong(self, what: str) -> ValueError:
         return ValueError(f"{self.path} line {self.line}: {what}")
@@ -56,7 +65,10 @@ class Config:
     """The options for one host. Made by `read`."""
 
     asked: Asked
+    runs: bool = True  # False: no command is run, no name is looked up, and `open` says where that decides
     notes: list[str] = field(default_factory=list)
+    files: dict[str, Stamp] = field(default_factory=dict)  # all that was read or looked for, with directories
+    open: bool = False
     host: str = ""  # as `Host` patterns see it: the canonical name in the second pass
     _values: dict[str, list[str]] = field(default_factory=dict)
     _final: bool = False
@@ -107,6 +119,10 @@ class Config:
         named = self.get("hostname")
         return re.sub("%[%h]", lambda token: {"%%": "%", "%h": self.host}[token[0]], named) or self.host
 
+    def values(self) -> str:
+        """Return all options as text, to compare."""
+        return repr(sorted(self._values.items()))
+
     @property
     def known_as(self) -> str:
         return (self.get("hostkeyalias") or self.hostname).lower()
@@ -156,10 +172,16 @@ class Config:
         if place.depth > DEEPEST:
             raise ValueError(f"{place.path}: too many files include each other")
         try:
-            text = place.path.read_text(encoding="utf-8", errors="surrogateescape")
+            with place.path.open(encoding="utf-8", errors="surrogateescape") as file:
+                facts = os.fstat(file.fileno())
+                self.files[str(place.path)] = stamp_of(facts)
+                if place.checked:
+                    check_owner(place.path, facts)
+                text = file.read()
         except (FileNotFoundError, NotADirectoryError):
+            self.files[str(place.path)] = None
             return
-        active = True
+        active = not place.never
         for number, line in enumerate(text.splitlines(), 1):
             active = self._line(line, replace(place, line=number), active)
 
@@ -173,17 +195,28 @@ class Config:
         if not words:
             raise place.wrong(f"{found[1]} has no value")
         if name == "host":
-            return listed(self.host, words)
+            return listed(self.host, words) and not place.never
         if name == "match":
-            return self._matches(words, place)
-        if name == "include" and active:
+            return not place.never and self._matches(words, place)
+        if name == "include":
+            inner = replace(place, depth=place.depth + 1, checked=True, never=not active)
             for pattern in words:
                 where = os.path.join(place.base, os.path.expanduser(pattern))
+                self._note_directories(where)
                 for path in sorted(glob.glob(where)):
-                    self.file(replace(place, path=Path(path), depth=place.depth + 1))
+                    self.file(replace(inner, path=Path(path)))
         elif active:
             self._take(found[1], words, place)
         return active
+
+    def _note_directories(self, pattern: str) -> None:
+        """Note where a file that would match may come to be."""
+        if not glob.has_magic(pattern):
+            self.files.setdefault(pattern, stamp(pattern))
+        while glob.has_magic(pattern):
+            pattern = os.path.dirname(pattern)
+            for path in glob.glob(pattern) or [pattern]:
+                self.files[path] = stamp(path)
 
     def _take(self, name: str, words: list[str], place: _Place) -> None:
         key = name.lower()
@@ -237,6 +270,9 @@ class Config:
             "sessiontype": "exec",
             "command": "",
         }
+        if attribute == "exec" and not self.runs:
+            self.open = True
+            return False
         if attribute == "exec":
             return _succeeds(self.expand(value), place)
         if attribute not in facts:
@@ -252,7 +288,11 @@ class Config:
         for place in files:
             self.file(place)
         self.host = self.hostname.lower()
-        found = canonical.of(self.host, self.get, self.words)
+        found = ""
+        if self.runs:
+            found = canonical.of(self.host, self.get, self.words)
+        elif self.get("canonicalizehostname").lower() not in ("", "no", "false"):
+            self.open = True
         if not found and not self._wants_final:
             self.host = self.asked.host
             return
@@ -263,15 +303,29 @@ class Config:
             self.file(place)
 
 
-def read(asked: Asked, user_file: Path, system_file: Path) -> Config:
-    """Return the options for a host. Raises ValueError and OSError with the file and the line."""
-    config = Config(asked, host=asked.host)
+def read(asked: Asked, user_file: Path, system_file: Path, config: Config | None = None) -> Config:
+    """Return the options for a host. Raises ValueError and OSError with the file and the line.
+
+    A `config` that is given is filled, so that its `files` are known also after an error.
+    """
+    config = config or Config(asked)
+    config.host = asked.host
     if asked.user:
         config._values["user"] = [asked.user]
     if asked.port is not None:
         config._values["port"] = [str(asked.port)]
-    config.settle([_Place(user_file, user_file.parent), _Place(system_file, system_file.parent)])
+    system = _Place(system_file, system_file.parent, checked=False)
+    config.settle([_Place(user_file, user_file.parent), system])
     return config
+
+
+def hop(text: str) -> Asked:
+    """Return what one word of a ProxyJump asks for. Raises ValueError."""
+    found = _HOP.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no host")
+    port = int(found["port"]) if found["port"] else None
+    return Asked(found["bracketed"] or found["host"], found["user"] or "", port)
 
 
 def split(text: str, place: _Place) -> list[str]:

@@ -16,6 +16,7 @@ Laws
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -51,6 +52,9 @@ def _of_hop(name: str, news: News, text: str) -> None:
 WINDOW = 16 << 20
 PACKET = 32 << 10  # larger ones break dropbear, and gain little with OpenSSH
 LOST_AT_START = "the connection was lost as the session started: {}"
+LOOK_THERE = (
+    "if it stays so, look at the log of its sshd: is the ChrootDirectory there, is the account's shell?"
+)
 PENALTY = 15.0  # seconds: sshd enforces no shorter one (PerSourcePenalties)
 DEEPEST = 16  # hosts on the way to one
 
@@ -60,7 +64,9 @@ async def connect(target: SshTarget, command: str, note: Note, news: News = _unh
 
     `note` hears of each step, `news` is called with messages for the user about first contacts.
     """
-    connections = await _reach(target, note, news)
+    way = await _resolved(target)
+    env = way[-1].environment(os.environ)
+    connections = await _reach(way, note, news)
     _quicken(connections)
     try:
         note("start the session")
@@ -71,18 +77,18 @@ async def connect(target: SshTarget, command: str, note: Note, news: News = _unh
             window=WINDOW,
             max_pktsize=PACKET,
             request_pty=False,
-            env=None,
+            env=[(os.fsencode(name), os.fsencode(text)) for name, text in env.items()],
             send_env=None,
         )
     except asyncssh.ChannelOpenError as error:
         _abort(connections)
         if connections[-1].is_closed():
-            raise target.interrupted(LOST_AT_START.format(message(error))) from None
+            raise target.interrupted(LOST_AT_START.format(message(error)), LOOK_THERE) from None
         hint = "look at MaxSessions, ForceCommand and the account's shell in its sshd_config"
         raise target.unreachable(f"sshd opens no session: {message(error)}", hint) from None
     except (asyncssh.Error, OSError) as error:
         _abort(connections)
-        raise target.interrupted(LOST_AT_START.format(message(error))) from None
+        raise target.interrupted(LOST_AT_START.format(message(error)), LOOK_THERE) from None
     except BaseException:
         _abort(connections)
         raise
@@ -96,7 +102,7 @@ async def files(
     target: SshTarget, note: Note, news: News = _unheard
 ) -> tuple[asyncssh.SFTPClient, list[asyncssh.SSHClientConnection]]:
     """Return an SFTP session with paths as bytes, and the connections to close, the last first; raises Unreachable."""
-    connections = await _reach(target, note, news)
+    connections = await _reach(await _resolved(target), note, news)
     try:
         _quicken(connections)
         return await connections[-1].start_sftp_client(path_encoding=None), connections
@@ -141,9 +147,12 @@ def _in_packets(connection: asyncssh.SSHClientConnection) -> None:
         quick.Arrivals.begin(connection)
 
 
-async def _reach(target: SshTarget, note: Note, news: News) -> list[asyncssh.SSHClientConnection]:
-    """Return the connections to the target; those of the hosts on the way come first."""
-    way = await asyncio.get_running_loop().run_in_executor(None, _way, target)
+async def _resolved(target: SshTarget) -> list[Settings]:
+    return await asyncio.get_running_loop().run_in_executor(None, _way, target)
+
+
+async def _reach(way: list[Settings], note: Note, news: News) -> list[asyncssh.SSHClientConnection]:
+    """Return the connections to the last host of the way; those of the hosts before it come first."""
     connections: list[asyncssh.SSHClientConnection] = []
     async with handshakes([settings.place for settings in way]):
         try:
@@ -154,7 +163,8 @@ async def _reach(target: SshTarget, note: Note, news: News) -> list[asyncssh.SSH
                     connections.append(await _patiently(settings, through, note, say))
                 except Unreachable as error:
                     if settings is not way[-1]:
-                        error.detail, error.host = f"its jump host {error.host}: {error.detail}", target.name
+                        name = way[-1].target.name
+                        error.detail, error.host = f"its jump host {error.host}: {error.detail}", name
                     raise
         except BaseException:
             _abort(connections)
@@ -275,14 +285,15 @@ async def _login(
     except asyncssh.PermissionDenied:
         raise settings.denied() from None
     except asyncssh.KeyExchangeFailed as error:
-        hint = "see Ciphers and KexAlgorithms"
-        raise target.unreachable(f"no common algorithm: {message(error)}", hint) from None
+        raise _no_common(target, message(error)) from None
     except asyncssh.ChannelOpenError as error:
         hint = "look at the address and port, and at AllowTcpForwarding and PermitOpen over there"
         raise target.unreachable(f"cannot be reached from its jump host: {message(error)}", hint) from None
     except (asyncssh.Error, OSError) as error:
         if keys.failure:
             raise keys.failure from None
+        if contact.disagreed:
+            raise _no_common(target, message(Exception(contact.disagreed))) from None
         if "too many authentication failures" in message(error).lower():
             raise settings.denied(message(error)) from None
         if contact.greeted:
@@ -297,6 +308,14 @@ async def _login(
         if not of_sshd(contact.heard):
             raise _no_server(settings, contact) from None
         raise _Dropped(contact.heard, error) from None
+
+
+def _no_common(target: SshTarget, why: str) -> Unreachable:
+    hint = (
+        "name one that it has in Ciphers, KexAlgorithms, MACs or HostKeyAlgorithms of ~/.ssh/config; "
+        'or set transport = "openssh" in its table of the inventory'
+    )
+    return target.unreachable(f"no common algorithm: {why}", hint)
 
 
 def _no_server(settings: Settings, contact: Contact) -> Unreachable:

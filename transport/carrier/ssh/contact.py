@@ -50,6 +50,7 @@ class Contact(asyncssh.SSHClient):
         self.connection: asyncssh.SSHClientConnection | None = None
         self.clock: Timeout | None = None  # of ConnectTimeout, which ends where the login begins
         self.proxy: ProxyCommand | None = None
+        self.disagreed = ""  # the reason why there is no common algorithm
         self._before = b""
 
     @property
@@ -80,7 +81,7 @@ class Contact(asyncssh.SSHClient):
             vars(conn)["_client_keys"] = []
 
     def _watch(self, connection: asyncssh.SSHClientConnection) -> None:
-        """Note the server's version and each key that is offered; asyncssh calls no method of ours for either."""
+        """Note the server's version, offered keys and a lack of algorithms: asyncssh calls no method of ours then."""
         told, asked, target, note = (
             connection.set_extra_info,
             connection.public_key_auth_requested,
@@ -99,6 +100,17 @@ class Contact(asyncssh.SSHClient):
                 note(f"authenticate to {target.name}", f"offers {_described(pair)}")
             return pair
 
+        choose = connection._choose_alg
+
+        def chosen(*lists: Any) -> bytes:
+            # asyncssh loses this error if the server, which finds the same, hangs up in the same turn of the loop
+            try:
+                return choose(*lists)
+            except asyncssh.KeyExchangeFailed as error:
+                self.disagreed = str(error)
+                raise
+
+        connection._choose_alg = chosen  # type: ignore[assignment, method-assign]
         connection.set_extra_info = tell  # type: ignore[method-assign]
         connection.public_key_auth_requested = ask  # type: ignore[method-assign]
         note(version_step(target))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 RAW = {"proxycommand", "remotecommand", "localcommand", "knownhostscommand"}  # the rest of the line as it is
-ADDED = {"identityfile", "certificatefile", "sendenv", "setenv"}  # each line adds to it
+ADDED = {"identityfile", "certificatefile", "sendenv"}  # each line adds to it
 
 APPLIED = {
     *("addressfamily", "batchmode", "bindaddress", "canonicaldomains", "canonicalizefallbacklocal"),
@@ -22,6 +22,8 @@ APPLIED = {
     *(
         "pubkeyauthentication",
         "revokedhostkeys",
+        "sendenv",
+        "setenv",
         "stricthostkeychecking",
         "tag",
         "user",
@@ -39,7 +41,7 @@ WITHOUT_MEANING = {
     *("gssapikexalgorithms", "gssapikeyexchange", "hostbasedauthentication", "ipqos"),
     *("kbdinteractiveauthentication", "kbdinteractivedevices", "knownhostscommand", "loglevel"),
     *("logverbose", "nohostauthenticationforlocalhost", "numberofpasswordprompts"),
-    *("obscurekeystroketiming", "passwordauthentication", "proxyusefdpass", "rekeylimit", "sendenv"),
+    *("obscurekeystroketiming", "passwordauthentication", "proxyusefdpass", "rekeylimit"),
     *("serveralivecountmax", "serveraliveinterval", "stdinnull", "streamlocalbindmask"),
     *("streamlocalbindunlink", "syslogfacility", "tcpkeepalive", "updatehostkeys", "visualhostkey"),
     *("xauthlocation"),

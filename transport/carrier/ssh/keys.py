@@ -30,10 +30,11 @@ _unlocked: dict[str, asyncssh.SSHKey] = {}  # by path, for as long as this proce
 
 
 class Keys:
-    """The keys that may be offered. `tried` names it for messages, `cure` says why something could not be offered."""
+    """The keys that may be offered. `tried` names them for messages, `cure` says why something could not be offered."""
 
     def __init__(self, target: SshTarget, config: Config) -> None:
         self.tried: list[str] = []
+        self.absent: list[str] = []  # files that the configuration names
         self.cure = ""
         self._target, self._config = target, config
         self._pairs: list[asyncssh.SSHKeyPair] = []
@@ -99,7 +100,10 @@ class Keys:
             self.tried.append(name)
         except OSError as error:
             why = (error.strerror or str(error)).lower()
-            if not isinstance(error, FileNotFoundError):
+            if isinstance(error, FileNotFoundError):
+                if self._config.words("IdentityFile"):  # nobody has named the usual ones
+                    self.absent.append(name)
+            else:
                 self.cure = f"{name} cannot be read ({why}): look at its owner and mode"
             if given:
                 detail = f"the identity {name} cannot be read: {why}"
@@ -183,4 +187,4 @@ def message(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return text[:1].lower() + text[1:]
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]  # SSH stays

@@ -9,31 +9,35 @@ Laws
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from transport.carrier.config_files import Unsafe
 from transport.carrier.dialer import SshTarget
 from transport.carrier.ssh import asyncssh_imports
-from transport.carrier.ssh.config import Asked, Config, read
+from transport.carrier.ssh.config import SYSTEM_CONFIG, Asked, Config, hop, read
 from transport.carrier.ssh.directives import OTHER_LOGINS
 from transport.carrier.ssh.host_keys import GLOBAL_FILES, USER_FILES, Policy, strictness
 from transport.carrier.ssh.keys import AGENT, Keys, message
+from transport.inherit import scrubbed
 
 with asyncssh_imports.quickly():
     import asyncssh
 
-SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
-
 KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # before a link listens, a pulled cable is noticed after 45 s
-CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com")
+GCM = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+COUNTERS = (
+    "aes128-ctr",
+    "aes192-ctr",
+    "aes256-ctr",
+)  # last, with the MACs of asyncssh: slow, but some have no other
+CIPHERS = (*GCM, "chacha20-poly1305@openssh.com", *COUNTERS)
 FAMILIES = {"": socket.AF_UNSPEC, "any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 ALGORITHMS = ("Ciphers", "KexAlgorithms", "MACs", "HostKeyAlgorithms", "CASignatureAlgorithms")
-_HOP = re.compile(
-    r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<bracketed>[^\]]+)\]|(?P<host>[^:]+|.*:.*:.*?))(?::(?P<port>\d+))?/?"
-)
 
 
 class Settings:
@@ -51,9 +55,8 @@ class Settings:
             self.proxy_command = self._proxy_command() if self.hop is None else ""
             self.options = self._options()
         except (ValueError, OSError, asyncssh.Error) as error:
-            raise target.unreachable(
-                f"cannot use its configuration: {message(error)}", "see ~/.ssh/config"
-            ) from None
+            hint = error.hint if isinstance(error, Unsafe) else "see ~/.ssh/config"
+            raise target.unreachable(f"cannot use its configuration: {message(error)}", hint) from None
         except KeyError as error:
             detail = f"cannot use its configuration: AddressFamily {error.args[0]}: unsupported"
             raise target.unreachable(detail, "see ~/.ssh/config") from None
@@ -69,12 +72,34 @@ class Settings:
         """Return the host to which this is a handshake, whatever names lead to it."""
         return f"{self.address}:{self.port}"
 
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that SendEnv takes from `environ` and that SetEnv sets, as ssh sends them.
+
+        Those that look like secrets are none of `environ`, whatever SendEnv says. Raises Unreachable.
+        """
+        patterns: list[str] = []
+        for word in self._config.words("SendEnv"):
+            if word.startswith("-"):
+                patterns = [each for each in patterns if not _fits(each, [word[1:]])]
+            else:
+                patterns.append(word)
+        sent = {name: text for name, text in scrubbed(environ).items() if _fits(name, patterns)}
+        for word in self._config.words("SetEnv"):
+            name, given, text = word.partition("=")
+            if not (given and name):
+                detail = f"cannot use its configuration: SetEnv {word}: should be NAME=VALUE"
+                raise self.target.unreachable(detail, "see ~/.ssh/config")
+            sent[name] = text
+        return sent
+
     def denied(self, detail: str = "") -> Exception:
         """Return the error of a refused login, with the keys that were tried and the cure."""
         config, keys = self._config, self.keys
         where = f"permission denied for {config.user}" + (f" ({detail})" if detail else "")
         none = f"{AGENT}, and found none" if keys.agent and not keys.cure else "no usable key"
         detail = f"{where}; tried {', '.join(keys.tried) or none}"
+        if keys.absent:
+            detail = f"{detail}; there is no {', '.join(keys.absent)}"
         if locked := keys.locked_error(detail):
             return locked
         return self.target.unreachable(detail, self._cure(detail))
@@ -93,6 +118,8 @@ class Settings:
             others.insert(0, f"PreferredAuthentications {wanted}")
         if others:
             return f'only public keys are used here; for {others[0]} set transport = "openssh" in its table'
+        if keys.absent and not keys.tried:
+            return f"correct IdentityFile in ~/.ssh/config, or make the key: ssh-keygen -f {keys.absent[0]}"
         if not keys.tried:
             gssapi = ' (GSSAPI needs transport = "openssh")' if config.yes("GSSAPIAuthentication") else ""
             return (
@@ -109,15 +136,16 @@ class Settings:
         named = config.get("ProxyJump")
         if named.lower() in ("", "none"):
             return None
-        hop: SshTarget | None = None
-        for text in config.expand(named).split(","):
-            found = _HOP.fullmatch(text.strip())
-            if found is None:
-                raise ValueError(f"ProxyJump {named}: {text!r} is no host")
-            host = found["bracketed"] or found["host"]
-            port = int(found["port"]) if found["port"] else None
-            hop = SshTarget(host, host, found["user"], port, None, hop, self.target.agent)
-        return hop
+        before: SshTarget | None = None
+        try:
+            for text in config.expand(named).split(","):
+                at = hop(text)
+                before = SshTarget(
+                    at.host, at.host, at.user or None, at.port, None, before, self.target.agent
+                )
+        except ValueError as error:
+            raise ValueError(f"ProxyJump {named}: {error}") from None
+        return before
 
     def _proxy_command(self) -> str:
         command = self._config.get("ProxyCommand")
@@ -146,6 +174,11 @@ class Settings:
                 keepalive_count_max=KEEPALIVE_COUNT,
                 connect_timeout=None,  # `connect.py` keeps it
             )
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether one of some patterns, of * and ? alone, means the name of a variable."""
+    return any(fnmatch.fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns)
 
 
 class _AlgorithmFile:

@@ -1,0 +1,134 @@
+"""An edit of ~/.ssh/config counts for the next job, while jobs that run go on over the link that they have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from quine.remote import ways
+from quine.remote.placement import Placer
+from tests.lab import Lab
+from tests.lab.lab import SSH_CONFIG
+from transport.spawn import Spawn
+
+pytestmark = [pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd"), reason="needs sshd")]
+
+
+class Origin:
+    """The user's ~/.ssh/config, and a host `one` of the inventory that has only its name there."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.ssh = lab.home / ".ssh"
+        lab.alias("one", "h1", address=None, port=None, user=None, identity=None)
+
+    def table(self, host: str, more: str = "") -> str:
+        port, key = self.lab[host].port, self.lab.identity
+        return f" HostName 127.0.0.1\n Port {port}\n IdentityFile {key}\n{more}"
+
+    def write(self, text: str, name: str = "config") -> None:
+        aside = self.ssh / "aside"
+        aside.write_text(text + SSH_CONFIG)
+        aside.rename(self.ssh / name)
+
+    def where(self) -> str:
+        """Return the host that a command on `one` runs on."""
+        told = self.lab.run(["run", "--on", "one", "--", "sh", "-c", "echo $LAB_HOST"], check=True)
+        return told.stdout.decode().strip().rpartition("-")[2]
+
+
+@pytest.fixture
+def origin(lab: Lab) -> Iterator[Origin]:
+    yield Origin(lab)
+    (lab.home / ".ssh" / "config").chmod(0o644)
+    (lab.home / ".ssh" / "config").write_text(SSH_CONFIG)
+    lab.forget_aliases()
+    lab.run(["node", "--stop"])
+
+
+@pytest.mark.parametrize("transport", ["ssh", "openssh"])
+def test_an_edit_leads_the_next_job_elsewhere(origin: Origin, transport: str) -> None:
+    lab = origin.lab
+    lab.alias("one", "h1", address=None, port=None, user=None, identity=None, transport=transport)
+    origin.write("Host one\n" + origin.table("h1"))
+    job = lab.popen(["run", "--on", "one", "--", "cat"], stdin=PIPE, stdout=PIPE)
+    assert job.stdin and job.stdout
+    job.stdin.write(b"before\n")
+    job.stdin.flush()
+    assert job.stdout.readline() == b"before\n"
+    origin.write("Host one\n" + origin.table("h2"))
+    assert origin.where() == "h2"
+    out, _ = job.communicate(b"after\n")
+    assert (out, job.returncode) == (b"after\n", 0)
+
+
+def test_an_edit_that_changes_nothing_for_the_host_dials_nobody(origin: Origin) -> None:
+    origin.write("Host one\n" + origin.table("h1"))
+    assert origin.where() == "h1"
+    before = origin.lab["h1"].connections()
+    origin.write("# about it\nHost other\n Port 1\nHost one\n" + origin.table("h1"))
+    assert origin.where() == "h1" and origin.lab["h1"].connections() == before
+
+
+def test_a_file_that_comes_to_be_included(origin: Origin) -> None:
+    (origin.ssh / "conf.d").mkdir(exist_ok=True)
+    origin.write(f"Include {origin.ssh}/conf.d/*\nHost one\n" + origin.table("h1"))
+    assert origin.where() == "h1"
+    origin.write("Host one\n" + origin.table("h2"), "conf.d/new")
+    try:
+        assert origin.where() == "h2"
+    finally:
+        (origin.ssh / "conf.d" / "new").unlink()
+        (origin.ssh / "conf.d").rmdir()
+
+
+def test_a_jump_host_that_moves(origin: Origin) -> None:
+    one = "Host one\n" + origin.table("h1", " ProxyJump hop\n")
+    origin.write(one + "Host hop\n" + origin.table("h2"))
+    assert origin.where() == "h1"
+    before = origin.lab["h3"].connections()
+    origin.write(one + "Host hop\n" + origin.table("h3"))
+    assert origin.where() == "h1" and origin.lab["h3"].connections() == before + 1
+
+
+def test_an_edit_inside_what_a_command_decides(origin: Origin) -> None:
+    origin.write("Match originalhost one exec true\n" + origin.table("h1"))
+    assert origin.where() == "h1"
+    origin.write("Match originalhost one exec true\n" + origin.table("h2"))
+    assert origin.where() == "h2"
+
+
+def test_a_configuration_that_becomes_wrong_is_said_to_be(origin: Origin) -> None:
+    origin.write("Host one\n" + origin.table("h1"))
+    assert origin.where() == "h1"
+    (origin.ssh / "config").chmod(0o666)
+    done = origin.lab.run(["run", "--on", "one", "--", "true"])
+    assert done.returncode == 69 and b"bad permissions of" in done.stderr
+
+
+def test_a_batch_keeps_its_way_while_the_configuration_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(ways, "LOOK", 0)
+    inventory, config = tmp_path / "inventory.toml", tmp_path / ".ssh" / "config"
+    inventory.write_text("[hosts.one]\n")
+    config.parent.mkdir()
+    config.write_text("Host one\n Port 7\n")
+    place = Placer()
+
+    def key(late: bool) -> str:
+        return place(Spawn(["x"], where="one", context={"inventory": str(inventory), "late": late}), {}).key
+
+    first = key(late=True)
+    config.write_text("Host one\n Port seven\n")
+    assert key(late=True) == first
+    config.write_text("Host one\n Port 8\n")
+    second = key(late=True)
+    assert second != first
+    config.write_text("Host one\n Port eight\n")
+    assert key(late=False) != second
