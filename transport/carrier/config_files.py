@@ -1,4 +1,4 @@
-"""The files of ssh's configuration: who may have written one, and whether one has changed since it was read."""
+"""The files of the configuration of ssh: a check of owner and mode, and stamps that tell a changed file."""
 
 from __future__ import annotations
 
