@@ -64,14 +64,16 @@ class Register:
     # -- admission ---------------------------------------------------------------------------------
 
     def admit(
-        self, pid: int, inode: int, own: Cap, proved: bool, around: Sequence[tuple[int, int, str]] = ()
+        self, pid: int, inode: int, own: Cap, proved: bool, around: Sequence[int] = ()
     ) -> tuple[Cap, tuple[int, ...]]:
         """Admit a process. Return the caps on what it spends, and descriptors of the purses that it spends from.
 
-        `around` is the result of `purses_above`. Raises Denied.
+        `around` is the result of `purses_around`, which this takes over. Raises Denied.
         """
+        purses = self._purses_of(inode, around)
         cap, orphan = (own, False) if proved else self._above(pid, inode, own)
-        purses = self._purses_of(inode, around, orphan)
+        if orphan:
+            purses = tuple(self._purses[inode].values())
         member = self._member(pid)
         member.caps[inode] = cap
         known = self._narrowest.get(inode)
@@ -79,16 +81,16 @@ class Register:
         self._write({"p": pid, "s": member.start, "i": inode, "m": list(cap)})
         return cap, purses
 
-    def _purses_of(self, inode: int, around: Sequence[tuple[int, int, str]], orphan: bool) -> tuple[int, ...]:
+    def _purses_of(self, inode: int, around: Sequence[int]) -> tuple[int, ...]:
         known = self._purses.setdefault(inode, {})
         found = []
-        for fd in purse.above(around, inode):
+        for fd in around:
             each = os.fstat(fd).st_ino
             if each in known:
                 os.close(fd)
             known.setdefault(each, fd)
             found.append(known[each])
-        return tuple(known.values()) if orphan else tuple(found)
+        return tuple(found)
 
     def _above(self, pid: int, inode: int, own: Cap) -> tuple[Cap, bool]:
         """Return the caps of a process by those above it, and whether there is none."""
@@ -195,9 +197,9 @@ class Register:
             self._member(pid).caps[inode] = cap
 
 
-def purses_above(pid: int) -> list[tuple[int, int, str]]:
-    """Return the purses that a process and those above it hold, whatever it says itself; a walk through /proc."""
-    return inherit.held_above(purse.NAME, pid=pid)[purse.NAME]
+def purses_around(pid: int, ledger: int) -> tuple[int, ...]:
+    """Return descriptors of the purses that a process and those above it hold; it looks through /proc."""
+    return purse.above(inherit.held_above(purse.NAME, pid=pid)[purse.NAME], ledger)
 
 
 def least(one: Cap, other: Cap) -> Cap:

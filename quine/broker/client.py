@@ -15,6 +15,7 @@ import _thread
 import contextlib
 import os
 import time
+from _weakref import ref
 
 from quine.base.errors import NOT_STARTED, Denied, Failure, Misconfigured, NoGuest
 from quine.base.messages import Refused, Unavailable, unheard
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 TRIES = 4  # of one inference that workers cut
 PAUSE = 0.05  # seconds before the next one, doubled each time
 PATIENCE = 10.0  # seconds that a broker may take to answer a greeting
+_SHUT_RDWR = 2  # of shutdown(2)
 GONE = "the process that holds the keys has ended"
 CURE = "start the agent anew, from where the key is"
 
@@ -64,17 +66,32 @@ def connected(path: str) -> tuple[socket.socket, str]:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         line.settimeout(PATIENCE)
-        try:
-            with wire.reachable(path) as name:
-                line.connect(name)
-        except OSError as error:
-            raise Gone(str(error)) from None
+        _connect(line, path)
         if wire.peer(line)[1] != os.getuid():
             raise OSError("the socket belongs to another user")
         return line, str(wire.receive_json(line).get("nonce"))
     except BaseException:
         line.close()
         raise
+
+
+def _connect(line: socket.socket, path: str) -> None:
+    """Connect to the broker at `path`. Raises Gone if there is none, OSError if it takes nobody for PATIENCE seconds.
+
+    A full queue of a socket refuses with EAGAIN at once. Its broker lives: it was taken for dead, and another one made.
+    """
+    over = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with wire.reachable(path) as name:
+                line.connect(name)
+            return
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise Gone(str(error)) from None
+        except BlockingIOError:
+            if time.monotonic() > over:
+                raise
+        time.sleep(PAUSE)
 
 
 def proven(path: str, key: bytes) -> socket.socket:
@@ -124,6 +141,9 @@ class Broker:
         }
         self._lock = _thread.allocate_lock()
         self._free: list[tuple[int, socket.socket]] = []  # with the process that each belongs to
+        # A copy in a fork would keep the end of the maker from being heard: its inference would go on, and be paid.
+        maker = ref(self)
+        os.register_at_fork(after_in_child=lambda: _let_go(maker()))
         try:
             line, self.guest = self._greeted(line)
         except OSError as error:
@@ -141,16 +161,16 @@ class Broker:
                 while (answer := wire.receive(line)).startswith(wire.NOTE):
                     note(str(quickjson.loads(answer)["note"]))
             except OSError as error:
-                if line is not None:
-                    line.close()
+                _end(line)
+                self.close()  # the others are as old, and their worker is the one that has ended
                 if isinstance(error, Gone) and not self._made_again():
                     raise Refused(GONE, CURE, NOT_STARTED) from None
-                note(f"the broker has ended in the middle, try {tried + 2} of {TRIES}: {error}")
-                time.sleep(pause)
-                pause *= 2
+                if tried + 1 < TRIES:
+                    note(f"the broker has ended in the middle, try {tried + 2} of {TRIES}: {error}")
+                    time.sleep(pause)
+                    pause *= 2
             except BaseException:
-                if line is not None:
-                    line.close()
+                _end(line)
                 raise
             else:
                 self._give_back(line)
@@ -204,6 +224,22 @@ class Broker:
         except BaseException:
             line.close()
             raise
+
+
+def _end(line: socket.socket | None) -> None:
+    """End a connection for all that have a copy of it, so that the broker hears of it."""
+    if line is not None:
+        with contextlib.suppress(OSError):
+            line.shutdown(_SHUT_RDWR)
+        line.close()
+
+
+def _let_go(broker: Broker | None) -> None:
+    """Close a fork's copies of its maker's connections. The lock may be held by a thread that is not here."""
+    if broker is not None:
+        free, broker._free = broker._free, []
+        for _, line in free:
+            line.close()
 
 
 def _refusal(answer: dict[str, Any]) -> Failure:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from quine.budget.ledger import Ledger
     from transport.lean import socket
 
-PATIENCE = 5.0  # seconds to wait for another process that makes a broker
+PATIENCE = (
+    60.0  # seconds to wait for another process that makes a broker; the kernel ends the lock with its holder
+)
 STEP = 0.005
 VARIABLE = "broker"  # in the memo
 

@@ -89,7 +89,7 @@ class Inferences:
         """Return the reply to an `infer` request, or its error, as `RelayGuest` reads them."""
         try:
             asked = parse(_Infer, body)
-            payer = _of_model(payer, asked.model)
+            payer = _of_request(payer, asked.model, asked.cost)
             answer = await self._answer(payer, _request(asked, payer.tools), asked.known, note)
         except RequestError as error:
             answer = error_to_json(GuestError(str(error)))
@@ -204,12 +204,12 @@ def chain_of(messages: Sequence[Message]) -> Chain:
     return tuple(chain)
 
 
-def _of_model(payer: Payer, model: str) -> Payer:
+def _of_request(payer: Payer, model: str, cost: float) -> Payer:
     """Return the payer for a model of its choice. Raises Failure if its price has to be known, and is not."""
-    if not model or model == payer.config.model:
+    if model in ("", payer.config.model) and not cost:
         return payer
-    config = payer.config._replace(model=model)
-    return payer._replace(config=config, price=metering.price(config, bool(payer.ledger.mark.cost)))
+    config = payer.config._replace(model=model or payer.config.model)
+    return payer._replace(config=config, price=metering.price(config, bool(cost or payer.ledger.mark.cost)))
 
 
 def _request(asked: _Infer, tools: Sequence[Tool]) -> Request:

@@ -9,8 +9,10 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import select
 import time
 
 from quine.broker import memory, wire
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 BACKLOG = 1024
 TRIES = 5  # workers that may die within SOON seconds of their start, one after the other
 SOON = 2.0
+LOADS = 60.0  # seconds that the keeper may take to load its modules
 NAME = "quine-broker"
 
 
@@ -43,17 +46,23 @@ def make(path: str, key: bytes, keys: Mapping[str, str], environ: Mapping[str, s
                 listener.bind(name)
         finally:
             os.umask(before)
+        node = os.stat(beside).st_ino
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
             if not pid:
-                _become(listener.fileno(), told, path, key, keys, environ, os.stat(beside).st_ino)
+                _become(listener.fileno(), told, path, key, keys, environ, node)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(told)
         told = -1
-        os.waitpid(pid, 0)
-        if os.read(ready, 1) != b"+":
+        with contextlib.suppress(
+            ChildProcessError
+        ):  # where SIGCHLD is ignored, or the program reaps all its children
+            os.waitpid(pid, 0)
+        select.select([ready], [], [], LOADS)
+        os.set_blocking(ready, False)
+        if _read(ready) != b"+":
             os.unlink(beside)
             raise OSError("the broker cannot be started")
         os.rename(beside, path)
@@ -62,6 +71,13 @@ def make(path: str, key: bytes, keys: Mapping[str, str], environ: Mapping[str, s
         os.close(ready)
         if told >= 0:
             os.close(told)
+
+
+def _read(ready: int) -> bytes:
+    try:
+        return os.read(ready, 1)
+    except BlockingIOError:
+        return b""
 
 
 def _become(
@@ -88,7 +104,9 @@ def _become(
         state = fcntl.fcntl(os.memfd_create(NAME, os.MFD_CLOEXEC), fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
         fcntl.fcntl(state, fcntl.F_SETFL, os.O_APPEND)
         from quine.broker import server
+        from quine.providers import vendors
 
+        vendors.load()
         line = socket.socket(fileno=os.dup(listener))
         line.listen(BACKLOG)  # by this process: the kernel names the one that listens to its clients
         os.write(told, b"+")
@@ -115,14 +133,13 @@ def _let_go(keep: set[int]) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _keep(seat: server.Seat) -> None:
     from quine.broker import server
-    from quine.providers import vendors
 
-    vendors.load()
     for name in [name for name in os.environ if name.startswith("QUINE_") and name not in server.KEPT]:
         del os.environ[name]
     early = 0

@@ -1,6 +1,7 @@
 """A key that is in no environment: the broker alone reads QUINE_API_KEY_FILE, or runs QUINE_API_KEY_COMMAND.
 
-Law: the key of a command is kept for some minutes, as a command may ask a person or a server; a file is read each time.
+Law: the key of a command is kept for some minutes, as a command may ask a person or a server, and so is its failure
+for some seconds. A file is read for each client that comes.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import time
 
 from quine.base.errors import Misconfigured
 from quine.broker.credentials import COMMAND, FILE
+from quine.providers.choice import KEYS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FRESH = 300.0  # seconds that the key of a command is kept
+AGAIN = 5.0  # seconds after which a command that failed is run again
 PATIENCE = 60.0  # seconds that the command may take
 LONGEST = 1 << 16  # bytes
 
@@ -28,9 +31,10 @@ class Given:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._file = environ.get(FILE, "")
         self._command = environ.get(COMMAND, "")
-        self._environ = dict(environ)
+        self._environ = {name: value for name, value in environ.items() if name not in KEYS}
         self._lock = threading.Lock()
         self._last: tuple[float, str] | None = None
+        self._failed: tuple[float, Misconfigured] | None = None
 
     def key(self) -> str:
         """Return the key, "" if there is no source. Raises Misconfigured."""
@@ -39,9 +43,18 @@ class Given:
         if not self._command:
             return ""
         with self._lock:
-            if self._last is None or time.monotonic() > self._last[0] + FRESH:
-                self._last = (time.monotonic(), self._run())
-            return self._last[1]
+            now = time.monotonic()
+            if self._last is not None and now < self._last[0] + FRESH:
+                return self._last[1]
+            if self._failed is not None and now < self._failed[0] + AGAIN:
+                raise self._failed[1]
+            try:
+                key = self._run()
+            except Misconfigured as failure:
+                self._failed = (time.monotonic(), failure)
+                raise
+            self._last = (time.monotonic(), key)
+            return key
 
     def _read(self) -> str:
         try:

@@ -9,20 +9,23 @@ Laws
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 from quine.base import procs
 from quine.base.errors import DENIED, Failure, NoGuest
 from quine.base.messages import GuestError, Tool
 from quine.broker import wire
-from quine.broker.admission import Denied, Register, purses_above
+from quine.broker.admission import Denied, Register, purses_around
 from quine.broker.credentials import GUEST, Credentials
 from quine.broker.inference import Inferences, Payer
 from quine.broker.keeper_log import log
 from quine.broker.key_sources import Given
 from quine.budget.ledger import Ledger
+from quine.budget.limits import Limits
 from quine.budget.purse import Cap
 from quine.providers import metering
 from quine.providers.relay import error_to_json
@@ -31,12 +34,14 @@ from transport.this_build import build_hash
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 KEPT = ("QUINE_PRICES",)
 IDLE, IDLE_VARIABLE = 60.0, "QUINE_BROKER_IDLE"  # seconds without a process to serve after which it ends
 PATIENCE = 30.0  # seconds that a client may take to say who it is
 MOST_FILES = 1 << 16
+FULL = 1.0  # seconds until connections are taken again, where there are no descriptors left
 FDS = struct.Struct("4i")
 
 
@@ -185,6 +190,9 @@ class _Worker:
         self._inferences = Inferences()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        # A command that prints the key may take a minute, and threads of the loop's own are wanted by others.
+        self._key_reader = ThreadPoolExecutor(1, "key")
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -222,16 +230,23 @@ class _Worker:
         """End, unless a client comes in this moment: the name goes first, so that no later one finds it."""
         self._timer = None
         _unlink(self._seat)
+        self._closing = True
         self._accept()
-        if not self._tasks and not self._over.done():
+        if not self._over.done():
             self._over.set_result(None)
 
     def _accept(self) -> None:
         while True:
             try:
                 line, _ = self._listener.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # the event would come again and again
+                    self._loop.remove_reader(self._listener.fileno())
+                    self._loop.call_later(FULL, self._loop.add_reader, self._listener.fileno(), self._accept)
                 return
+            if self._closing:  # its name is gone, so processes below that client would not find this broker
+                line.close()
+                continue
             task = self._loop.create_task(self._serve(_Client(line)))
             self._tasks.add(task)
             task.add_done_callback(self._done)
@@ -250,7 +265,10 @@ class _Worker:
             if client.uid != os.getuid():
                 return
             try:
-                payer = await asyncio.wait_for(self._greet(client), PATIENCE)
+                make = await asyncio.wait_for(self._greet(client), PATIENCE)
+                payer = make(await self._loop.run_in_executor(self._key_reader, self._seat.given.key))
+                ready = {"kind": payer.config.kind, "model": payer.config.model}
+                await client.send(quickjson.dumps(ready).encode())
             except Denied as denied:
                 await client.send(_error("denied", str(denied), "", DENIED))
             except NoGuest as failure:
@@ -265,7 +283,8 @@ class _Worker:
         finally:
             client.close()
 
-    async def _greet(self, client: _Client) -> Payer:
+    async def _greet(self, client: _Client) -> Callable[[str], Payer]:
+        """Return the function that makes the payer, given the key of a file or a command. Raises Denied or OSError."""
         ours = wire.nonce()
         await client.send(quickjson.dumps({"nonce": ours}).encode())
         hello = await client.receive_json()
@@ -281,23 +300,27 @@ class _Worker:
             raise ConnectionResetError("the client has gone")
         if hello.get("build") != build_hash():
             raise Denied("it is of another build")
-        inode, book = self._register.book(client.take_fd())
+        fd = client.take_fd()
+        # Whatever waits comes first: a ledger is closed when no living process has it.
+        around = await asyncio.to_thread(purses_around, client.pid, os.fstat(fd).st_ino)
+        inode, book = self._register.book(fd)
         try:
             cap = Cap(*(kind(value) for kind, value in zip((int, float, float), hello["mark"])))
             concurrent, limited = int(hello["concurrent"]), bool(hello["limited"])
             asked = {name: str(hello["env"][name]) for name in GUEST if hello["env"].get(name)}
             tools = tuple(Tool(str(name), str(text), dict(schema)) for name, text, schema in hello["tools"])
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise OSError("a hello that is none") from None
-        around = await asyncio.to_thread(purses_above, client.pid)
         cap, purses = self._register.admit(client.pid, inode, cap, client.proved, around)
         self._look()
         ledger = Ledger(book, cap, purses)
-        config = self._seat.credentials.config(asked, await asyncio.to_thread(self._seat.given.key))
-        price = metering.price(config, limited or bool(ledger.mark.cost))
-        payer = Payer(ledger, config, price, concurrent, tools, ledger.raises if purses else None)
-        ready = {"kind": config.kind, "model": config.model}
-        await client.send(quickjson.dumps(ready).encode())
+        concurrent = ledger.bound(Limits(concurrent=max(0, concurrent))).concurrent
+
+        def payer(key: str) -> Payer:
+            config = self._seat.credentials.config(asked, key)
+            price = metering.price(config, limited or bool(ledger.mark.cost))
+            return Payer(ledger, config, price, concurrent, tools, ledger.raises if purses else None)
+
         return payer
 
     async def _infer(self, client: _Client, payer: Payer, body: bytes) -> None:

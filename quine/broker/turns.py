@@ -148,8 +148,8 @@ class Passage:
     def leave(self, outcome: Outcome | None) -> None:
         well = outcome is not None and isinstance(outcome.told, Reply)
         self._turns.leave(self._ticket, refusal_of(outcome) if outcome else None, well)
-        if outcome is not None:
-            self.sent = False
+        if outcome is not None and not isinstance(outcome.told, Reply):
+            self.sent = False  # of a reply that is read the caller may still be cancelled, and that was made
 
 
 def refusal_of(outcome: Outcome) -> Refusal | None:

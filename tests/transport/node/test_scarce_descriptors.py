@@ -122,7 +122,8 @@ def test_a_child_that_cannot_be_made_leaves_nothing(
         loop, job = give(tmp_path, signals, f"s{number}", background)
         with scarce(number) as failed:
             try:
-                child_start.fork_child(loop, loop.spec, job, null, [], set())
+                given = child_start.Given(loop.spec, None, null, [], -1, "", frozenset(), {})
+                child_start.fork_child(loop, given, job, set())
             except OSError as error:
                 assert error.errno == errno.EMFILE
         if not failed:
