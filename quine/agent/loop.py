@@ -15,7 +15,6 @@ import contextlib
 import os
 import time
 from signal import SIGALRM
-from typing import TYPE_CHECKING, Any
 
 from quine.agent import prompt, tools
 from quine.agent.children import Job, Jobs, recorded, shown
@@ -42,7 +41,9 @@ from quine.base.messages import (
 from quine.providers import metering
 from quine.tape.writer import Tape
 from transport.address import boot_id
+from transport.lean import Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.running import Process
 

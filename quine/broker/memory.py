@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SET_DUMPABLE = 4  # of prctl(2)
 SHORTEST = 8  # bytes; a shorter secret is a word that stands elsewhere with another meaning
-BUFFER = 1 << 20  # bytes of memory that are looked at at one time
+BUFFER = 1 << 17  # bytes of memory that are looked at at one time: as many as stay in a processor's cache
 PIECE = 16  # bytes of the pieces of a key that are looked for; each piece is one look at the whole memory
 
 
@@ -111,10 +111,10 @@ class Wipe:
         needles = [secret for secret in secrets if is_unlike_a_word(secret)]
         for key in keys:
             if is_unlike_a_word(key):
-                needles.append(key)
-                # The last piece last: an object that was put over a freed text leaves its end.
+                # The pieces cover the key, so they find it whole, too. The last one ends with it: an object that was
+                # put over a freed text leaves its end.
                 starts = {*range(0, len(key) - PIECE + 1, PIECE), max(0, len(key) - PIECE)}
-                needles += [key[at : at + PIECE] for at in sorted(starts) if len(key) > PIECE]
+                needles += [key[at : at + PIECE] for at in sorted(starts)]
         if self._fd < 0 or not needles:
             return
         # All places first: the texts that are looked for stand in this memory, too.

@@ -15,12 +15,12 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from quine.base.messages import Remaining
 from quine.budget.ledger import Ledger, Reservation
 from quine.budget.shared_counters import LONGEST, SHORTEST
 from quine.providers.metering import Due
+from transport.lean import Any
 
 THREADS = 64  # trees whose ledgers may be locked before others wait for them
 

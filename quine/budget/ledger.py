@@ -21,7 +21,6 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from quine.base.messages import Remaining, Spent
 from quine.budget import purse
@@ -39,6 +38,7 @@ from quine.budget.shared_counters import (
     release,
 )
 from transport.inherit import held_above
+from transport.lean import Protocol
 
 LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
 MOST_REPLY = 16384  # tokens reserved for a reply, if the tree has that many left

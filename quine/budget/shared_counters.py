@@ -19,11 +19,10 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from quine.base.errors import DEFECT, Failure, Misconfigured
 from transport.inherit import reopened
-from transport.lean import signal
+from transport.lean import NamedTuple, signal
 
 NAME = "quine-ledger"
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two tries for a free slot

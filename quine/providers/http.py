@@ -16,7 +16,6 @@ import os
 import random
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import httpx
 
@@ -30,6 +29,7 @@ from quine.providers.dialects.dialect import Dialect
 from quine.providers.dialects.faults import Adapted, printable
 from quine.providers.way import PATIENCE, Open, Outcome, Way
 from quine.tape.redact import Mask
+from transport.lean import Any
 
 # Tries after the first one, by HTTP status: throttling is worth more tries than a defect of the server.
 RETRIES = {429: 5, 529: 5}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from quine.agent import env, tools
 from quine.base.errors import Failure
@@ -19,6 +18,7 @@ from quine.providers.relay import BrokeredGuest
 from quine.providers.vendors import FILES, Config
 from transport.errors import RequestError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.budget.ledger import Ledger
 

@@ -18,7 +18,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from quine.agent import env, personas, prompt, tools
 from quine.agent.env import MOST
@@ -52,6 +51,7 @@ from quine.tape.redact import Mask
 from quine.tape.writer import FileSink, MaskedSink, RelaySink, Sink
 from transport import quickjson
 from transport.errors import RequestError
+from transport.lean import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from quine.agent.session import SessionSpec
 from quine.base.errors import Failure
@@ -21,6 +20,7 @@ from quine.base.strict import Strict, integer, items, mapping, number, parse, te
 from quine.tape.lines import digest
 from quine.tape.writer import Sink
 from transport.errors import RequestError
+from transport.lean import Any
 
 MAX_LINE = 16 << 20
 MAX_SESSIONS = 10_000  # tapes that one job may make
