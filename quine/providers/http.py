@@ -15,7 +15,9 @@ import asyncio
 import os
 import random
 import re
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from importlib.util import find_spec
 
 import httpx
 
@@ -58,6 +60,9 @@ class Connections:
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, str], httpx.AsyncClient] = {}
+        # httpcore imports it four times a request, and Python looks for a missing module in all folders each time.
+        if find_spec("sniffio") is None:
+            sys.modules["sniffio"] = None  # type: ignore[assignment]
 
     def of(self, url: str) -> httpx.AsyncClient:
         scheme, _, rest = url.partition("://")
