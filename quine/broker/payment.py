@@ -105,7 +105,7 @@ class Payments:
         *arguments: Any,
         undo: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Call `function`, in a thread if it must wait. If the caller is cancelled, `undo` is called with its result."""
+        """Call `function`, in a thread if it must wait. If the caller was cancelled, `undo` gets its result."""
         if not tree.calling.locked():
             with contextlib.suppress(Locked):
                 return ledger.book.at_once(function, *arguments)
