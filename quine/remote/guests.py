@@ -5,7 +5,7 @@ Law: the guests of files are few. The broker bounds its own.
 
 from __future__ import annotations
 
-import threading
+import _thread
 from collections.abc import Callable, Mapping
 
 from quine.agent import env, tools
@@ -43,7 +43,7 @@ class Guests:
         self._concurrent = concurrent
         self._model = model
         self._note = note
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._config: Config | None = None
         self._local: dict[str, Guest] = {}
         self._broker: Broker | None = None

@@ -10,7 +10,7 @@ Laws
 
 from __future__ import annotations
 
-import threading
+import _thread
 from collections.abc import Callable
 
 from quine.agent.session import SessionSpec
@@ -46,7 +46,7 @@ class _Arriving:
     def __init__(self, sink: Sink, depth: int) -> None:
         self.sink = sink
         self.depth = depth
-        self.lock = threading.Lock()
+        self.lock = _thread.allocate_lock()
         self.length = 0
         self.prev = ""
 
@@ -61,7 +61,7 @@ class Arrivals:
         self._spec = spec
         self._sink = sink
         self._born = born
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._tapes: dict[str, _Arriving] = {}
         self._size = 0
 
