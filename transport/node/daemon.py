@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
 
 from transport import address, inherit, node_socket, this_build
 from transport.carrier.child import end_all
@@ -27,7 +28,6 @@ from transport.carrier.timeouts import timeout
 from transport.errors import LinkLost, ProtocolError, Refused
 from transport.job.job import Job
 from transport.launcher.termination import PAUSE
-from transport.lean import Any
 from transport.node import rendezvous
 from transport.node.hosts import TOLD, Hosts, Place
 from transport.node.kept import Attic, way
@@ -43,7 +43,6 @@ from transport.status import DENIED, NOT_STARTED, Status
 from transport.wire.frames import Frame, Kind
 from transport.wire.session import Session
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from transport.job.interface import Launcher
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 from transport.carrier.duplex import ClientDuplex, Duplex
 from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError
-from transport.lean import Any, Protocol
 from transport.node.connection import LinkConnection
 from transport.wire.frames import VIEWED, Frame, Kind, described
 from transport.wire.resume import GOODBYE, Line
@@ -33,7 +33,6 @@ SLICE = 0.002  # seconds of one turn of the loop for the frames of one link: a f
 COMPLAINTS = 20  # log lines about the other end of one link
 ROUND = 128 * 1024  # bytes handed to the duplex at a time: two frames, four packets of ssh
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from transport.spawn import Template
 
