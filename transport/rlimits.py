@@ -7,7 +7,6 @@ Laws
 
 from __future__ import annotations
 
-import re
 import resource
 from collections.abc import Collection, Mapping
 
@@ -26,7 +25,7 @@ RLIMITS = {
 CGROUP = ("mem", "pids")
 NAMES = (*RLIMITS, *CGROUP)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
+_SIZE = r"([0-9]{1,18})(?:\.([0-9]{1,9}))?(?:([kmgt])(?:i?b)?)?"
 MOST = 1 << 62  # a number that every limit of the kernel and every counter of ours can hold
 
 
@@ -35,7 +34,9 @@ def size(text: str) -> int:
 
     A fraction needs a unit; the result is rounded down to whole bytes.
     """
-    parts = _SIZE.fullmatch(text)
+    import re  # here: each agent loads this module
+
+    parts = re.fullmatch(_SIZE, text, re.IGNORECASE)
     if parts is None or (parts[2] is not None and parts[3] is None):
         raise ValueError(f"{text[:40]!r} is neither a number nor a size such as 8G")
     unit = _UNITS[(parts[3] or "").lower()]

@@ -15,8 +15,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from quine.agent.capture import Capture
 from quine.agent.children import recorded
@@ -25,8 +23,10 @@ from quine.base import dirs, procs
 from quine.base.errors import DEFECT, complain
 from transport import quickjson
 from transport.atomic import write_aside
+from transport.lean import Any, NamedTuple, NoReturn, signal
 from transport.status import Status
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.signals import Signals
@@ -24,6 +22,7 @@ from quine.base.sessions import job_directory
 from transport import quickjson
 from transport.address import boot_id
 from transport.atomic import write_aside
+from transport.lean import Any, signal
 from transport.status import Status
 
 GRACE = 5.0  # seconds; a child that receives TERM first ends its own shell and children

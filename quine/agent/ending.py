@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import NoReturn
 
 from quine.agent.children import recorded
 from quine.agent.loop import Loop
@@ -18,6 +17,7 @@ from quine.base import procs
 from quine.base.errors import DEFECT, Failure, complain
 from transport import quickjson
 from transport.atomic import write_aside
+from transport.lean import NoReturn
 from transport.status import Status, die_of, signal_name
 
 

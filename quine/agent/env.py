@@ -17,7 +17,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, MutableMapping
-from typing import Any, NamedTuple
 
 from quine.agent import personas
 from quine.agent.session import SessionSpec
@@ -36,6 +35,7 @@ from quine.providers.choice import KEYS, choose
 from quine.providers.vendors import FILES, Config
 from quine.tape import redact
 from transport import atomic, inherit, quickjson
+from transport.lean import Any, NamedTuple
 from transport.this_build import own_command
 
 # command-line option -> its variable

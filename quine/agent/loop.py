@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from signal import SIGALRM
-from typing import TYPE_CHECKING, Any
 
 from quine.agent import prompt, tools
 from quine.agent.children import Job, Jobs, recorded, shown
@@ -42,7 +40,9 @@ from quine.base.messages import (
 from quine.providers import metering
 from quine.tape.writer import Tape
 from transport.address import boot_id
+from transport.lean import Any, signal
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.running import Process
 
@@ -335,7 +335,7 @@ class Loop:
         return End(ended.status, usage=self.account.usage)
 
     def _finish_signalled(self, number: int) -> End:
-        if number == SIGALRM:
+        if number == signal.SIGALRM:
             return self._finish(Ended(DEADLINE, "timeout", detail="the time of the tree is over"))
         # The outcome first: KILL may follow TERM.
         with contextlib.suppress(Failure):  # full disk, lost origin: the children must be ended all the same

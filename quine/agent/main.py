@@ -12,7 +12,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from quine.agent import ending, env, origin, prompt, tools
 from quine.agent.env import Settings, Tree
@@ -36,7 +35,9 @@ from quine.providers.vendors import FILES
 from quine.tape.writer import FileSink, RelaySink, Tape
 from transport import inherit
 from transport.launcher import workdir
+from transport.lean import Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.running import Proxy
     from quine.broker.client import Broker

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
 
 from quine.agent.session import SessionSpec
 from quine.base.errors import NOT_STARTED, TRY_AGAIN, Failure
 from transport import inherit, quickjson
+from transport.lean import Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.env import Settings
     from quine.agent.signals import Signals

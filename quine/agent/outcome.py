@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from quine.base.errors import DENIED, TRY_AGAIN
 from quine.base.messages import GuestError, Overflow, Refused, Spent, Unavailable, Usage
+from transport.lean import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.session import SessionSpec
     from quine.budget.ledger import Ledger

@@ -11,11 +11,10 @@ Laws
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from quine.base.messages import Message
 from quine.base.sessions import SHOWN, is_session, new_session
 from quine.budget.limits import Limits
+from transport.lean import Any, NamedTuple
 
 MATERIALS = ("", "none", "terminal", "pipe", "file", "socket")  # "": unknown until it runs
 

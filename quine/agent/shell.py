@@ -22,16 +22,15 @@ import contextlib
 import fcntl
 import os
 import select
-import signal
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.env import here
 from quine.agent.signals import PYTHON_IGNORES, Signals
 from quine.base import procs
 from quine.base.text import quote
+from transport.lean import NamedTuple, signal
 
 GRACE = 2.0  # seconds between TERM and KILL
 LAST = 2.0  # seconds between KILL for the command and KILL for the shell; a busy machine needs more than a few tenths

@@ -22,21 +22,30 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator
-from signal import Signals as S
-from types import FrameType
 
 from quine.base import procs
 from transport.lean import signal
+from transport.status import signal_name
 from transport.stop import TOGETHER, stop_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
+
     from transport.lean import socket
 
-FATAL = (S.SIGTERM, S.SIGHUP, S.SIGPIPE, S.SIGQUIT, S.SIGUSR1, S.SIGUSR2, S.SIGXCPU)
-HANDLED = (*FATAL, S.SIGINT, S.SIGALRM, S.SIGTSTP, S.SIGCONT)
-PYTHON_IGNORES = (S.SIGPIPE, S.SIGXFSZ)
-KICK = S.SIGURG  # sent by this process to itself; ignored by default
+FATAL = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGPIPE,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGXCPU,
+)
+HANDLED = (*FATAL, signal.SIGINT, signal.SIGALRM, signal.SIGTSTP, signal.SIGCONT)
+PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+KICK = signal.SIGURG  # sent by this process to itself; ignored by default
 KICKS = (200, 1000, 5000)  # milliseconds to wait for a call to end by itself before each kick
 TWICE = 1.0  # seconds between two SIGINT that together end the agent
 HURRY = 3.0  # seconds without a byte from a peer after a fatal signal; a node sends KILL 5 s after TERM
@@ -47,7 +56,7 @@ ANSWER = (10.0, 60.0)
 
 class Terminated(Exception):
     def __init__(self, number: int) -> None:
-        super().__init__(f"terminated by {S(number).name}")
+        super().__init__(f"terminated by SIG{signal_name(number)}")
         self.number = number
 
 
@@ -79,15 +88,15 @@ class Signals:
         self._pipe()
         for number in HANDLED:
             # Python itself ignores SIGPIPE, so its disposition at the start is unknown.
-            if number == S.SIGPIPE or signal.getsignal(number) is not signal.SIG_IGN:
+            if number == signal.SIGPIPE or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
         signal.signal(KICK, self._again)
         # If the caller ignored SIGCHLD, the kernel would reap children and their statuses would be lost.
-        signal.signal(S.SIGCHLD, signal.SIG_DFL if os.getpid() > 1 else _wake)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if os.getpid() > 1 else _wake)
         if os.isatty(0):
             # The shell is a background process group: otherwise reading the terminal would stop it for ever.
-            signal.signal(S.SIGTTIN, signal.SIG_IGN)
-            signal.signal(S.SIGTTOU, signal.SIG_IGN)
+            signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
     def renew(self) -> None:
@@ -145,7 +154,7 @@ class Signals:
         for number in (*HANDLED, *PYTHON_IGNORES):
             if signal.getsignal(number) == self._note or number in PYTHON_IGNORES:
                 signal.signal(number, signal.SIG_DFL)
-        for number in (S.SIGTTIN, S.SIGTTOU, S.SIGCHLD, KICK):
+        for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGCHLD, KICK):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
@@ -246,7 +255,7 @@ class Signals:
         # Read first: if a handler raised in the blocking call, the old mask would be lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, [S.SIGPIPE])
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
             yield
         finally:
             self._sift(before)
@@ -254,11 +263,11 @@ class Signals:
 
     def _sift(self, before: set[int]) -> None:
         """Consume pending SIGPIPEs, and record one sent by another process."""
-        if S.SIGPIPE in before:
+        if signal.SIGPIPE in before:
             return  # an outer block_sigpipe() is open
-        while (info := signal.sigtimedwait([S.SIGPIPE], 0)) is not None:
+        while (info := signal.sigtimedwait([signal.SIGPIPE], 0)) is not None:
             if info.si_pid != os.getpid():  # for a write, the kernel gives the pid of the writer
-                self.fatal = self.fatal or S.SIGPIPE
+                self.fatal = self.fatal or signal.SIGPIPE
 
     def ready(self, channel: socket.socket, event: int) -> None:
         """Wait until `channel` is ready for `event` of poll(2); signals do not interrupt the wait.
@@ -295,25 +304,27 @@ class Signals:
             return
         self._stopping = True
         try:
-            _tell(self.others(), S.SIGTSTP)
+            _tell(self.others(), signal.SIGTSTP)
             stop_process(lambda: self._resumed > -TWICE)
-            _tell(self.others(), S.SIGCONT)  # again: a SIGCONT may have come while they were being stopped
+            _tell(
+                self.others(), signal.SIGCONT
+            )  # again: a SIGCONT may have come while they were being stopped
         finally:
             self._stopping = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == S.SIGALRM and self._postponed():
+        if number == signal.SIGALRM and self._postponed():
             pass
-        elif number == S.SIGALRM and time.monotonic() < self._over:
+        elif number == signal.SIGALRM and time.monotonic() < self._over:
             self.alarm = True
-        elif number == S.SIGTSTP:
+        elif number == signal.SIGTSTP:
             if self._resumed < time.monotonic() - TOGETHER:
                 self._resumed = -TWICE
                 self._stop()
-        elif number == S.SIGCONT:
-            _tell(self.others(), S.SIGCONT)
+        elif number == signal.SIGCONT:
+            _tell(self.others(), signal.SIGCONT)
             self._resumed = time.monotonic()
-        elif number == S.SIGINT and self._running and time.monotonic() - self._last >= TWICE:
+        elif number == signal.SIGINT and self._running and time.monotonic() - self._last >= TWICE:
             self._last = time.monotonic()
             self.interrupts += 1
         else:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import struct
 
 from quine.base.errors import Misconfigured
@@ -21,6 +20,7 @@ from quine.files.urls import RESERVED
 from quine.providers.choice import KEYS
 from transport import inherit
 from transport.address import start_time
+from transport.lean import signal
 from transport.this_build import own_command
 
 TYPE_CHECKING = False

@@ -16,10 +16,10 @@ Errors
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
 
 from quine.base.errors import FAILED
 from transport import quickjson
+from transport.lean import Any, NamedTuple, Protocol, TypeVar
 
 Number = TypeVar("Number", int, float)
 

@@ -13,12 +13,13 @@ import contextlib
 import fcntl
 import os
 import select
-import signal
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from transport.lean import NamedTuple, signal
 
 LONGEST = 1e6  # seconds of one poll(2), which takes milliseconds in 32 bits
+_LONGEST_STAT = 4096  # bytes; 52 numbers and a name of 64 bytes at most
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -32,22 +33,35 @@ class Process(NamedTuple):
 
 
 def look(pid: int) -> Process | None:
+    fields = _stat(pid)
+    return _process(pid, fields) if fields else None
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return what follows the name in /proc/PID/stat; [] if the process is gone.
+
+    By plain system calls: agents look at all processes of a machine, and a file object costs four more of them each.
+    """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return None
+        return []
+    try:
+        return os.read(fd, _LONGEST_STAT).rpartition(b")")[2].split()  # the name before it may hold anything
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
+
+
+def _process(pid: int, fields: list[bytes]) -> Process:
     return Process(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
 def exit_word(pid: int) -> int | None:
     """Return the wait status of a process of ours that is not reaped yet, or None if it is not a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return int(fields[49]) if fields[0] == b"Z" else None
+    fields = _stat(pid)
+    return int(fields[49]) if fields and fields[0] == b"Z" else None
 
 
 def ignores(pid: int, number: int) -> bool:
@@ -103,8 +117,11 @@ def pids() -> frozenset[int]:
     return frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def everyone() -> list[Process]:
-    return [process for pid in pids() if (process := look(pid)) is not None and process.state != "Z"]
+def everyone(session: int | None = None) -> list[Process]:
+    """All processes but zombies, or those of one session."""
+    own = b"" if session is None else b"%d" % session
+    found = ((pid, _stat(pid)) for pid in pids())
+    return [_process(pid, f) for pid, f in found if f and f[0] != b"Z" and (not own or f[3] == own)]
 
 
 def ancestors() -> set[int]:
@@ -184,8 +201,7 @@ def wait(pidfds: Sequence[int], seconds: float) -> bool:
 
 def of_session(root: int) -> dict[int, Process]:
     """`root`, its group and the descendants of both, as far as they are in our session; by pid."""
-    session = os.getsid(0)
-    table = {process.pid: process for process in everyone() if process.session == session}
+    table = {process.pid: process for process in everyone(os.getsid(0))}
     mine = {pid for pid, process in table.items() if root in (pid, process.group)}
     return {pid: table[pid] for pid in _grown(mine, table)}
 
@@ -205,7 +221,7 @@ def end_all(found: dict[int, Process], root: int | None, grace: float) -> None:
     session, ours = os.getsid(0), os.getpid()
 
     def left() -> dict[int, Process]:
-        table = {p.pid: p for p in everyone() if p.session == session and p.pid != ours}
+        table = {p.pid: p for p in everyone(session) if p.pid != ours}
         mine = {pid for pid, p in found.items() if pid in table and table[pid].started == p.started}
         mine |= {pid for pid, p in table.items() if p.group == root}
         return {pid: table[pid] for pid in _grown(mine, table)}

@@ -7,11 +7,9 @@ Laws
 
 from __future__ import annotations
 
-import re
-from typing import Any, TypeVar
-
 from transport import quickjson
 from transport.errors import RequestError
+from transport.lean import Any, TypeVar
 
 MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
 MAX_VALUES = 250_000  # JSON values in one body: each takes some hundred bytes here, two on the wire
@@ -42,7 +40,7 @@ class Field:
         self.kind: Any = kind
         self.least = least
         self.most = most
-        self.pattern = re.compile(pattern)
+        self.pattern = pattern
         self.each = each
         self.default = default
 
@@ -53,8 +51,11 @@ class Field:
         size = len(value) if self.kind in (str, list, dict) else value
         if not self.least <= size <= self.most:  # nor is it a NaN
             raise ValueError(f"not between {self.least:g} and {self.most:g}")
-        if self.pattern.pattern and not self.pattern.fullmatch(value):
-            raise ValueError(f"not of the form {self.pattern.pattern}")
+        if self.pattern:
+            import re  # here: the proxy of a remote agent loads this module, and few bodies have such a field
+
+            if not re.fullmatch(self.pattern, value):
+                raise ValueError(f"not of the form {self.pattern}")
         if self.each:
             for item in value.values() if isinstance(value, dict) else value:
                 self.each.check(item)

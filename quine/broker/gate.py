@@ -16,7 +16,8 @@ spaced by the rate that the server has borne, which rises again as long as nothi
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+
+from transport.lean import NamedTuple
 
 START = 20.0  # requests at a time
 MOST = 512.0

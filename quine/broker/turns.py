@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple
 
 from quine.base.errors import DEADLINE
 from quine.base.messages import Refused, Reply, Unavailable
 from quine.broker.gate import Chain, Gate, Refusal, Ticket
 from quine.providers.way import PATIENCE, Outcome
+from transport.lean import NamedTuple
 
 LOOK = 1.0  # seconds between two looks at the budgets of a paused tree
 

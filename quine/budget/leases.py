@@ -25,12 +25,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from quine.budget.ledger import Ledger
 from quine.budget.shared_counters import AGENT, ASKING, LONGEST, SHORTEST, release
 from transport import quickjson
 from transport.errors import RequestError
+from transport.lean import Any
 
 PATIENCE = 120.0  # seconds to wait for the request of another process
 MAX_SHARES = 4096  # machines below one job, over its whole time, that get places through it

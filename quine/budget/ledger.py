@@ -21,7 +21,6 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from quine.base.messages import Remaining, Spent
 from quine.budget import purse
@@ -33,12 +32,14 @@ from quine.budget.shared_counters import (
     LONGEST,
     NAME,
     SHORTEST,
+    Locked,
     Numbers,
     SharedCounters,
     inherited,
     release,
 )
 from transport.inherit import held_above
+from transport.lean import Protocol
 
 LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
 MOST_REPLY = 16384  # tokens reserved for a reply, if the tree has that many left
@@ -320,12 +321,16 @@ class Ledger:
         return Spent(f"{max(0.0, alone.cost or 0):.4f} US dollars are left", "--max-cost")
 
     def settle(self, hold: Reservation, tokens: int, cost: float = 0.0) -> None:
-        """Record the actual usage of an inference, and free its slot."""
+        """Record the actual usage of an inference, and free its slot. After Locked it is to be called again."""
         try:
             with self.book.changing() as facts:
                 self.book.pay(facts, hold.index, tokens, cost)
-        finally:
+        except Locked:
+            raise
+        except BaseException:
             os.close(hold.fd)
+            raise
+        os.close(hold.fd)
 
     def collect(self) -> None:
         """Charge the inferences whose holders were killed at their reservations: nobody knows what they have cost."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from transport.lean import NamedTuple
 
 
 class Limits(NamedTuple):

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
 from transport.address import user_directory
+from transport.lean import Any, NamedTuple
 
 VARIABLE = "QUINE_PRICES"
 # Defaults if a file gives none: prices of cache reads and writes, as multiples of the input price.

@@ -18,12 +18,12 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from quine.base import procs
 from quine.base.errors import Misconfigured
 from quine.budget.shared_counters import Numbers, SharedCounters, inherited
 from transport.inherit import reopened
+from transport.lean import NamedTuple
 
 NAME = "quine-purse"
 LINK = f"/memfd:{NAME} (deleted)"

@@ -18,12 +18,11 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
 from quine.base.errors import DEFECT, Failure, Misconfigured
 from transport.inherit import reopened
-from transport.lean import signal
+from transport.lean import Any, NamedTuple, signal
 
 NAME = "quine-ledger"
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two tries for a free slot
@@ -86,9 +85,14 @@ MUTEX, ASKING = Kind(4, 1), Kind(5, 1)
 PATH, TURN, GATE = Kind(6, _BYTES), Kind(7, 1), Kind(8, 1)
 
 
+class Locked(Exception):
+    """Another process holds the lock of the numbers, and the caller must not wait. Nothing has been changed."""
+
+
 class SharedCounters:
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._waits = True
         self._writer = -1
 
     @classmethod
@@ -127,6 +131,8 @@ class SharedCounters:
                 if lock(fd, MUTEX.first):
                     break
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                if not self._waits:
+                    raise Locked
                 if time.monotonic() > deadline:
                     raise Failure(
                         DEFECT,
@@ -139,6 +145,14 @@ class SharedCounters:
         finally:
             os.close(fd)  # releases the lock
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def at_once(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that changes the numbers, or raise Locked. No other thread may change them meanwhile."""
+        self._waits = False
+        try:
+            return function(*arguments)
+        finally:
+            self._waits = True
 
     def put(self, numbers: Numbers) -> None:
         """Write the numbers; inside `changing` only."""

@@ -13,7 +13,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from quine.base import procs
 from quine.base.errors import complain
@@ -23,6 +22,7 @@ from quine.tape.index import Index
 from quine.tape.registry import Agent
 from transport import address, this_build
 from transport.errors import Refused
+from transport.lean import Any, NamedTuple
 from transport.node import rendezvous
 
 ANSWER = 2.0  # seconds for a node to answer

@@ -8,10 +8,10 @@ Laws
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from quine.tape.registry import lives
 from transport.address import boot_id, start_time
+from transport.lean import NamedTuple
 from transport.text import harmless
 
 

@@ -19,7 +19,6 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
 
 from quine.base.cli_options import RunOptions, find_inventory
 from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain
@@ -31,6 +30,7 @@ from quine.tape.registry import ALIVE
 from transport import quickjson
 from transport.client import client
 from transport.errors import Refused
+from transport.lean import Any, NamedTuple, NoReturn
 from transport.node import rendezvous
 from transport.status import LONGEST, Status
 from transport.writes import write_all

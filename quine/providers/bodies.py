@@ -6,12 +6,12 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
 
 from quine.base.messages import DEEPEST, Unavailable, too_deep
 from quine.providers.dialects import sse
 from quine.providers.dialects.dialect import Stream
 from quine.providers.dialects.faults import printable
+from transport.lean import Any
 
 PIECE = 1 << 16  # bytes of a request that are written at once
 

@@ -15,8 +15,9 @@ import asyncio
 import os
 import random
 import re
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any
+from importlib.util import find_spec
 
 import httpx
 
@@ -30,6 +31,7 @@ from quine.providers.dialects.dialect import Dialect
 from quine.providers.dialects.faults import Adapted, printable
 from quine.providers.way import PATIENCE, Open, Outcome, Way
 from quine.tape.redact import Mask
+from transport.lean import Any
 
 # Tries after the first one, by HTTP status: throttling is worth more tries than a defect of the server.
 RETRIES = {429: 5, 529: 5}
@@ -58,6 +60,9 @@ class Connections:
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, str], httpx.AsyncClient] = {}
+        # httpcore imports it four times a request, and Python looks for a missing module in all folders each time.
+        if find_spec("sniffio") is None:
+            sys.modules["sniffio"] = None  # type: ignore[assignment]
 
     def of(self, url: str) -> httpx.AsyncClient:
         scheme, _, rest = url.partition("://")

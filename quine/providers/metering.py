@@ -8,13 +8,13 @@ Laws
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from quine.base.errors import Misconfigured
 from quine.base.messages import Guest, GuestError, Message, Remaining, Reply, Request, Spent, Usage
 from quine.budget.ledger import Ledger
 from quine.providers.relay import BrokeredGuest
 from quine.providers.vendors import FILES, Config
+from transport.lean import NamedTuple
 
 LETTERS = 4  # bytes of a token, about
 TOOLS = 1500  # tokens of the tool definitions, which precede every conversation

@@ -23,7 +23,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any
 
 from quine.base import backoff
 from quine.base.errors import TRY_AGAIN, USAGE, Misconfigured
@@ -43,6 +42,7 @@ from quine.base.messages import (
 )
 from transport import quickjson
 from transport.inherit import VARIABLE
+from transport.lean import Any
 
 TIMEOUT = 600.0  # seconds for one reply, as for a server's
 LONGEST = 64 << 20  # bytes of a reply

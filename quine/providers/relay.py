@@ -8,7 +8,6 @@ Laws
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from quine.base.messages import (
     GuestError,
@@ -23,6 +22,7 @@ from quine.base.messages import (
 )
 from transport import quickjson
 from transport.errors import RequestError
+from transport.lean import Any
 
 Ask = Callable[[str, bytes], bytes]
 

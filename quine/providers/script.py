@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 from quine.base.errors import Misconfigured
 from quine.base.messages import Message, Refused, Reply, Request, ToolCall, Usage, unheard
 from transport import quickjson
+from transport.lean import Any
 
 KEYS = {"match", "wisdom", "reply", "usage", "repeat"}
 REPLY = {"text", "tool_calls"}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
-
 from quine.base.messages import GuestError, Reply
+from transport.lean import NamedTuple, Protocol
 
 PATIENCE = 120.0  # seconds, as in the vendors' own clients: a longer Retry-After is a refusal
 

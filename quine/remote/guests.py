@@ -5,9 +5,8 @@ Law: the guests of files are few. The broker bounds its own.
 
 from __future__ import annotations
 
-import threading
+import _thread
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from quine.agent import env, tools
 from quine.base.errors import Failure
@@ -19,6 +18,7 @@ from quine.providers.relay import BrokeredGuest
 from quine.providers.vendors import FILES, Config
 from transport.errors import RequestError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.budget.ledger import Ledger
 
@@ -43,7 +43,7 @@ class Guests:
         self._concurrent = concurrent
         self._model = model
         self._note = note
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._config: Config | None = None
         self._local: dict[str, Guest] = {}
         self._broker: Broker | None = None

@@ -13,12 +13,10 @@ Laws
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from quine.agent import env, personas, prompt, tools
 from quine.agent.env import MOST
@@ -52,6 +50,7 @@ from quine.tape.redact import Mask
 from quine.tape.writer import FileSink, MaskedSink, RelaySink, Sink
 from transport import quickjson
 from transport.errors import RequestError
+from transport.lean import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ class _Proxy:
         self._ledger = ledger
         self._spent = spent
         self.arrivals = arrivals
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._next: dict[str, int] = {}  # session -> its next inference
         self._asking: set[str] = set()
 
@@ -176,7 +175,7 @@ class _Proxy:
         if left is not None:  # its clock is not ours: send the time left
             spec = spec._replace(limits=spec.limits._replace(deadline=max(left, 0.001)))
         spec = spec._replace(age=(personas.now() - self._ledger.begun) / 1e9)
-        return json.dumps(_placed(spec, self._hosts).to_json()).encode()
+        return quickjson.dumps(_placed(spec, self._hosts).to_json()).encode()
 
     @contextlib.contextmanager
     def _once(self, session: str, ordinal: int) -> Iterator[None]:
@@ -250,15 +249,15 @@ class _Between(_Proxy):
         try:
             reply = metering.infer(guest, asked.request(messages), self._ledger, 0, None)
         except GuestError as error:
-            return json.dumps(error_to_json(error)).encode()
+            return quickjson.dumps(error_to_json(error)).encode()
         except Spent as spent:
-            return json.dumps(spent_to_json(spent)).encode()
+            return quickjson.dumps(spent_to_json(spent)).encode()
         told = {
             "left": self._ledger.left().least(guest.left),
             "surely": self._ledger.left(surely=True).least(guest.surely),
             "cost": guest.cost,
         }
-        return json.dumps({**reply.to_json(), **told}).encode()
+        return quickjson.dumps({**reply.to_json(), **told}).encode()
 
 
 class _Origin(_Proxy):
@@ -299,10 +298,10 @@ class _Origin(_Proxy):
             with self._lender.inferring():
                 reply = self._pay(guest, price, request)
         except GuestError as error:
-            return json.dumps(error_to_json(error)).encode()
+            return quickjson.dumps(error_to_json(error)).encode()
         except Spent as spent:
             self._ledger.refuse()
-            return json.dumps(spent_to_json(spent)).encode()
+            return quickjson.dumps(spent_to_json(spent)).encode()
         agents, _, cost = self._ledger.totals()
         with self._lock:
             self._spent.update(agents=agents, cost=cost or None)
@@ -314,7 +313,7 @@ class _Origin(_Proxy):
             "surely": self._ledger.left(surely=True),
             "cost": metering.cost_of(guest, reply.usage, price),
         }
-        return json.dumps({**reply.to_json(), **told}).encode()
+        return quickjson.dumps({**reply.to_json(), **told}).encode()
 
     def _pay(self, guest: Guest, price: metering.Price | None, request: Request) -> Reply:
         left = self._ledger.time_left()

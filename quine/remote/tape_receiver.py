@@ -10,9 +10,8 @@ Laws
 
 from __future__ import annotations
 
-import threading
+import _thread
 from collections.abc import Callable
-from typing import Any
 
 from quine.agent.session import SessionSpec
 from quine.base.errors import Failure
@@ -21,6 +20,7 @@ from quine.base.strict import Strict, integer, items, mapping, number, parse, te
 from quine.tape.lines import digest
 from quine.tape.writer import Sink
 from transport.errors import RequestError
+from transport.lean import Any
 
 MAX_LINE = 16 << 20
 MAX_SESSIONS = 10_000  # tapes that one job may make
@@ -46,7 +46,7 @@ class _Arriving:
     def __init__(self, sink: Sink, depth: int) -> None:
         self.sink = sink
         self.depth = depth
-        self.lock = threading.Lock()
+        self.lock = _thread.allocate_lock()
         self.length = 0
         self.prev = ""
 
@@ -61,7 +61,7 @@ class Arrivals:
         self._spec = spec
         self._sink = sink
         self._born = born
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._tapes: dict[str, _Arriving] = {}
         self._size = 0
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from quine.base.messages import Message, ToolResult
 from transport import quickjson
+from transport.lean import Any
 
 try:  # 4 ms of a 40 ms start: hashlib loads OpenSSL
     from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quine.tape.lines import digest, seal
 from transport import quickjson
+from transport.lean import Any, NamedTuple
 
 MASK = "<secret>"
 SHORTEST_SECRET = 8  # a shorter one would mask ordinary words
@@ -30,6 +30,7 @@ class Forgotten(NamedTuple):
     digest: str
 
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     Secret = str | Forgotten
 HEAD = 3  # characters of a forgotten secret that are kept

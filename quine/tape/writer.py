@@ -17,7 +17,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
 
 from quine.base import dirs
 from quine.base.errors import DEFECT, LOST, Failure
@@ -26,7 +25,9 @@ from quine.tape.lines import digest, parse, seal_holds
 from quine.tape.redact import Mask
 from transport import quickjson
 from transport.errors import RequestError
+from transport.lean import Any, Protocol
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.tape.redact import Secret
 

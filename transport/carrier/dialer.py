@@ -14,11 +14,11 @@ import random
 import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from transport.carrier.timeouts import timeout
 from transport.errors import Interrupted, Unreachable
+from transport.lean import Protocol
 
 # sshd drops handshakes at random from the eleventh that is not yet authenticated (MaxStartups 10:30:100)
 HANDSHAKES = 5

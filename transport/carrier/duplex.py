@@ -17,7 +17,8 @@ import os
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+
+from transport.lean import Protocol
 
 # Size of a pipe that carries bulk; the default of 64 KiB costs a wakeup for each frame.
 BULK_PIPE = 512 * 1024

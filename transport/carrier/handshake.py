@@ -8,11 +8,11 @@ Laws
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from transport.carrier.duplex import Duplex
 from transport.carrier.timeouts import timeout
 from transport.errors import ProtocolError
+from transport.lean import Any
 from transport.wire.frames import GREETING
 from transport.wire.resume import GOODBYE, Handshake, Line
 

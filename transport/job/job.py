@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from transport.errors import ProtocolError
 from transport.job.order import order_of
@@ -28,6 +27,7 @@ from transport.wire.frames import LIFE, Frame, Kind
 from transport.wire.session import STDERR, STDIN, STDOUT
 from transport.wire.states import Asker
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from transport.job.interface import Asked, Launcher, Link, Order, Running
 

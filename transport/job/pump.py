@@ -16,7 +16,6 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from transport import terminal
 from transport.carrier.duplex import enlarge, keep_memory
@@ -25,6 +24,7 @@ from transport.spawn import is_size
 from transport.wire.frames import CHUNK, Frame, Kind
 from transport.wire.session import STDIN
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from transport.job.interface import Link
     from transport.wire.flow import Flow

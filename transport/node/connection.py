@@ -5,8 +5,9 @@ Law: bytes that arrive over an earlier connection of the link are ignored.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from transport.lean import Protocol
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
 

@@ -16,12 +16,12 @@ import os
 import random
 from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Any
 
 from transport import this_build
 from transport.carrier.duplex import Duplex
 from transport.carrier.handshake import Greeter
 from transport.errors import Interrupted, LinkLost, ProtocolError, Refused
+from transport.lean import Any
 from transport.node.link import Link
 from transport.node.relay import Relay
 from transport.spawn import Spawn

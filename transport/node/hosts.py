@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from transport.errors import ProtocolError, Refused
+from transport.lean import Any
 from transport.node.host import Host, Join, Target, refuse
 from transport.node.link import Link
 from transport.node.relay import Relay

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
 
 from transport.node.relay import Relay
 from transport.status import LOST, Status
@@ -26,6 +25,7 @@ from transport.wire.flow import Flow
 from transport.wire.frames import LIFE, Frame, Kind
 from transport.wire.session import GOES_ON, STDERR, STDIN, STDOUT
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

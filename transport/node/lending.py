@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from typing import TYPE_CHECKING
 
 from transport.errors import ProtocolError
 from transport.wire.frames import CHUNK, LIFE, Frame, Kind
 from transport.wire.session import STDIN
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from transport.node.side import Passage, Side
 

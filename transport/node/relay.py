@@ -16,10 +16,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
 from transport import quickjson
 from transport.errors import ProtocolError
+from transport.lean import Protocol
 from transport.node.lending import Lending
 from transport.node.side import Side
 from transport.spawn import LEASE
@@ -27,6 +27,7 @@ from transport.status import LOST, NOT_STARTED, Status
 from transport.wire.frames import LIFE, Frame, Kind
 from transport.wire.session import ASKED
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

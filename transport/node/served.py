@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from transport.errors import ProtocolError
 from transport.job.job import Job
@@ -17,6 +16,7 @@ from transport.node.host import HELLO_DEADLINE
 from transport.node.kept import Keeper
 from transport.wire.resume import Line, hello
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

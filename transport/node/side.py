@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
+from transport.lean import Protocol
 from transport.status import Status
 from transport.wire.frames import LIFE, Frame, Kind
 from transport.wire.session import ENDED, GOES_ON, STDERR, STDOUT
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from transport.node.link import Link
     from transport.wire.states import Asker

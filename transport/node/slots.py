@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
 
 from transport.errors import Refused
 from transport.node.host import refuse
 from transport.node.relay import LONG
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from transport.node.host import Host
     from transport.node.link import Link

@@ -10,11 +10,11 @@ Laws
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from transport.status import NOT_STARTED, Status
 from transport.wire.frames import LIFE, Frame, Kind
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from transport.job.job import Job
     from transport.node.link import Handler, Link

@@ -8,8 +8,6 @@ Laws
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 from quine.agent import env
 from quine.agent.tools import validate
 from quine.agent.tools.exec import LONGEST, WHOLE
@@ -20,7 +18,9 @@ from quine.budget.limits import Limits
 from quine.providers import metering
 from transport import inherit, quickjson, rlimits
 from transport.errors import ProtocolError
+from transport.lean import Any, NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

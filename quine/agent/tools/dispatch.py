@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from quine.agent import prompt, tools
 from quine.agent.tools import exec as exec_tool
 from quine.agent.tools import exit as exit_tool
@@ -11,6 +9,7 @@ from quine.agent.tools import fork as fork_tool
 from quine.agent.tools import fork_call
 from quine.agent.tools import sh as sh_tool
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.outcome import Result
     from quine.agent.running import Running

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-from typing import TYPE_CHECKING, Any
 
 from quine.agent import env, personas
 from quine.agent.outcome import End, Moved, Result
@@ -29,9 +27,11 @@ from quine.base.sessions import new_session
 from quine.base.text import unfit
 from transport import quickjson
 from transport.errors import Refused
+from transport.lean import Any, signal
 from transport.status import signal_number
 from transport.this_build import own_command
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.running import Running
 

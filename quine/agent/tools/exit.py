@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from quine.agent.outcome import Ended, Result
 from quine.base.messages import Tool
+from transport.lean import Any
 
 MOST = 63  # greater statuses are reserved: they tell callers why an agent gave no verdict
 

@@ -11,11 +11,12 @@ Laws
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
 
 from quine.base.text import quote
 from transport import inherit
+from transport.lean import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

@@ -6,7 +6,6 @@ Law: all fork calls of one reply start before any of them is waited for.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from quine.agent import child_start, prompt
 from quine.agent.children import Job, shown
@@ -19,6 +18,7 @@ from quine.base.messages import Message, ToolCall, ToolResult
 from quine.base.sessions import job_directory, new_session
 from transport.status import Status
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.running import Running
 

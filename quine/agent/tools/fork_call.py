@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quine.agent import prompt
 from quine.agent.outcome import Result
@@ -16,7 +15,9 @@ from quine.agent.tools.child_options import Options
 from quine.base.errors import Misconfigured
 from quine.base.messages import Tool, ToolCall
 from quine.base.text import unfit
+from transport.lean import Any, NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.running import Running
     from quine.agent.session import SessionSpec

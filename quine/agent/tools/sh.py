@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
 from quine.agent.outcome import Result, sections
 from quine.base.messages import Tool
 from quine.base.text import unfit
+from transport.lean import Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.running import Running
 

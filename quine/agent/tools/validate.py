@@ -8,8 +8,7 @@ Laws
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from transport.lean import Any
 
 KNOWN = {
     "type", "properties", "required", "additionalProperties", "enum", "items", "minItems", "maxItems", "minLength",
@@ -95,8 +94,11 @@ def _check_text(value: str, schema: dict[str, Any], name: str) -> str:
     if len(value) > schema.get("maxLength", len(value)):
         return f"{name} must have at most {schema['maxLength']} characters"
     # In JSON Schema `$` is the end; Python's `$` also matches before a final newline.
-    if "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
-        return f"{name} must match {schema['pattern']}"
+    if "pattern" in schema:
+        import re  # here: no tool of an agent has a pattern on its common way
+
+        if not re.search(schema["pattern"].replace("$", r"\Z"), value):
+            return f"{name} must match {schema['pattern']}"
     return ""
 
 

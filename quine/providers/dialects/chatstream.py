@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from quine.base.messages import GuestError
 from quine.providers.dialects.dialect import Stream
+from transport.lean import Any
 
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _JOINED = ("text", "summary", "data")  # of one piece of reasoning_details

@@ -10,10 +10,10 @@ Laws
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
 
 from quine.base.errors import USAGE
 from quine.base.messages import GuestError, Overflow, Refused, Unavailable
+from transport.lean import Any, NamedTuple
 from transport.text import harmless
 
 SHOWN = 500  # characters of a server's text in a message

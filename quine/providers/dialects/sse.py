@@ -11,7 +11,8 @@ Laws
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+from transport.lean import NamedTuple
 
 LONGEST = 64 << 20  # bytes of one event: a whole answer may come in one
 

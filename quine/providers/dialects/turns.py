@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
 from quine.base.messages import Message, Request, ToolCall, ToolResult
+from transport.lean import Any, NamedTuple
 
 FIT = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")  # ids and names that the strictest provider takes
 NAMES = {  # names of calls that a provider takes, also in its own replies

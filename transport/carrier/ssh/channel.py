@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 from transport.carrier.duplex import STDERR_KEPT, DuplexProtocol
+from transport.lean import Any, Protocol
 
 WRITE_HIGH, WRITE_LOW = 256 << 10, 64 << 10
 AT_ONCE = 256 << 10  # one read of the socket

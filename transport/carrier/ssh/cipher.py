@@ -6,9 +6,8 @@ Measured: a tenth of its time in an upload, a twentieth in a download.
 
 from __future__ import annotations
 
-from typing import Any
-
 from transport.carrier.ssh import asyncssh_imports
+from transport.lean import Any
 
 with asyncssh_imports.quickly():
     from asyncssh.crypto import cipher as library

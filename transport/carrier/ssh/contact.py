@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 from transport.carrier.dialer import Note, SshTarget
 from transport.carrier.ssh import asyncssh_imports
 from transport.carrier.ssh.host_keys import HostKeys
 from transport.carrier.ssh.proxy_command import ProxyCommand
 from transport.carrier.timeouts import Timeout
+from transport.lean import Any
 from transport.text import harmless
 
 with asyncssh_imports.quickly():

@@ -11,13 +11,13 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from transport.carrier.dialer import SshTarget
 from transport.carrier.ssh import asyncssh_imports
 from transport.carrier.ssh.config import Config
 from transport.carrier.ssh.host_keys import exposed
 from transport.errors import LockedKey
+from transport.lean import Any
 
 with asyncssh_imports.quickly():
     import asyncssh

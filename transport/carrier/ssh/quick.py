@@ -16,10 +16,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import Any
 
 from transport.carrier.ssh import cipher
 from transport.carrier.ssh.channel import SshDuplex
+from transport.lean import Any
 
 DATA = 94  # SSH_MSG_CHANNEL_DATA
 HEAD = 10  # bytes before the data: those of the padding, of the message, the channel and the data's length
