@@ -73,18 +73,22 @@ def _way(host: Host, inventory: Inventory) -> list[Place]:
     if jump := jump_of(host, inventory):
         before = _way(jump, inventory)
     elif (named := config.get("ProxyJump")).lower() not in ("", "none"):
-        before = [_hop(host, text.strip()) for text in config.expand(named).split(",")]
+        before = [_hop(host, text.strip(), not n) for n, text in enumerate(config.expand(named).split(","))]
     elif config.get("ProxyCommand").lower() not in ("", "none"):
         raise _refused(host, "is reached by a ProxyCommand of this machine")
     return [*before, Place(config.user, config.hostname, config.port)]
 
 
-def _hop(host: Host, text: str) -> Place:
+def _hop(host: Host, text: str, first: bool) -> Place:
+    """Return the sshd of a jump host. The ways of the `first` one count, as with ssh; the others come by those before."""
     try:
         at = hop(text)
     except ValueError:
         raise _refused(host, f"has a ProxyJump that is no host: {text!r}") from None
     config = _config(host, at.host, at.user, at.port)
+    for way in ("ProxyJump", "ProxyCommand") if first else ():
+        if config.get(way).lower() not in ("", "none"):
+            raise _refused(host, f"is behind {text}, which is itself reached by a {way}")
     return Place(config.user, config.hostname, config.port)
 
 

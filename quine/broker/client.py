@@ -102,7 +102,7 @@ def proven(path: str, key: bytes) -> socket.socket:
         hello = {"nonce": nonces[1], "proof": wire.proof(key, "client", nonces, pids)}
         wire.send(line, wire.packed(hello))
         answer = wire.receive_json(line)
-        if not _same(str(answer.get("proof")), wire.proof(key, "broker", nonces, pids)):
+        if not wire.same(str(answer.get("proof")), wire.proof(key, "broker", nonces, pids)):
             raise OSError("it does not hold the keys")
         return line
     except BaseException:
@@ -249,11 +249,3 @@ def _refusal(answer: dict[str, Any]) -> Failure:
     if answer["error"] == "denied":
         return Denied(f"the broker refuses to infer: {detail}", hint)
     return Misconfigured(detail, hint)
-
-
-def _same(one: str, other: str) -> bool:
-    with contextlib.suppress(ImportError):
-        from _operator import _compare_digest
-
-        return bool(_compare_digest(one.encode("utf-8", "replace"), other.encode()))
-    return one == other

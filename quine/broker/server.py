@@ -290,7 +290,7 @@ class _Worker:
         hello = await client.receive_json()
         if "proof" in hello:
             nonces, pids = (ours, str(hello.get("nonce"))), (self._seat.keeper, client.pid)
-            if not _same(str(hello["proof"]), wire.proof(self._seat.key, "client", nonces, pids)):
+            if not wire.same(str(hello["proof"]), wire.proof(self._seat.key, "client", nonces, pids)):
                 raise Denied("it does not hold the keys of this broker")
             client.proved = True
             told = wire.proof(self._seat.key, "broker", nonces, pids)
@@ -356,9 +356,3 @@ def _unlink(seat: Seat) -> None:
 
 def _error(kind: str, detail: str, hint: str, status: int) -> bytes:
     return quickjson.dumps({"error": kind, "detail": detail, "hint": hint, "status": status}).encode()
-
-
-def _same(one: str, other: str) -> bool:
-    from hmac import compare_digest
-
-    return compare_digest(one.encode("utf-8", "replace"), other.encode())

@@ -53,6 +53,15 @@ def proof(key: bytes, label: str, nonces: tuple[str, str], pids: tuple[int, int]
     return str(blake2b(text, key=key, digest_size=32).hexdigest())
 
 
+def same(one: str, other: str) -> bool:
+    """Compare a foreign proof with the right one, in a time that tells nothing where the interpreter can."""
+    with contextlib.suppress(ImportError):
+        from _operator import _compare_digest
+
+        return bool(_compare_digest(one.encode("utf-8", "replace"), other.encode()))
+    return one == other
+
+
 def nonce() -> str:
     return os.urandom(16).hex()
 

@@ -26,6 +26,8 @@ Host login
   ProxyJump gate
 Host deep
   ProxyJump gate,second
+Host chained
+  ProxyJump inner
 Host odd
   ProxyCommand nc %h %p
 """
@@ -86,6 +88,7 @@ def test_the_dialling_host_reaches_itself_without_ssh() -> None:
     [
         ("odd", {}, "it is reached by a ProxyCommand of this machine"),
         ("deep", {}, "it is behind 2 jump hosts, and start can pass one"),
+        ("chained", {}, "it is behind inner, which is itself reached by a ProxyJump"),
         ("last", {"jump": "odd"}, "it is reached by a ProxyCommand of this machine"),
     ],
 )

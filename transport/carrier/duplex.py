@@ -45,7 +45,7 @@ def keep_memory() -> None:
     """Have the C library keep memory that was freed, up to a window of bulk: called with each large read.
 
     It gives back the end of its heap as soon as that is larger than two of the largest pieces, and the kernel clears
-    each page that is taken again. Measured: an eighth of the processor that a node takes for bulk.
+    each page that is taken again, which showed as page faults in profiles of nodes that move bulk.
     """
     global _kept
     if _kept:

@@ -30,13 +30,6 @@ def of(encryption: Any) -> Any:
     return cipher if isinstance(cipher, library.GCMCipher) else None
 
 
-def sealed(gcm: Any, header: bytes, data: bytes | memoryview) -> bytes:
-    """Return the next packet: header, sealed data and tag."""
-    packet = header + _key(gcm).encrypt(gcm._iv, data, header)
-    gcm._update_iv()
-    return packet  # type: ignore[no-any-return]
-
-
 def seal_into(gcm: Any, header: memoryview, data: memoryview, target: memoryview) -> None:
     """Write the next packet's sealed data and tag, which is TAG bytes longer than `data`, into `target`."""
     key = _key(gcm)
@@ -61,14 +54,6 @@ def open_into(gcm: Any, header: memoryview, data: memoryview, target: memoryview
     except library.InvalidTag:  # type: ignore[attr-defined]
         return False
     return True
-
-
-def opened(gcm: Any, header: memoryview, data: memoryview) -> bytes | None:
-    """Return the next packet's content; None if it was changed. `data` ends with the tag. The cipher stays as it is."""
-    try:
-        return _key(gcm).decrypt(gcm._iv, data, header)  # type: ignore[no-any-return]
-    except library.InvalidTag:  # type: ignore[attr-defined]
-        return None
 
 
 def _key(cipher: Any) -> Any:
