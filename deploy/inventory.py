@@ -8,8 +8,6 @@ Laws
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 from deploy import paths
 from deploy.host import JUMP, KEYS, NAME, Host, misplaced
 from transport.errors import Denied, Misconfigured, NoSuchHost
+from transport.lean import blake2b
 
 RESERVED = ("any", "local")
 JSON = ".json"  # suffix of an inventory that has its tables as a JSON object
@@ -141,6 +140,8 @@ class Inventory:
         if len(words) > 1 and all(word in self.hosts or word in tags for word in words):
             return [",".join(words)]
         folded = {name.lower(): name for name in (*self.hosts, *tags)}
+        import difflib  # here: only an error needs it
+
         return [folded[name] for name in difflib.get_close_matches(where.lower(), folded, 1)]
 
     def _nobody(self, where: str) -> NoSuchHost:
@@ -245,6 +246,8 @@ def _check(table: str, values: dict[str, Any], path: Path, name: str) -> Host:
     keys = [key for key in KEYS if key != "name"]
     for key in values:
         if key not in keys:
+            import difflib  # here: only an error needs it
+
             near = difflib.get_close_matches(key, keys, 1)
             hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
             raise ConfigError(f"{where}: {key}: unknown key", hint)
@@ -305,4 +308,4 @@ def _lowered(text: str) -> str:
 
 
 def _weight(job: str, host: str) -> bytes:
-    return hashlib.blake2b(f"{job}\0{host}".encode("utf-8", "replace")).digest()
+    return blake2b(f"{job}\0{host}".encode("utf-8", "replace")).digest()

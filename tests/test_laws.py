@@ -318,6 +318,22 @@ def test_a_client_and_an_agent_import_the_standard_library_only(module: str) -> 
     assert not loaded(f"import {module}") & BLOCKING
 
 
+def test_an_agent_starts_without_what_only_a_checker_of_types_reads() -> None:
+    """A tenth of its start (transport/lean.py)."""
+    code = "import quine.agent.main, quine.broker.finding, quine.remote.compose, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=120
+    )
+    before = subprocess.run(
+        [sys.executable, "-c", "import sys; print(*sys.modules)"],
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    new = set(done.stdout.decode().split()) - set(before.stdout.decode().split())
+    assert not new & {"enum", "json", "re", "signal", "socket", "threading", "typing"}
+
+
 def test_a_client_starts_without_what_the_wrappers_of_the_standard_library_load() -> None:
     """They are a third of its start (transport/lean.py). Staging loads them after the job was sent, if at all."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -68,3 +69,24 @@ def test_the_first_to_ask_is_the_first_to_be_served() -> None:
     with ledger(tokens=100_000) as paid:
         run(work())
     assert order == list(range(10))
+
+
+def test_a_free_ledger_is_called_at_once_and_a_locked_one_makes_nobody_wait() -> None:
+    async def work() -> None:
+        payments = Payments()
+        hold = await payments.reserve(paid, 4, DUE)
+        await payments.settle(paid, hold, 1, 0.0)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("ledger")]
+        hold = await payments.reserve(paid, 4, DUE)
+        with paid.book.changing():
+            task = asyncio.ensure_future(payments.settle(paid, hold, 700, 0.0))
+            while not [thread for thread in threading.enumerate() if thread.name.startswith("ledger")]:
+                await asyncio.sleep(0.001)  # the loop goes on
+            assert not task.done()
+        left, surely = await task
+        assert left == surely == (100_000 - 701, None)
+        await payments.close()
+
+    with ledger(tokens=100_000) as paid:
+        run(work())
+        assert paid.book.count(INFER) == 0 and paid.totals()[1] == 701
