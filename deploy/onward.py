@@ -80,7 +80,7 @@ def _way(host: Host, inventory: Inventory) -> list[Place]:
 
 
 def _hop(host: Host, text: str, first: bool) -> Place:
-    """Return the sshd of a jump host. The ways of the `first` one count, as with ssh; the others come by those before."""
+    """Return the sshd of a jump host. As with ssh, the `first` one is reached by its own way."""
     try:
         at = hop(text)
     except ValueError:

@@ -79,7 +79,11 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
     else:
         tree = env.join_tree(settings, spec.limits, share=True, age=spec.age)
     origin.borrow_slots(tree.ledger, ask, signals)
-    guest, spec, price = _guest(settings, tree, spec, ask)
+    try:
+        with signals.calling_out():  # a command that gives the key may ask a person
+            guest, spec, price = _guest(settings, tree, spec, ask)
+    except Terminated as terminated:
+        return ending.leave(End(128 + terminated.number, terminated.number))
     held = _make_data_dir(settings.data_dir, shared=ask is not None)
     keeps = ask is None and "lineage" not in settings.memo and policy.wanted(os.environ)
     try:

@@ -101,10 +101,10 @@ class Register:
                 found = True
                 if inode in member.caps:
                     return least(member.caps[inode], own), False
-        if inode in self._narrowest:
-            return least(self._narrowest[inode], own), True
         if found:
             raise Denied("its ledger is not that of the agent above it")
+        if inode in self._narrowest:
+            return least(self._narrowest[inode], own), True
         raise Denied("no agent of this broker is above it")
 
     def _member(self, pid: int) -> Member:
@@ -200,6 +200,21 @@ class Register:
 def purses_around(pid: int, ledger: int) -> tuple[int, ...]:
     """Return descriptors of the purses that a process and those above it hold; it looks through /proc."""
     return purse.above(inherit.held_above(purse.NAME, pid=pid)[purse.NAME], ledger)
+
+
+def purses_of(given: Sequence[int], ledger: int) -> list[int]:
+    """Return those of a client's descriptors that are purses of this ledger, and close the others.
+
+    A process that has a key is closed to others, also to this one, so that its purses cannot be looked for.
+    """
+    found = []
+    for fd in given:
+        known = purse.read(fd)
+        if known is not None and known.ledger == ledger:
+            found.append(fd)
+        else:
+            os.close(fd)
+    return found
 
 
 def least(one: Cap, other: Cap) -> Cap:

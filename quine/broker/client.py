@@ -216,7 +216,8 @@ class Broker:
             line, _ = connected(self.path)
         try:
             line.settimeout(None)
-            wire.send(line, wire.packed(self._hello), self._ledger.fd)
+            fds = (self._ledger.fd, *self._ledger.purses[-wire.MOST_PURSES :])
+            wire.send(line, wire.packed(self._hello), fds)
             answer = wire.receive_json(line)
             if "error" in answer:
                 raise _refusal(answer)

@@ -64,6 +64,8 @@ def begin(environ: MutableMapping[str, str] = os.environ) -> None:
 
     An error is kept, and raised once a guest is wanted: then all options have been read.
     """
+    if environ.get(credentials.FILE):  # the broker reads it, from another directory
+        environ[credentials.FILE] = os.path.abspath(os.path.expanduser(environ[credentials.FILE]))
     keys = {name: environ[name].strip() for name in KEYS if environ.get(name, "").strip()}
     if environ.get("QUINE_API_TYPE") == "program":
         memory.forget(())  # the program gets the key from the agent

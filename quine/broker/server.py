@@ -19,7 +19,7 @@ from quine.base import procs
 from quine.base.errors import DENIED, Failure, NoGuest
 from quine.base.messages import GuestError, Tool
 from quine.broker import wire
-from quine.broker.admission import Denied, Register, purses_around
+from quine.broker.admission import Denied, Register, purses_around, purses_of
 from quine.broker.credentials import GUEST, Credentials
 from quine.broker.inference import Inferences, Payer
 from quine.broker.keeper_log import log
@@ -42,7 +42,7 @@ IDLE, IDLE_VARIABLE = 60.0, "QUINE_BROKER_IDLE"  # seconds without a process to 
 PATIENCE = 30.0  # seconds that a client may take to say who it is
 MOST_FILES = 1 << 16
 FULL = 1.0  # seconds until connections are taken again, where there are no descriptors left
-FDS = struct.Struct("4i")
+FDS = struct.Struct(f"{1 + wire.MOST_PURSES}i")
 
 
 class Seat:
@@ -134,6 +134,8 @@ class _Client:
         for level, kind, value in messages:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self.fds += struct.unpack(f"{len(value) // 4}i", value[: len(value) // 4 * 4])
+        if len(self.fds) > 1 + wire.MOST_PURSES:
+            raise OSError("more descriptors than a client has to give")
         return data
 
     async def send(self, body: bytes) -> None:
@@ -152,14 +154,12 @@ class _Client:
         """Return once the client has gone, or has said what it may not say during an inference."""
         await _readable(self.line)
 
-    def take_fd(self) -> int:
-        """Return the descriptor that came, and close what else came. Raises Denied."""
+    def take_fds(self) -> tuple[int, list[int]]:
+        """Return the descriptors that came: of a ledger, and of purses. Raises Denied."""
         fds, self.fds = self.fds, []
-        for fd in fds[1:]:
-            os.close(fd)
         if not fds:
             raise Denied("it has given no ledger")
-        return fds[0]
+        return fds[0], fds[1:]
 
     def close(self) -> None:
         for fd in self.fds:
@@ -300,7 +300,7 @@ class _Worker:
             raise ConnectionResetError("the client has gone")
         if hello.get("build") != build_hash():
             raise Denied("it is of another build")
-        fd = client.take_fd()
+        fd, given = client.take_fds()
         # Whatever waits comes first: a ledger is closed when no living process has it.
         around = await asyncio.to_thread(purses_around, client.pid, os.fstat(fd).st_ino)
         inode, book = self._register.book(fd)
@@ -311,7 +311,9 @@ class _Worker:
             tools = tuple(Tool(str(name), str(text), dict(schema)) for name, text, schema in hello["tools"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise OSError("a hello that is none") from None
-        cap, purses = self._register.admit(client.pid, inode, cap, client.proved, around)
+        cap, purses = self._register.admit(
+            client.pid, inode, cap, client.proved, [*around, *purses_of(given, inode)]
+        )
         self._look()
         ledger = Ledger(book, cap, purses)
         concurrent = ledger.bound(Limits(concurrent=max(0, concurrent))).concurrent

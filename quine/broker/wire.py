@@ -3,7 +3,7 @@
     broker: {"nonce"}                     as soon as it has taken the connection
     client: {"nonce", "proof"}            if it holds the keys
     broker: {"proof"}
-    client: {"build", "env", "mark", "concurrent", "limited"} and the descriptor of its ledger
+    client: {"build", "env", "mark", "concurrent", "limited"} and the descriptors of its ledger and purses
     broker: {"kind", "model"} or {"error", "detail", "hint"}
     client: an inference, as remote agents ask for it
     broker: {"note"} for each retry, then the reply or the error of the guest; then the next inference
@@ -25,7 +25,7 @@ from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from transport.lean import socket
@@ -34,6 +34,7 @@ SIZE = struct.Struct(">I")
 LONGEST = 256 << 20  # bytes of a frame: a reply of the longest stream that a provider may send
 LONGEST_HELLO = 1 << 20
 LONGEST_ADDRESS = 107  # bytes
+MOST_PURSES = 16  # that a client hands over, the innermost ones
 NOTE = b'{"note"'
 _CREDENTIALS = struct.Struct("iII")
 _SO_PEERCRED, _SOL_SOCKET, _SCM_RIGHTS = 17, 1, 1
@@ -86,10 +87,10 @@ def reachable(path: str) -> Iterator[str]:
         os.close(fd)
 
 
-def send(line: socket.socket, data: bytes, fd: int = -1) -> None:
-    """Send all of `data`, with a descriptor if one is given. Raises OSError."""
-    if fd >= 0:
-        sent = line.sendmsg([data], [(_SOL_SOCKET, _SCM_RIGHTS, struct.pack("i", fd))])
+def send(line: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
+    """Send all of `data`, with these descriptors. Raises OSError."""
+    if fds:
+        sent = line.sendmsg([data], [(_SOL_SOCKET, _SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))])
         data = data[sent:]
     if data:
         line.sendall(data)

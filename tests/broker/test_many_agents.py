@@ -40,7 +40,8 @@ def test_agents_share_what_an_account_bears(agents: Agents) -> None:
                 process.wait()
     assert provider.most <= 5
     assert len(provider.requests) == COUNT + len(provider.refusals)
-    assert len(provider.refusals) < COUNT / 5
+    # The exact share is held in virtual time; without the gate all but five are refused, again and again.
+    assert len(provider.refusals) < COUNT / 2
 
 
 def test_an_agent_with_a_deadline_whose_provider_has_no_quota_left_waits(agents: Agents) -> None:

@@ -46,10 +46,22 @@ def run(command: list[str], purse: int) -> int:
     except OSError as error:
         complain(f"cannot execute {command[0]}: {error.strerror}")
         return 126
+    _open_to_agents()
     status = Status.from_wait(_end_of(pid, taken))
     if status.signal:
         die_of(status.signal)
     return status.code
+
+
+def _open_to_agents() -> None:
+    """Forget the keys, which the command has, so that the kernel shows the purse of this process to agents below it.
+
+    A process with keys is closed to others. An agent that had lost its descriptors found no purse above it.
+    """
+    from quine.broker import memory
+    from transport import inherit
+
+    memory.forget([os.fsencode(value) for name, value in os.environ.items() if inherit.is_secret(name)])
 
 
 def _end_of(pid: int, taken: set[int]) -> int:
