@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from quine.base.errors import Failure
 from quine.base.messages import (
-    DEEPEST,
     GuestError,
     Message,
     Refused,
@@ -25,13 +24,13 @@ from quine.base.messages import (
     Tool,
     Unavailable,
     Usage,
-    too_deep,
 )
-from quine.base.strict import Strict, integer, items, mapping, number, parse, text
+from quine.base.strict import parse
 from quine.broker.payment import Payments, tree_of
 from quine.broker.turns import Passage, Patience, Turns
 from quine.budget.ledger import Ledger
 from quine.providers import metering, vendors
+from quine.providers.asking import Infer
 from quine.providers.dialects.faults import NO_QUOTA_LEFT
 from quine.providers.metering import Price
 from quine.providers.relay import error_to_json, spent_to_json
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from quine.broker.gate import Chain
     from quine.providers.http import Connections, HttpGuest
 
-MOST = 10**9  # tokens, dollars
 MOST_MODELS = 256  # whose state is kept: anybody may ask for any name
 
 
@@ -62,20 +60,6 @@ class Payer(NamedTuple):
     raises: Callable[[], int] | None = None
 
 
-class _Infer(Strict):
-    """A request; `known` is a lower bound of the prompt in tokens, with the tools. Without `model`: the payer's."""
-
-    session: str = text(36)
-    mission: str = text()
-    ordinal: int = integer(1_000_000)
-    wisdom: dict[str, str] = mapping(text())
-    messages: list[dict[str, Any]] = items(mapping(), 100_000)
-    output: int = integer(MOST, default=0)
-    cost: float = number(MOST, default=0.0)
-    known: int = integer(MOST, default=0)
-    model: str = text(200, default="")
-
-
 class Inferences:
     """All inferences of one broker. To be made, used and closed in one event loop."""
 
@@ -88,9 +72,11 @@ class Inferences:
     async def infer(self, payer: Payer, body: bytes, note: Callable[[str], None]) -> bytes:
         """Return the reply to an `infer` request, or its error, as `RelayGuest` reads them."""
         try:
-            asked = parse(_Infer, body)
+            asked = parse(Infer, body)
             payer = _of_request(payer, asked.model, asked.cost)
-            answer = await self._answer(payer, _request(asked, payer.tools), asked.known, note)
+            answer = await self._answer(
+                payer, asked.request(asked.conversation(), payer.tools), asked.known, note
+            )
         except RequestError as error:
             answer = error_to_json(GuestError(str(error)))
         except GuestError as error:
@@ -210,30 +196,3 @@ def _of_request(payer: Payer, model: str, cost: float) -> Payer:
         return payer
     config = payer.config._replace(model=model or payer.config.model)
     return payer._replace(config=config, price=metering.price(config, bool(cost or payer.ledger.mark.cost)))
-
-
-def _request(asked: _Infer, tools: Sequence[Tool]) -> Request:
-    """Raises RequestError."""
-    try:
-        messages = [_message(message) for message in asked.messages]
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
-    return Request(
-        messages,
-        tools,
-        asked.session,
-        asked.mission,
-        asked.ordinal,
-        asked.wisdom,
-        asked.output,
-        asked.cost,
-    )
-
-
-def _message(data: dict[str, Any]) -> Message:
-    if not isinstance(data.get("content"), str):
-        raise TypeError("content is no text")
-    message = Message.from_json(data)
-    if any(too_deep(call.args, DEEPEST) for call in message.tool_calls):
-        raise ValueError("arguments that nest too deep")
-    return message

@@ -129,15 +129,41 @@ class Wipe:
                     needles.append(key[-SHORTEST:])  # of a freed text that is overwritten nearly to its end
         if self._fd < 0 or not needles:
             return
-        # All places first: the texts that are looked for stand in this memory, too.
+        # All places first, and the texts that are looked for last: they stand in this memory, too.
         longest = max(map(len, needles))
         buffer = bytearray(max(BUFFER, 2 * longest))
         regions = [part for region in _writable() for part in self._written(*region)]
         places = [place for begin, end in regions for place in self._found(begin, end, needles, buffer)]
         buffer[:] = bytes(len(buffer))
-        for at, size in places:
+        self._overwrite(places, needles)
+
+    def _overwrite(self, places: Sequence[tuple[int, bytes]], needles: Sequence[bytes]) -> None:
+        """Overwrite each place that still holds what was found there.
+
+        A copy that was found in freed memory may be an object by now: a list of places was, and its process crashed.
+        So each is looked at again, and nothing is allocated between that look and the write.
+        """
+        own = _places_of(needles)
+        zeros = memoryview(bytes(max(map(len, needles))))
+        looks = {len(needle): memoryview(bytearray(len(needle))) for needle in needles}
+        for at, needle in places:
+            if any(start <= at < start + size for start, size in own.items()):
+                continue  # one of the texts that are looked for, or its end, which is one of them, too
+            look, zero, into = looks[len(needle)], zeros[: len(needle)], [looks[len(needle)]]
+            try:
+                os.preadv(self._fd, into, at)
+                for byte, wanted in zip(look, needle):
+                    if byte not in (wanted, 0):  # 0: a piece that overlaps this one is overwritten
+                        break
+                else:
+                    os.pwrite(self._fd, zero, at)
+            except OSError:  # unmapped since
+                pass
+        for look in looks.values():
+            look[:] = zeros[: len(look)]
+        for at, size in own.items():
             with contextlib.suppress(OSError):
-                os.pwrite(self._fd, bytes(size), at)
+                os.pwrite(self._fd, zeros[:size], at)
 
     def _written(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield the parts of a region that this process has written: two thirds of it all were never touched."""
@@ -158,8 +184,8 @@ class Wipe:
 
     def _found(
         self, begin: int, end: int, needles: Sequence[bytes], buffer: bytearray
-    ) -> Iterator[tuple[int, int]]:
-        """Yield (address, size) of each needle in a region, which is read by one buffer: no copy is left behind."""
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield (address, needle) of each one in a region, which is read by one buffer: no copy is left behind."""
         overlap, at = max(map(len, needles)) - 1, begin
         while at < end:
             try:
@@ -169,11 +195,20 @@ class Wipe:
             for needle in needles:
                 found = buffer.find(needle, 0, size)
                 while found >= 0:
-                    yield at + found, len(needle)
+                    yield at + found, needle
                     found = buffer.find(needle, found + 1, size)
             if at + size >= end or size <= overlap:
                 return
             at += size - overlap
+
+
+def _places_of(needles: Sequence[bytes]) -> dict[int, int]:
+    """Return the sizes of these texts by their addresses, where an object has one (CPython)."""
+    import sys
+
+    if sys.implementation.name != "cpython":
+        return {}
+    return {id(needle) + bytes.__basicsize__ - 1: len(needle) for needle in needles}
 
 
 def is_unlike_a_word(secret: bytes) -> bool:

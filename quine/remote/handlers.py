@@ -19,14 +19,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from quine.agent import env, personas, prompt, tools
-from quine.agent.env import MOST
 from quine.agent.session import SessionSpec
 from quine.agent.signals import ANSWER
 from quine.base import allowed_hosts
 from quine.base.cli_options import RunOptions
 from quine.base.errors import DEADLINE
 from quine.base.messages import (
-    DEEPEST,
     Guest,
     GuestError,
     Message,
@@ -34,14 +32,14 @@ from quine.base.messages import (
     Reply,
     Request,
     Spent,
-    too_deep,
     unheard,
 )
 from quine.base.sessions import tape_path
-from quine.base.strict import Strict, flag, integer, items, mapping, number, parse, text
+from quine.base.strict import Strict, flag, integer, parse, text
 from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger
 from quine.providers import metering
+from quine.providers.asking import Infer
 from quine.providers.relay import RelayGuest, error_to_json, spent_to_json
 from quine.remote.guests import Guests
 from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals
@@ -59,30 +57,6 @@ if TYPE_CHECKING:
 LATEST = 2 * ANSWER[1]  # seconds after the deadline in which a remote agent may still finish
 
 Service = Callable[[bytes], bytes]
-
-
-class _Infer(Strict):
-    session: str = text(36)
-    mission: str = text()
-    ordinal: int = integer(1_000_000)
-    wisdom: dict[str, str] = mapping(text())
-    messages: list[dict[str, Any]] = items(mapping(), 100_000)
-    output: int = integer(MOST, default=0)
-    cost: float = number(MOST, default=0.0)
-    model: str = text(200, default="")
-
-    def request(self, messages: list[Message]) -> Request:
-        return Request(
-            messages,
-            tools.TOOLS,
-            self.session,
-            self.mission,
-            self.ordinal,
-            self.wisdom,
-            self.output,
-            self.cost,
-            self.model,
-        )
 
 
 class _Ledger(Strict):
@@ -230,7 +204,7 @@ class _Between(_Proxy):
                 self._ask("ledger", quickjson.dumps({"ledger": share, "ended": True}).encode())
 
     def infer(self, body: bytes) -> bytes:
-        asked = parse(_Infer, body)
+        asked = parse(Infer, body)
         with self._once(asked.session, asked.ordinal):
             mark = self._ledger.mark
             answer = self._pay(asked) if mark.tokens or mark.cost else self._ask("infer", body)
@@ -239,15 +213,12 @@ class _Between(_Proxy):
                 self._answered(asked.session, asked.ordinal, (int(given[0]), int(given[1])))
         return answer
 
-    def _pay(self, asked: _Infer) -> bytes:
+    def _pay(self, asked: Infer) -> bytes:
         """Ask the origin within the budget that this child has of its own; the origin knows that of the tree alone."""
         guest = RelayGuest(self._ask)
+        request = asked.request(asked.conversation(), tools.TOOLS)
         try:
-            messages = [_message(message) for message in asked.messages]
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
-        try:
-            reply = metering.infer(guest, asked.request(messages), self._ledger, 0, None)
+            reply = metering.infer(guest, request, self._ledger, 0, None)
         except GuestError as error:
             return quickjson.dumps(error_to_json(error)).encode()
         except Spent as spent:
@@ -287,10 +258,10 @@ class _Origin(_Proxy):
         self._given = {_mark(message.raw) for message in (*spec.context, *spec.opening) if message.raw}
 
     def infer(self, body: bytes) -> bytes:
-        asked = parse(_Infer, body)
-        messages = self._conversation(asked.messages)
+        asked = parse(Infer, body)
+        messages = self._conversation(asked)
         with self._once(asked.session, asked.ordinal):
-            return self._infer(asked.request(messages))
+            return self._infer(asked.request(messages, tools.TOOLS))
 
     def _infer(self, request: Request) -> bytes:
         try:
@@ -351,13 +322,9 @@ class _Origin(_Proxy):
         self._ledger.born()
         self._spent["agents"] = self._ledger.totals()[0]
 
-    def _conversation(self, asked: list[dict[str, Any]]) -> list[Message]:
+    def _conversation(self, asked: Infer) -> list[Message]:
         """Return the messages, without provider blocks that were not handed out here. Raises RequestError."""
-        try:
-            messages = [_message(message) for message in asked]
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
-        foreign = 0
+        messages, foreign = asked.conversation(), 0
         for at, message in enumerate(messages):
             if message.raw and _mark(message.raw) not in self._given:
                 messages[at] = message._replace(raw=None)
@@ -365,15 +332,6 @@ class _Origin(_Proxy):
         if foreign:
             self._note(f"infer: {foreign} blocks of a provider that were not handed out here were left out")
         return messages
-
-
-def _message(data: dict[str, Any]) -> Message:
-    if not isinstance(data.get("content"), str):
-        raise TypeError("content is no text")
-    message = Message.from_json(data)
-    if any(too_deep(call.args, DEEPEST) for call in message.tool_calls):
-        raise ValueError("arguments that nest too deep")
-    return message
 
 
 def _mark(raw: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ CLOSE = "import os, sys; os.closerange(3, 1000); os.execvp(sys.argv[1], sys.argv
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short, Served(tmp_path) as made:
+        made.env["PYTHONFAULTHANDLER"] = "1"
         made.env["XDG_RUNTIME_DIR"] = short  # a batch has a node, whose socket has a longer name
         turn = Said(calls=said("true").calls, usage=COST)
         made.plan[FIRST] = [*[turn] * 8, Said(calls=BYE.calls, usage=COST)]
