@@ -125,8 +125,6 @@ class Wipe:
                 # put over a freed text leaves its end.
                 starts = {*range(0, len(key) - PIECE + 1, PIECE), max(0, len(key) - PIECE)}
                 needles += [key[at : at + PIECE] for at in sorted(starts)]
-                if len(key) > SHORTEST and is_unlike_a_word(key[-SHORTEST:]):
-                    needles.append(key[-SHORTEST:])  # of a freed text that is overwritten nearly to its end
         if self._fd < 0 or not needles:
             return
         # All places first, and the texts that are looked for last: they stand in this memory, too.
