@@ -91,7 +91,6 @@ class Core(JobCore):
         """
         super().__init__(spawn, eager=used is None and not spawn.terminal, log=log)
         self.session = Session(opener=True, hello=hello)
-        self.session.share(CHUNK + 1)  # of output alone
         self.size = (0, 0)  # rows and columns, as the job over there knows them
         self._driver = driver
         self._used = used

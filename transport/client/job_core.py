@@ -198,7 +198,7 @@ class JobCore:
             return 0
         flow = channel.flows[STDIN]
         if self.pid:
-            return flow.piece
+            return min(CHUNK, flow.credit)
         return max(0, min(flow.credit, CHUNK - flow.offset)) if self._eager else 0
 
     def typed(self, data: bytes, now: float) -> None:

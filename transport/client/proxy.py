@@ -22,7 +22,6 @@ from transport.client.signals import Caught
 from transport.errors import ProtocolError
 from transport.lean import signal
 from transport.stop import stop_process
-from transport.wire.frames import BULK, BULK_PAYLOAD, CHUNK
 from transport.wire.session import STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False
@@ -58,7 +57,6 @@ class Proxy:
         self._sent = sent
         self._spawn = spawn
         self._stdin = streams[STDIN]
-        self._most = CHUNK  # bytes of one read of it
         self._core.stdin_open = self._stdin >= 0
         self._outputs = {STDOUT: Output(streams[STDOUT]), STDERR: Output(streams[STDERR])}
         self.on_sent: Callable[[], None] | None = None
@@ -156,7 +154,7 @@ class Proxy:
 
     def _read_stdin(self) -> None:
         try:
-            data = os.read(self._stdin, min(self._core.room, self._most))
+            data = os.read(self._stdin, self._core.room)
         except BlockingIOError:
             return  # another process made it non-blocking, and read first
         except OSError:
@@ -164,8 +162,6 @@ class Proxy:
                 self.take_terminal()  # stops us as the read would have done, but returns for a TERM
                 return
             data = b""  # a closed descriptor, a directory, a terminal that hung up: there is no more
-        if len(data) == CHUNK == self._most:
-            self._most = enlarged(self._stdin)
         self._core.typed(data, time.monotonic())
 
     def _write(self, stream: int) -> None:
@@ -243,17 +239,3 @@ class Proxy:
             self._terminal.close()
         for output in self._outputs.values():
             output.close()
-
-
-def enlarged(fd: int) -> int:
-    """Give a pipe that was full the room of large frames; return how many bytes are worth a read of `fd`.
-
-    A read that asks for more than comes costs the mapping of memory for it.
-    """
-    import fcntl  # here: few clients have so much to read
-
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 2 * BULK_PAYLOAD)
-        return BULK
-    except (OSError, AttributeError):
-        return CHUNK

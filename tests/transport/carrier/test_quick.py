@@ -1,12 +1,7 @@
-"""Data of a session past asyncssh: the same packets, counters and windows, and the library wherever it decides.
-
-Packets come whole and in order however their bytes come, and at most one of them is held back.
-"""
+"""Data of a session past asyncssh: the same packets, counters and windows, and the library wherever it decides."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import os
 import time
 from types import SimpleNamespace
@@ -20,6 +15,7 @@ from hypothesis import strategies as st
 
 from transport.carrier.ssh import connect, quick
 from transport.carrier.ssh.channel import SshDuplex
+from transport.carrier.ssh.packets import by_packet
 
 assert connect  # it installs the cipher
 KEY, IV = b"k" * 16, b"i" * 4 + b"\xff" * 7 + b"\xf0"
@@ -36,7 +32,7 @@ class Channel(SimpleNamespace):
             _recv_window=1 << 20,
             _send_pktsize=1000,
             _send_buf_len=0,
-            _session=SshDuplex(),
+            _session=SshDuplex.__new__(SshDuplex),
         )
         self.got: list[bytes] = []
         self.flushed: list[int] = []  # buffers that were left to the library
@@ -76,134 +72,10 @@ class Connection(SimpleNamespace):
     def _recv_pkthdr(self) -> None: ...
 
     def taken(self, packets: list[bytes]) -> list[bytes]:
-        """Take packets at once; return those that the library was given."""
-        arrivals, library = self.arrivals()
-        arrivals.data_received(b"".join(packets))
-        return library
-
-    def arrivals(self) -> tuple[quick.Arrivals, list[bytes]]:
+        """Take packets, however they come; return those that the library was given."""
         library: list[bytes] = []
-        self.data_received = library.append
-        return quick.Arrivals(self), library
-
-
-def read(arrivals: quick.Arrivals, data: bytes) -> None:
-    """Let `arrivals` read `data`, as the transport of a socket does."""
-    while data:
-        room = arrivals.get_buffer(-1)
-        part = data[: len(room)]
-        room[: len(part)] = part
-        arrivals.buffer_updated(len(part))
-        data = data[len(part) :]
-
-
-def split(stream: bytes) -> list[bytes]:
-    """Return the packets of `stream`."""
-    found = []
-    while stream:
-        size = 4 + int.from_bytes(stream[:4], "big") + quick.TAG
-        found.append(bytes(stream[:size]))
-        stream = stream[size:]
-    return found
-
-
-def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
-    edges = [0, *sorted({cut % (len(stream) + 1) for cut in cuts}), len(stream)]
-    return [stream[first:last] for first, last in itertools.pairwise(edges) if first < last]
-
-
-WAYS = [read, quick.Arrivals.data_received]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@given(contents=st.lists(st.binary(max_size=60), max_size=8), cuts=st.lists(st.integers(0, 700), max_size=12))
-def test_each_packet_comes_whole_with_its_last_byte(way: Any, contents: list[bytes], cuts: list[int]) -> None:
-    connection = Connection()
-    vars(connection)["_recv_encryption"] = SimpleNamespace(_cipher=object())  # all are the library's
-    arrivals, got = connection.arrivals()
-    packets = [len(content).to_bytes(4, "big") + content + b"t" * quick.TAG for content in contents]
-    borders = list(itertools.accumulate(map(len, packets), initial=0))
-    come = 0
-    for part in pieces(b"".join(packets), cuts):
-        way(arrivals, part)
-        come += len(part)
-        assert got == packets[: sum(border <= come for border in borders) - 1]
-    assert got == packets
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cut", range(12))
-def test_what_is_too_long_for_a_packet_passes_as_it_comes(cut: int, way: Any) -> None:
-    whole = (3).to_bytes(4, "big") + b"abc" + b"t" * quick.TAG
-    stream = whole + quick.LONGEST.to_bytes(4, "big") + b"more"
-    arrivals, got = Connection().arrivals()
-    for part in (stream[: len(whole) + cut - 4], stream[len(whole) + cut - 4 :], b"and", whole):
-        way(arrivals, part)
-    assert got[0] == whole and b"".join(got) == stream + b"and" + whole
-    assert got[-2:] == [b"and", whole]  # at once, and nothing is held back
-
-
-@pytest.mark.parametrize("way", WAYS)
-@given(
-    chunks=st.lists(st.binary(max_size=2500), max_size=6),
-    cuts=st.lists(st.integers(0, 12_000), max_size=8),
-    other=st.integers(0, 9),
-)
-def test_data_come_whole_however_they_are_cut(
-    way: Any, chunks: list[bytes], cuts: list[int], other: int
-) -> None:
-    """And in order with another message between them."""
-    connection = Connection()
-    channel = connection.channel
-    sender = quick.Sender(connection, channel)
-    theirs: list[bytes] = []
-    for index, chunk in enumerate(chunks):
-        assert sender.send([chunk] if chunk else [])
-        if index == other:
-            plain = b"\x05\x5d" + b"\0" * 14
-            header = len(plain).to_bytes(4, "big")
-            theirs.append(b"".join(connection._send_encryption._cipher.encrypt_and_sign(header, plain)))
-            connection.sent.append(theirs[0])
-    arrivals, library = connection.arrivals()
-
-    def take(packet: bytes) -> None:
-        library.append(packet)
-        connection._recv_encryption._cipher._update_iv()  # as the library does
-        assert b"".join(channel.got) == b"".join(chunks[: other + 1])
-
-    arrivals._library = take
-    for part in pieces(b"".join(connection.sent), cuts):
-        way(arrivals, part)
-    assert b"".join(channel.got) == b"".join(chunks) and library == theirs
-    assert channel._recv_window == (1 << 20) - len(b"".join(chunks))
-
-
-def test_bytes_that_the_library_has_are_taken_over_and_those_of_half_a_packet_are_not() -> None:
-    connection = Connection()
-    channel = connection.channel
-    assert quick.Sender(connection, channel).send([b"data"])
-    (packet,) = connection.sent
-
-    class Transport(asyncio.Transport):
-        def __init__(self) -> None:
-            super().__init__()
-            self.protocol: Any = connection
-
-        def get_protocol(self) -> Any:
-            return self.protocol
-
-        def set_protocol(self, protocol: Any) -> None:
-            self.protocol = protocol
-
-    transport = Transport()
-    vars(connection).update(_transport=transport, _inpbuf=packet[:9], data_received=lambda data: None)
-    handler, connection._recv_handler = connection._recv_handler, None
-    quick.Arrivals.begin(connection)
-    assert transport.protocol is connection and connection._inpbuf == packet[:9]
-    connection._recv_handler = handler
-    quick.Arrivals.begin(connection)
-    read(transport.protocol, packet[9:])
-    assert channel.got == [b"data"] and not connection._inpbuf
+        by_packet(quick.receiver(self, library.append))(b"".join(packets))
+        return library
 
 
 @given(st.lists(st.binary(max_size=2500), max_size=6))
@@ -213,8 +85,6 @@ def test_the_data_arrive_in_packets_that_the_library_understands(chunks: list[by
     assert quick.Sender(connection, channel).send(chunks)
     whole = b"".join(chunks)
     count = -(-len(whole) // 1000)
-    assert len(connection.sent) == bool(whole)  # one write
-    connection.sent[:] = split(b"".join(connection.sent))
     assert len(connection.sent) == count
     assert channel._send_window == (1 << 20) - len(whole)
     assert connection._send_seq == (0xFFFFFFFF + count) & 0xFFFFFFFF

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transport.errors import ProtocolError, Refused
 from transport.status import Status
 from transport.wire import session
-from transport.wire.frames import BULK_PAYLOAD, LIFE, MAX_PAYLOAD, NAMES, VERSION, Frame, Kind, encode, pack
+from transport.wire.frames import LIFE, MAX_PAYLOAD, NAMES, VERSION, Frame, Kind, encode, pack
 from transport.wire.session import (
     ENDED,
     GONE,
@@ -462,33 +462,3 @@ def test_what_is_asked_is_counted_alike_at_both_ends(wire: Wire) -> None:
         wire.exchange()
         assert wire.server.asked == under_way(wire.server) == under_way(wire.opener) == wire.opener.asked
     assert wire.server.asked > 0
-
-
-def test_the_opener_alone_sends_bodies_in_large_frames() -> None:
-    """All bodies of the accepting end share one bound, so it takes large ones apart."""
-    wire = Wire()
-    payload = bytes(BULK_PAYLOAD)
-
-    def arrived() -> list[tuple[int, int]]:
-        return [(frame.offset, len(frame.payload)) for frame in wire.exchange() if frame.kind == Kind.DATA]
-
-    job = wire.job()
-    wire.opener.data(job, STDIN, payload)
-    assert arrived() == [(0, BULK_PAYLOAD)]
-    back = wire.server.open(Kind.SPAWN, {"id": "y"})
-    wire.exchange()
-    wire.server.data(back, STDIN, payload)
-    assert arrived() == [(part * MAX_PAYLOAD, MAX_PAYLOAD) for part in range(4)]
-    wire.opener.tell(back, Kind.ATTACH, {"pid": 1})
-    wire.opener.data(back, STDOUT, payload)
-    assert arrived() == [(0, BULK_PAYLOAD)]
-
-
-def test_the_rest_of_a_view_is_merged_with_the_next_bytes() -> None:
-    wire = Wire()
-    job = wire.job()
-    view: bytes = memoryview(b"large")[3:]  # type: ignore[assignment]
-    wire.opener.data(job, STDIN, view)
-    wire.opener.data(job, STDIN, b", and ")
-    wire.opener.data(job, STDIN, view)
-    assert [(frame.offset, bytes(frame.payload)) for frame in wire.exchange()] == [(0, b"ge, and ge")]
