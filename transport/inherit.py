@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 VARIABLE = "QUINE_CREDENTIALS_FD"
 NAME = "quine-credentials"
 APART = "quine-apart"  # name of the memfd that marks a daemon, see `stand_apart`
+PR_SET_CHILD_SUBREAPER = 36
 FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
 LIMIT = 64 << 20  # bytes; a memo is a few keys, and over exec a session with its mission
 
@@ -190,6 +191,20 @@ def _parent(pid: int) -> int:
             return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
         return 0
+
+
+def adopt_orphans() -> None:
+    """Make this process a subreaper: orphans below it become its children, not those of process 1.
+
+    In many containers process 1 reaps nothing. The setting outlives an exec, and a fork does not inherit it. Without
+    ctypes the orphans go to process 1.
+    """
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass
 
 
 def close_others(keep: set[int]) -> None:

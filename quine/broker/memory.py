@@ -113,12 +113,12 @@ class Wipe:
                 os.close(fd)
         self._fd = self._pages = -1
 
-    def __call__(self, secrets: Iterable[bytes], keys: Iterable[bytes] = ()) -> None:
-        """Overwrite each of `secrets`, of `keys` also pieces: a freed text is overwritten in part by the next object.
+    def __call__(self, keys: Iterable[bytes]) -> None:
+        """Overwrite the keys by their pieces: a freed text is overwritten in part by the next object.
 
         The caller holds no other copy that it still needs. The texts that it gives are overwritten, too.
         """
-        needles = [secret for secret in secrets if is_unlike_a_word(secret)]
+        needles: list[bytes] = []
         for key in keys:
             if is_unlike_a_word(key):
                 # The pieces cover the key, so they find it whole, too. The last one ends with it: an object that was
@@ -261,6 +261,6 @@ def forget(keys: Sequence[bytes]) -> None:
         return
     wipe = _wipe.pop() if _wipe else Wipe()
     if keys:
-        wipe((), keys)
+        wipe(keys)
     wipe.close()
     close_to_others(False)

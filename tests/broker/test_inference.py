@@ -191,7 +191,6 @@ def test_one_that_was_cancelled_between_two_tries_costs_nothing() -> None:
         assert paid.totals()[1] == 0 and paid.left() == (9000, None)
 
 
-@pytest.mark.skipif(not hasattr(Ledger, "collect"), reason="the ledger does not charge the killed")
 def test_an_inference_whose_broker_was_killed_is_charged_at_its_reservation_once() -> None:
     async def work() -> None:
         async with inferences() as made:

@@ -24,7 +24,7 @@ PROGRAM = textwrap.dedent(
         freed = [key() + bytes(n % 40) for n in range(2000)]
         del freed[::2]
         wipe = memory.Wipe()
-        wipe((), [key()])
+        wipe([key()])
         wipe.close()
         others = [(n, str(n)) for n in range(2000)]
         assert all(str(n) == text for n, text in others)

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from transport.inherit import PR_SET_CHILD_SUBREAPER
 from transport.job.interface import Order
 from transport.job.launched_job import Child
 from transport.job.launcher_client import Launching
-from transport.job.launcher_process import PR_SET_CHILD_SUBREAPER, Beside
+from transport.job.launcher_process import Beside
 from transport.status import Status
 
 

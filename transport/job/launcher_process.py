@@ -15,11 +15,9 @@ import resource
 import sys
 import time
 
-from transport import this_build
+from transport import inherit, this_build
 from transport.launcher.table import Table, say
 from transport.lean import signal, socket
-
-PR_SET_CHILD_SUBREAPER = 36
 
 
 class Beside:
@@ -35,12 +33,12 @@ class Beside:
 
     def begin(self) -> None:
         """Start the first launcher. Call it early, while this process is small and has one thread."""
-        _be_a_reaper()
+        inherit.adopt_orphans()
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if not pid:
             try:
-                _be_a_reaper()
+                inherit.adopt_orphans()
                 for fd in (self.table.fd, far.fileno()):
                     os.set_inheritable(fd, True)
                 os.execv(sys.executable, self._command(far))
@@ -87,17 +85,3 @@ class Beside:
     def _command(self, far: socket.socket) -> list[str]:
         words = (self.table.fd, far.fileno(), self._files)
         return [*this_build.own_command(), "node", "--launcher", *map(str, words)]
-
-
-def _be_a_reaper() -> None:
-    """Make this process a subreaper: orphans below it become its children, not those of process 1.
-
-    In many containers process 1 reaps nothing. The setting outlives an exec, and a fork does not inherit it. Without
-    ctypes the orphans go to process 1.
-    """
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass

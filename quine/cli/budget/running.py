@@ -15,10 +15,10 @@ from __future__ import annotations
 import os
 
 from quine.base.errors import complain
+from transport import inherit
 from transport.lean import signal
 from transport.status import Status, die_of
 
-PR_SET_CHILD_SUBREAPER = 36
 # Signals that are not taken for others: two that nobody can block, and those of a fault of this process itself.
 OURS = {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
@@ -35,7 +35,7 @@ def run(command: list[str], purse: int) -> int:
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
     )  # ignored by a caller, it would lose the status of the command
-    _adopt_orphans()
+    inherit.adopt_orphans()  # without it they have only the descriptors that they inherited
     try:
         pid = os.posix_spawnp(
             command[0], command, os.environ, setsigmask=mask, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
@@ -59,7 +59,6 @@ def _open_to_agents() -> None:
     A process with keys is closed to others. An agent that had lost its descriptors found no purse above it.
     """
     from quine.broker import memory
-    from transport import inherit
 
     memory.forget([os.fsencode(value) for name, value in os.environ.items() if inherit.is_secret(name)])
 
@@ -93,13 +92,3 @@ def _reaped(pid: int) -> int | None:
         # is for both.
         if ended == pid and os.WSTOPSIG(status) in STOPS and signal.SIGCONT not in signal.sigpending():
             os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _adopt_orphans() -> None:
-    """Make this process a subreaper. Without ctypes the orphans have only the descriptors that they inherited."""
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass
