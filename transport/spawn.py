@@ -17,6 +17,7 @@ from transport.status import clip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 SHOWN = 200  # arguments and characters of a command that people see
@@ -39,12 +40,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "slots": (int,),
     "keep": (bool,),
     "adopt": (bool,),
+    "merged": (bool,),
     "context": (dict,),
     "terminal": (dict, type(None)),
     "capability": (str,),
 }
 OWN = ("id", "argv", "capability")  # the fields that each job has for itself
 _SHARED = tuple(name for name in _TYPES if name not in OWN)
+_RARE = "merged"  # absent where it is False
 _SETTLED = tuple(
     name for name in _SHARED if name not in ("where", "context")
 )  # as the host of a job gets them
@@ -65,6 +68,7 @@ class Spawn:
     slots    jobs of this node that run at one time over there, set by the node; the others wait there. 0: no limit
     keep     the job outlives its client, too, for the lease; its record stays until the client has said that it has it
     adopt    start nothing: attach to the kept job with this id
+    merged   one pipe is both its stdout and its stderr, and comes as stdout. A terminal is that anyway
     context  facts about the caller that placement needs: inventory file, ssh agent, caller's directory
     terminal {"rows", "columns", "term"} of the terminal that the job gets in place of three pipes; None: the pipes
     capability  secret that the job shows with each request to its opener; kept in the job's memo
@@ -89,6 +93,7 @@ class Spawn:
         slots: int = 0,
         keep: bool = False,
         adopt: bool = False,
+        merged: bool = False,
         context: dict[str, Any] | None = None,
         terminal: dict[str, Any] | None = None,
         capability: str = "",
@@ -107,6 +112,7 @@ class Spawn:
         self.slots = slots
         self.keep = keep
         self.adopt = adopt
+        self.merged = merged
         self.context = context or {}
         self.terminal = terminal
         self.capability = capability
@@ -118,11 +124,18 @@ class Spawn:
         return {"id": self.id, "tree": self.tree, "own": self.own, "command": command}
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _TYPES}
+        return self._fields(_TYPES)
 
     def own_fields(self) -> dict[str, Any]:
         """Return the fields that a spawn by a template has."""
         return {name: getattr(self, name) for name in OWN}
+
+    def shared_fields(self) -> dict[str, Any]:
+        """Return the fields that a template has."""
+        return self._fields(_SHARED)
+
+    def _fields(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names if name != _RARE or self.merged}
 
     @classmethod
     def from_json(cls, body: dict[str, Any], template: Template | None = None) -> Spawn:
@@ -188,12 +201,12 @@ class Template:
     @classmethod
     def of(cls, spawn: Spawn, **changed: Any) -> Template:
         """Return the template by which `spawn` could be sent, unchecked; with `changed` fields."""
-        return cls({**{name: getattr(spawn, name) for name in _SHARED}, **changed})
+        return cls({**spawn.shared_fields(), **changed})
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Template:
         """Read a template of a peer. Raises ProtocolError."""
-        if set(body) != set(_SHARED):
+        if set(body) | {_RARE} != set(_SHARED):
             raise ProtocolError("template with other fields than those that jobs share")
         Spawn.from_json({"id": "x", "argv": ["x"], **body})
         return cls(body)
@@ -209,7 +222,7 @@ class Template:
     def fits(self, spawn: Spawn, settled: bool = False) -> bool:
         """Return whether `spawn` could be sent by this; `settled`: to its host, without its WHERE and its context."""
         names, fields = _SETTLED if settled else _SHARED, self.fields
-        return all(getattr(spawn, name) == fields[name] for name in names)
+        return all(getattr(spawn, name) == fields.get(name, False) for name in names)
 
     def derive(self, name: str, made: Any) -> Any:
         """Keep what was made of this for `name`, and return it."""

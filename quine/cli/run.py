@@ -76,6 +76,7 @@ def main(words: list[str], detach: Callable[[RunOptions, list[str], str, Staging
 
 def by_node(options: RunOptions, command: list[str], stage: Staging | None = None) -> int:
     """Run a command through the node of this machine, with this process as its proxy; leave as it left."""
+    from transport.client.output import is_one_file
     from transport.spawn import Spawn
 
     env, limited = environment(options, os.environ), limits(options)
@@ -94,6 +95,8 @@ def by_node(options: RunOptions, command: list[str], stage: Staging | None = Non
         tree=_tree(),
         context=caller(options) | ({"home": True} if at_home else {}),
         terminal=terminal,
+        # --idempotent tells output from messages: a job that has sent output is not tried again.
+        merged=not (terminal or options.idempotent) and is_one_file(1, 2),
     )
     return show(spawn, options, services(spawn.context), stage=stage)
 

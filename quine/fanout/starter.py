@@ -12,6 +12,7 @@ from quine.fanout.cleanup import Cleanup
 from quine.fanout.tasks import Task
 from quine.files.select import Services
 from quine.jobs.client import Notes, caller, callers_environment, reach, starting_directory
+from transport.client.output import is_one_file
 from transport.errors import Refused
 from transport.spawn import Spawn
 from transport.status import Status
@@ -57,6 +58,8 @@ class Starter:
         self._cwd = starting_directory(spawn)
         self._limits = limits(spawn)
         self._where = spawn.on or "local"
+        apart = options.results or options.json or options.fold or options.joblog
+        self._merged = not apart and is_one_file(1, 2)
         self._context = caller(spawn)
         self._inventory: object = None  # the version of it whose hosts are in the journal
         if spawn.job:  # detached: a job waits for this machine as long as a detached agent does
@@ -106,6 +109,7 @@ class Starter:
             limits=self._limits,
             tree=self.tree,
             context=context,
+            merged=self._merged,
         )
         if self._journal:
             spawn.id = self._journal.id_of(task.entry.hash, task.item.number, task.tries)
@@ -293,7 +297,7 @@ class Starter:
         """The job that asks the node of a host for its status."""
         context = {**self._context, "control": True}
         env = dict(os.environ) if host == "local" else {}
-        return Spawn(["node", "--status"], own=True, where=host, env=env, cwd="~", context=context)
+        return Spawn(["node", "--status", "--json"], own=True, where=host, env=env, cwd="~", context=context)
 
     def attach(self, id: str, host: str) -> Adopted:
         """Have a job served here."""

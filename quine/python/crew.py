@@ -189,6 +189,7 @@ class Crew:
             limits=place.limits,
             tree="" if task.stage else place.tree,  # files have a directory of their own
             context=context,
+            merged=task.outputs.merged,
         )
         return spawn, Services(place.environ, reach=reach(context)), []
 

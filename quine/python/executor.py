@@ -16,12 +16,13 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 from quine.base.cli_options import RunOptions
 from quine.python.crew import Crew
 from quine.python.loop import Loop
-from quine.python.outputs import Decoding
+from quine.python.outputs import Decoding, Outputs
 from quine.python.task import Place, Task, command_of, mission_of, stdin_of
 
 TYPE_CHECKING = False
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         cwd: str | os.PathLike[str] | None
         limits: Mapping[str, str | int] | None
         check: bool
+        stderr: Any
         errors: str | None
 
 
@@ -177,6 +179,7 @@ class Executor(concurrent.futures.Executor):
         files      paths that the job has there before it starts, as with `quine run --files`
         returns    patterns that are brought back after its end
         timeout    seconds from its start on
+        stderr     PIPE, or STDOUT: of a command both in one, in the order in which it wrote them
         check      an exit status that is not 0 is a CalledProcessError
         text, encoding, errors   as for `subprocess.run`
         cwd, env, limits         beside those of the executor
@@ -203,16 +206,27 @@ class Executor(concurrent.futures.Executor):
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         limits: Mapping[str, str | int] | None = None,
+        stderr: Any = PIPE,
         check: bool = False,
     ) -> Future[Any]:
         if (command is None) == (mission is None):
             raise TypeError("either a command or a mission")
+        if stderr not in ((PIPE, STDOUT) if mission is None else (PIPE,)):
+            raise ValueError(f"stderr is PIPE, or of a command STDOUT, not {stderr!r}")
         args = command_of(command) if mission is None else mission_of(mission)
         place = self._place if mission is None else self._place_of_agents()
         place = place.changed(cwd, env, limits)
         job = Job(self._loop)
         task = Task(
-            place, job, args, files=files, returns=returns, timeout=timeout, check=check, decoding=decoding
+            place,
+            job,
+            args,
+            files=files,
+            returns=returns,
+            timeout=timeout,
+            check=check,
+            decoding=decoding,
+            outputs=Outputs(PIPE, stderr),
         )
         task.stdin = stdin_of(stdin, decoding)
         try:

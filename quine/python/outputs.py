@@ -16,6 +16,7 @@ import tempfile
 import weakref
 from typing import Any, BinaryIO, NamedTuple
 
+from transport.client.output import is_one_file
 from transport.writes import write_all
 
 TYPE_CHECKING = False
@@ -99,7 +100,10 @@ class Outputs:
         self.captured = (first, second)
         out = first.write if first else _sink(stdout, 1)
         same = stderr == subprocess.STDOUT
-        self._sinks = (out, second.write if second else out if same else _sink(stderr, 2))
+        err = second.write if second else out if same else _sink(stderr, 2)
+        self._sinks = (out, err)
+        # Both go to one place: a command has them as one pipe, and the order of its writes is kept.
+        self.merged = same or (isinstance(out, _Sink) and isinstance(err, _Sink) and out.is_one_with(err))
         self.fault = ""  # the error of an output that could not be kept
 
     def write(self, stream: int, data: memoryview) -> bool:
@@ -125,7 +129,7 @@ class Outputs:
                 captured.drop()
 
 
-def _sink(target: Any, fd: int) -> Sink | None:
+def _sink(target: Any, fd: int) -> _Sink | None:
     if target == subprocess.DEVNULL:
         return None
     if target is None:
@@ -137,4 +141,17 @@ def _sink(target: Any, fd: int) -> Sink | None:
     else:
         target.flush()
         number = target.fileno()
-    return lambda data: write_all(number, data)
+    return _Sink(number)
+
+
+class _Sink:
+    """Writes to a descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __call__(self, data: memoryview) -> None:
+        write_all(self._fd, data)
+
+    def is_one_with(self, other: _Sink) -> bool:
+        return is_one_file(self._fd, other._fd)

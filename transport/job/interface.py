@@ -66,7 +66,8 @@ if TYPE_CHECKING:
         """One process: a handle that `start` returns at once, and that stays valid.
 
         `pid` is 0 until it has started. `stdin`, `stdout` and `stderr` are the near ends of its pipes, or two
-        descriptors of its terminal and an empty pipe. They belong to the owner from `on_started` on.
+        descriptors of its terminal and an empty pipe. If its stdout and stderr are one pipe, `stderr` is an empty
+        one, too. They belong to the owner from `on_started` on.
         """
 
         pid: int
@@ -116,9 +117,22 @@ class Order:
     hurry     news of its start do not wait for those of its end: its stdin has bytes, or may have
     deadline  seconds that it may run, 0 for no limit: see `deadline.py`
     size      (rows, columns) of the terminal that it gets in place of three pipes, or None
+    merged    its stdout and its stderr are one pipe
     """
 
-    __slots__ = ("argv", "cwd", "deadline", "env", "folder", "hurry", "limits", "memo", "own", "size")
+    __slots__ = (
+        "argv",
+        "cwd",
+        "deadline",
+        "env",
+        "folder",
+        "hurry",
+        "limits",
+        "memo",
+        "merged",
+        "own",
+        "size",
+    )
 
     def __init__(
         self,
@@ -143,3 +157,4 @@ class Order:
         self.own = own
         self.size = size
         self.hurry = True
+        self.merged = False

@@ -61,7 +61,7 @@ class Child(Made):
         order, near = self._order, None
         fds: list[int] = []
         try:
-            self._ours, fds = process.streams(order.size)
+            self._ours, fds = process.streams(order.size, order.merged)
             memo = inherit.write(order.memo)
             fds = [*fds, memo]
             quick = not self._is_slow and self._launching.quick(order)

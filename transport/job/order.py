@@ -33,7 +33,7 @@ def order_of(spawn: Spawn, login: Mapping[str, str] | None, memo: Mapping[str, o
     limits, cwd, folder, env, expanded = made
     size = (spawn.terminal["rows"], spawn.terminal["columns"]) if spawn.terminal else None
     order = Order(spawn.argv, env, cwd, memo, folder=expanded, limits=limits, own=spawn.own, size=size)
-    order.deadline = spawn.deadline
+    order.deadline, order.merged = spawn.deadline, spawn.merged
     return order, folder
 
 

@@ -97,13 +97,22 @@ def launch(
         return Status("lost", LOST, pid=pid, detail=detail)
 
 
-def streams(size: tuple[int, int] | None) -> tuple[list[int], list[int]]:
-    """The near and the far ends of three pipes, or of a terminal of this size. Raises OSError."""
+def streams(size: tuple[int, int] | None, merged: bool = False) -> tuple[list[int], list[int]]:
+    """The near and the far ends of three pipes, or of a terminal of this size. Raises OSError.
+
+    `merged`: stdout and stderr are one pipe, so that the order of all writes is kept. As of a terminal, the near end of
+    stderr is that of an empty pipe.
+    """
     if size is None:
-        return pipes()
+        return _merged(*pipes()) if merged else pipes()
     from transport import terminal
 
     return terminal.pair(*size)
+
+
+def _merged(ours: list[int], theirs: list[int]) -> tuple[list[int], list[int]]:
+    os.dup2(theirs[1], theirs[2], inheritable=False)  # its far end is closed, and nothing comes from it
+    return ours, theirs
 
 
 def pipes() -> tuple[list[int], list[int]]:
