@@ -26,7 +26,7 @@ from transport.carrier.dialer import Note as Steps
 from transport.carrier.dialer import unheard as unwatched
 from transport.carrier.duplex import Bootstrap
 from transport.carrier.timeouts import timeout
-from transport.errors import Interrupted, Misconfigured, Unreachable
+from transport.errors import Interrupted, Misconfigured, NothingThere, Unreachable
 from transport.node_socket import UNSTARTED
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
@@ -107,15 +107,17 @@ async def dial(
     note: Note,
     news: Note = unheard,
     layer: str = "",
+    brings: bool = True,
 ) -> Bootstrap:
     """Return the duplex to the node on `host`; raises Refused.
 
     `note` is called with each phase and its time, `news` with messages for the user about first contacts. `layer` is
-    the name of one that its jobs need.
+    the name of one that its jobs need. Without `brings` a host that has nothing of ours is left so, and NothingThere
+    raised.
     """
     visit = await _Visit.plan(host, inventory, ssh_agent, note, news)
     visit.layer = "" if host.binary else layer  # an admin's installation has the packages that it has
-    return await _dialled(visit, "dial")
+    return await _dialled(visit, "dial" if brings else "ask")
 
 
 async def look(
@@ -271,6 +273,8 @@ class _Visit:
         duplex = await self._connect(command, clock.phase, self._news)
         try:
             answer, hung = await self._answer(clock, mode, duplex, answers)
+            if answer == probe.NOTHING:
+                raise NothingThere(self.host.name)
             host_requirements.check_build(self.host.name, self.place.binary, answer)
             facts = None if answer == "have" else replace(_facts(self.host, answer), hung=hung)
             if facts is not None:

@@ -4,6 +4,7 @@
     exec /bin/sh -c '...'                  ->
                                            <-     MARKER have            then the dial's own bytes
                                            or     MARKER other VERSION                    of an admin's binary: the end
+                                           or     MARKER nothing                          to one that asks: the end
                                            or     MARKER need|dead|shut|noexec SYSTEM MACHINE VERSION FREE KEPT PYTHON
                                        (before:   MARKER hung PATH...)
                                        (a look:   MARKER shell SECONDS SHELL, MARKER python VERSION PATH..., have ...)
@@ -36,6 +37,7 @@ BROUGHT = "python-"  # begins the name of an interpreter in the cache, see inter
 BUILD_SHOWN = 12  # digits of the hash of a build in the answer to --version
 ADMIN_SECONDS = 20  # in which an installation of an admin has to tell its build
 PYTHON_SECONDS = 6  # for one Python to start; one in the PATH may hang, as behind a file server that is gone
+NOTHING = "nothing"  # the answer to one that asks, of a host that has nothing of ours
 SILENT = "silent"  # in place of a version that did not come in that time
 PLAIN = "it is not executable"  # in place of a version
 CLOCK = 2  # seconds of a difference between two clocks that are not worth a word
@@ -52,6 +54,7 @@ _LIMITED = 't="timeout -s KILL {seconds}"; $t true 2>/dev/null || t=; '  # not e
 _STARTS = '$t "$d/quine" --version </dev/null >/dev/null 2>&1'
 _FOUND = {
     "dial": "echo {marker} have; {start}",
+    "ask": "echo {marker} have; {start}",
     "deploy": "echo {marker} have; exit 0",
     "check": "h=have",
     "look": "h=have",
@@ -66,6 +69,13 @@ _ADMIN = (
     'x="$({{ $t "$d" --version </dev/null; [ $? -eq 137 ] && {{ echo; echo {silent}; }}; }} 2>&1 '
     '| head -c 4096 | tail -n 1)"; '
     'case "$x" in *"(build {build})"*) {found};; *) set -f; echo {marker} other $x; exit 0;; esac; '
+)
+# Whoever started a job here has left one of these: a build, the record of a job, a tape, the socket of a node.
+_TRACES = (
+    'r="$XDG_RUNTIME_DIR"; [ -d "$r" ] || r=/tmp; h=nothing; command -v quine >/dev/null && h=need; '
+    'for y in "{base}" "${{XDG_STATE_HOME:-$HOME/.local/state}}/quine" "$HOME/.local/state/quine" "$HOME/.quine" '
+    '"$r/quine-$(id -u)"; do [ -e "$y" ] && h=need; done; '
+    "[ $h = need ] || {{ echo {marker} {nothing}; exit 0; }}; "
 )
 _OWN = 'PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial'
 _START = '[ -x "${{d%/*}}/python3" ] || PATH="${{d%/*}}:$PATH"; export PATH; exec "$d" node --dial'
@@ -176,7 +186,8 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
     """Return the command for the channel. `trust` False installs anew whatever is there.
 
     Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks. "look" is
-    "dial" with an answer for each thing that is found on the way.
+    "dial" with an answer for each thing that is found on the way. "ask" is "dial", but a host that has nothing of ours
+    answers so.
     """
     asks = mode in ("check", "deploy")
     works = (_STARTS if asks else "true") if trust else "false"
@@ -189,6 +200,7 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
         "seconds": str(ADMIN_SECONDS),
         "silent": SILENT,
         "mode": PLAIN,
+        "nothing": NOTHING,
         "shown": _SHOWN.format(marker=marker) if mode == "look" else "",
         "hung": _HUNG.format(marker=marker),
     }
@@ -199,6 +211,8 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
     if place.binary:
         start, have, setup = _START, setup + _ADMIN, ""
     have = "h=need; " + have.replace("{found}", _FOUND[mode])
+    if mode == "ask" and not place.binary:  # nothing is ever brought beside that of an admin
+        have += _TRACES
     script = (_SHELL if mode == "look" else "") + have + home + setup + _PLACE + _PYTHON + _FACTS
     ends = {"check": "exit 0", "look": _DIAL + _RECEIVE}
     script = (script + ends.get(mode, _RECEIVE)).replace("{start}", start).format(**values)

@@ -10,6 +10,7 @@ TransportError
     ├── Unreachable      a host that cannot be used
     │   ├── UnknownHostKey  its key has to be confirmed first
     │   ├── LockedKey    the private key needs its passphrase
+    │   ├── NothingThere it has nothing of ours, and was only asked
     │   └── Interrupted  it answered, and then the connection broke: the same again may work
     ├── NoSuchHost       nothing matches WHERE
     ├── Denied           a rule forbids it (exit status 77)
@@ -65,6 +66,15 @@ class Unreachable(Refused):
 
     def __init__(self, host: str, detail: str, hint: str = "") -> None:
         super().__init__(detail, hint, host)
+
+
+class NothingThere(Unreachable):
+    """The host has nothing of this program, and nothing was brought to it: the job that was to start only asks."""
+
+    DETAIL = "nothing of quine is on this host"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(host, self.DETAIL)
 
 
 class Interrupted(Unreachable):

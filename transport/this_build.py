@@ -132,9 +132,13 @@ def own_command() -> list[str]:
     """The argv that starts this same program again; arguments follow.
 
     A file named like one of our modules in the current directory must not be imported in its place: hence -P, and where
-    there is none (before Python 3.11) our own place as the first one of the path.
+    there is none (before Python 3.11) our own place as the first one of the path. PyPy has its locale from the launcher
+    of the installation.
     """
     if unpacked():
+        launcher = f"{os.path.dirname(ROOT)}/quine"
+        if sys.implementation.name == "pypy" and os.access(launcher, os.X_OK):
+            return [launcher]
         flags = (
             ["-I"] * sys.flags.isolated + ["-S"] * sys.flags.no_site + ["-X", "utf8"] * sys.flags.utf8_mode
         )

@@ -39,10 +39,10 @@ STALE = 3600  # seconds after which a directory made aside, or a part that came,
 KEPT = 3  # installations that stay, the newest; and those in use
 CHUNK = 1 << 16
 # PyPy takes the bytes of names and arguments for those of the locale, also where that is C, as it often is at a login,
-# and has no -X utf8. In that locale CPython, too, sets this variable, and its children get it (PEP 538).
+# and has no -X utf8. The program takes back what is set here, for its jobs: see `quine/base/exposure.py`.
 UTF8 = (
-    'case "${LC_ALL:-${LC_CTYPE:-$LANG}}" in *UTF-8*|*utf8*|*utf-8*) ;; *) LC_CTYPE=C.UTF-8; export LC_CTYPE; '
-    '[ -z "$LC_ALL" ] || LC_ALL=C.UTF-8;; esac\n'
+    'case "${LC_ALL:-${LC_CTYPE:-$LANG}}" in *UTF-8*|*utf8*|*utf-8*) ;; *) QUINE_LOCALE="$LC_ALL:$LC_CTYPE"; '
+    'LC_CTYPE=C.UTF-8; export QUINE_LOCALE LC_CTYPE; [ -z "$LC_ALL" ] || LC_ALL=C.UTF-8;; esac\n'
 )
 
 

@@ -5,10 +5,16 @@ The kernel put both into the memory of this process; changing os.environ changes
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Collection, Sequence
 
+from transport.lean import contextlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+
+LOCALE = "QUINE_LOCALE"  # LC_ALL:LC_CTYPE of the login, where `deploy/there/installer.py` has set others
 COERCED = ("C.UTF-8", "C.utf8", "UTF-8")  # locales that Python takes in place of C
 
 
@@ -35,8 +41,16 @@ def given(name: str) -> bool:
 def drop_own_locale() -> None:
     """Remove the LC_CTYPE that Python sets for itself in the C locale (PEP 538): jobs have what this process was given.
 
-    PYTHONCOERCECLOCALE=0 would not do: an isolated Python, as on hosts, does not read it.
+    PYTHONCOERCECLOCALE=0 would not do: an isolated Python, as on hosts, does not read it. For PyPy, which does not help
+    itself, the launcher of an installation has set the locale.
     """
+    given_there = os.environ.pop(LOCALE, None)
+    if given_there is not None:
+        for variable, value in zip(("LC_ALL", "LC_CTYPE"), given_there.split(":")):
+            os.environ.pop(variable, None)
+            if value:
+                os.environ[variable] = value
+        return
     if os.environ.get("LC_CTYPE") in COERCED and not given("LC_CTYPE"):
         del os.environ["LC_CTYPE"]
 

@@ -97,7 +97,10 @@ def callers_environment(options: RunOptions) -> dict[str, str]:
 
     if options.elsewhere:
         return {}
+    from quine.budget import caller as around
+
     moved = {"PWD": directory_here(options) or "/"} if options.cwd else {}
+    moved |= around.told()
     if not options.on:
         return {**os.environ, **moved}
     from quine.files.urls import VARIABLES
@@ -171,12 +174,13 @@ def show(
     renew: Callable[[Spawn], Services] | None = None,
     on_refused: Callable[[str], None] | None = None,
     stage: Staging | None = None,
+    ended: Callable[[Status], Status] | None = None,
 ) -> int:
     """Run a job as its proxy; print its fault, if any, once; leave as the job left.
 
     `facts` are for the report, and read after the end: a service may still count in them. `renew` makes another job of
     the spawn, and its services, when it is tried again. `on_refused` as in client.run. `stage` are the files that it
-    needs, and those that it returns.
+    needs, and those that it returns. `ended` is given how it ended, and returns what is to be made of that.
     """
     from transport import inherit
     from transport.client import client
@@ -198,6 +202,7 @@ def show(
         if renew:
             services = renew(spawn)
     spawn.where = status.host or spawn.where  # the chosen host, for messages and the report
+    status = ended(status) if ended else status
     seconds = time.monotonic() - begun
     if options.verbose:
         say(

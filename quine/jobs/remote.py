@@ -9,6 +9,7 @@ Laws
    No host is told the id that is sought, and a whole one cannot be guessed: its first claim is enough, and the others
    have MORE seconds to dispute it. The part that `ps` shows has 12 random bits, so a host that lies could claim it: a
    verb that sends something to the job (attach, kill) by less than a whole id needs the answers of all hosts.
+4. A host that has nothing of ours is left so, and is an answer: no job of ours is there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable
 
 from quine.base.cli_options import RunOptions, find_inventory
-from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain
+from quine.base.errors import DEFECT, NOT_STARTED, OK, USAGE, Failure, Misconfigured, complain
 from quine.base.sessions import SHORT
 from quine.base.text import plain
 from quine.jobs import foreign
@@ -29,13 +30,17 @@ from quine.jobs.detach import verb_there
 from quine.tape.registry import ALIVE
 from transport import quickjson
 from transport.client import client
-from transport.errors import Refused
+from transport.errors import NothingThere, Refused
 from transport.lean import Any, NamedTuple, NoReturn
 from transport.node import rendezvous
 from transport.status import LONGEST, Status
 from transport.writes import write_all
 
-ASK = 45.0  # seconds for all hosts to answer; the first dial of a host may have to send the binary
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from transport.spawn import Spawn
+
+ASK = 45.0  # seconds for all hosts to answer; a dial may have to send this build to a host that has another
 MORE = 1.0  # seconds for the other hosts, if one answer is enough
 MOST = 16 << 20  # bytes of one answer
 REPORT = "please report it"
@@ -65,6 +70,16 @@ class Answer(NamedTuple):
     status: Status
     out: bytes
     err: bytes
+
+    @property
+    def whole(self) -> bool:
+        """Whether it says all that the host knows. One that has nothing of ours knows nothing."""
+        return (self.status.state == "exited" and not self.status.code) or has_nothing(self.status)
+
+
+def has_nothing(status: Status) -> bool:
+    """Return whether a host was not asked because it has nothing of ours: no job of ours is there."""
+    return status.state == "unreachable" and status.detail == NothingThere.DETAIL
 
 
 def hosts(where: str, options: RunOptions) -> list[str]:
@@ -99,7 +114,7 @@ def listed(names: list[str], options: RunOptions, job: str = "") -> tuple[list[d
 
     words = ["ps", "--all", "--json"]
     for host, answer in ask(words, names, options, enough=enough if job else None).items():
-        if answer.status.state != "exited" or answer.status.code:
+        if not answer.whole:
             silent.append(silence(host, answer))
         facts += foreign.parsed(answer.out, host)  # incomplete if a node there does not answer
     return facts, silent
@@ -183,16 +198,16 @@ def show(words: list[str], job: Remote, options: RunOptions, env: dict[str, str]
     """Run a verb on the job's host, with these variables, act as its proxy, and return its exit status."""
     from quine.jobs.client import show as run_as_proxy
 
-    spawn = verb_there([*words, job.id], job.host, options)
+    spawn = _asking([*words, job.id], job.host, options)
     spawn.env = env or {}
-    return run_as_proxy(spawn, RunOptions())
+    return run_as_proxy(spawn, RunOptions(), ended=lambda status: _judged(status, job))
 
 
 def call(words: list[str], job: Remote, options: RunOptions) -> int:
     """Run a verb on the job's host with its messages here. Return its exit status."""
     null = os.open(os.devnull, os.O_RDONLY)
     try:
-        status = client.run(verb_there([*words, job.id], job.host, options), null)
+        status = _judged(client.run(_asking([*words, job.id], job.host, options), null), job)
     finally:
         os.close(null)
     if status.detail:
@@ -202,6 +217,22 @@ def call(words: list[str], job: Remote, options: RunOptions) -> int:
 
         die_of(status.signal)  # our own signal, passed on: the verb itself dies of none
     return status.code
+
+
+def _judged(status: Status, job: Remote) -> Status:
+    """Return how a verb about a job has ended. Where nothing of ours is, there is no such job."""
+    if not has_nothing(status):
+        return status
+    return Status(
+        "unreachable", USAGE, host=job.host, detail=f"no such job: {job.id}", hint=NothingThere.DETAIL
+    )
+
+
+def _asking(words: list[str], host: str, options: RunOptions) -> Spawn:
+    """Return the spawn of a verb that asks about jobs of a host, or does something to one: it brings nothing there."""
+    spawn = verb_there(words, host, options)
+    spawn.context["asks"] = True
+    return spawn
 
 
 # -- asking ----------------------------------------------------------------------------------------
@@ -336,7 +367,7 @@ def _answer_to(
             os.close(read)
         out, err, report = (write for _, write in ends)
         try:
-            status = client.run(verb_there(words, host, options), null, out, err)
+            status = client.run(_asking(words, host, options), null, out, err)
         except Refused as refused:
             status = Status("unreachable", refused.status, detail=refused.detail, hint=refused.hint)
         except Exception as error:

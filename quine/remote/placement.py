@@ -45,7 +45,7 @@ class Placer:
         pick = str(spawn.context.get("pick") or "")
         asking = spawn.context.get("from")  # the host of the requesting job; set only by our node
         asking = asking if isinstance(asking, str) else None
-        host = inventory.select(spawn.where, running, failed, spawn.own, pick, asking)
+        host = inventory.select(spawn.where, running, failed, pick, asking)
         agent = spawn.context.get("ssh_agent")
         ssh_agent = agent if isinstance(agent, str) else None
 
@@ -53,21 +53,33 @@ class Placer:
 
         news: list[str] = []
 
-        async def dial() -> Duplex:
+        async def dial(brings: bool = True) -> Duplex:
             import logging
 
             from deploy.dial import dial as open_duplex
 
             log = logging.getLogger(f"quine.dial.{host.name}")
             return await open_duplex(
-                host, inventory, ssh_agent=ssh_agent, note=log.info, news=news.append, layer=layer
+                host,
+                inventory,
+                ssh_agent=ssh_agent,
+                note=log.info,
+                news=news.append,
+                layer=layer,
+                brings=brings,
             )
 
         late = spawn.context.get("late") is True
         group = f"{inventory.path}\0{host.name}"
-        key = f"{group}\0{self._way(host, inventory, late)}\0{ssh_agent}\0{layer}"
+        way = self._way(host, inventory, late)
+        key = f"{group}\0{way}\0{ssh_agent}\0{layer}"
+
+        def moved() -> bool:
+            return self._way(host, inventory, True) != way
+
         settings, met = partial(settle, host=host), partial(self._met, host)
-        return Target(host.name, group, key, dial, settings, host.slots, met, news)
+        ask = partial(dial, brings=False)
+        return Target(host.name, group, key, dial, settings, host.slots, met, news, ask, moved)
 
     def _met(self, host: Host, facts: Mapping[str, object]) -> None:
         """Keep the system facts of a remote node's greeting; agents are told them."""
@@ -146,6 +158,9 @@ def settle(spawn: Spawn, host: Host) -> None:
     spawn.context = {
         name: value for name, value in spawn.context.items() if name != "fs"
     }  # "fs" is for hosts with `direct` only
+    spawn.env.pop("QUINE_INFERENCE", None)  # the inventory alone says it
+    if _infers(spawn, host):
+        spawn.env["QUINE_INFERENCE"] = "direct"
     if host.mount and not spawn.context.get("control"):
         _mounted(spawn)
     spawn.limits = {**{name: str(value) for name, value in host.limits.items()}, **spawn.limits}
@@ -153,15 +168,24 @@ def settle(spawn: Spawn, host: Host) -> None:
 
 
 def _layer(spawn: Spawn, host: Host) -> str:
-    """Return the name of the layer with the packages for the store that a job will open by itself; "" for none."""
+    """Return the name of the layer with the packages that a job needs over there; "" for none.
+
+    They are for the store that it opens by itself, and for the inferences that it makes by itself.
+    """
     url, store = spawn.env.get("QUINE_FS"), spawn.context.get("fs")
     if url is None and host.fs == "direct" and isinstance(store, str):
         url = store
-    if not url:
+    infers = _infers(spawn, host)
+    if not (url or infers):
         return ""
-    from deploy.there.layers import named
+    from deploy.there.layers import HTTP, joined, named
 
-    return named(url)
+    return joined(named(url or ""), HTTP if infers else "")
+
+
+def _infers(spawn: Spawn, host: Host) -> bool:
+    """Return whether this is an agent that has its inferences made over there, by keys of that host."""
+    return host.inference == "direct" and spawn.own and spawn.argv[:1] == ["--"]
 
 
 def _mounted(spawn: Spawn) -> None:

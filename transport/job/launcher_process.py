@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 import time
 
 from transport import inherit, this_build
@@ -41,7 +40,8 @@ class Beside:
                 inherit.adopt_orphans()
                 for fd in (self.table.fd, far.fileno()):
                     os.set_inheritable(fd, True)
-                os.execv(sys.executable, self._command(far))
+                command = self._command(far)
+                os.execv(command[0], command)
             except OSError as error:
                 say(f"the launcher does not start: {error}")
             finally:
@@ -55,7 +55,8 @@ class Beside:
         try:
             for fd in (self.table.fd, far.fileno()):
                 os.set_inheritable(fd, True)
-            self._attach(os.posix_spawn(sys.executable, self._command(far), os.environ, setsigmask=[]), near)
+            command = self._command(far)
+            self._attach(os.posix_spawn(command[0], command, os.environ, setsigmask=[]), near)
         except OSError:
             near.close()
             raise

@@ -6,6 +6,10 @@ Laws
 2. A link that is down is dialled again, at once and then with growing pauses, as long as a channel is open on it.
    A job that has not begun does not wait for that: the error of the next dial becomes its reason for not being
    started. But a connection that only broke off is no such error, and is dialled again.
+3. A dial goes the way that the configuration names by then. If that has changed since the link was made, a node that
+   does not know the link is no proof that the link's own has ended: it may be another machine's.
+4. A job that only asks (`asks` of its context) brings nothing to a host. Where there is nothing of ours, no job that
+   could be asked about is there, and it ends with NothingThere. A link that it has made is as good as any.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from itertools import count
 from transport import this_build
 from transport.carrier.duplex import Duplex
 from transport.carrier.handshake import Greeter
-from transport.errors import Interrupted, LinkLost, ProtocolError, Refused
+from transport.errors import Interrupted, LinkLost, NothingThere, ProtocolError, Refused
 from transport.lean import Any
 from transport.node.link import Link
 from transport.node.relay import Relay
@@ -45,7 +49,7 @@ class Target:
     both: another ssh agent or an edited entry of the inventory is another link.
     """
 
-    __slots__ = ("dial", "group", "key", "met", "name", "news", "settings", "slots")
+    __slots__ = ("ask", "dial", "group", "key", "met", "moved", "name", "news", "settings", "slots")
 
     def __init__(
         self,
@@ -57,11 +61,15 @@ class Target:
         slots: int = 0,
         met: Callable[[dict[str, Any]], None] = lambda facts: None,
         news: list[str] | None = None,
+        ask: Callable[[], Awaitable[Duplex]] | None = None,
+        moved: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.group = group
         self.key = key
         self.dial = dial
+        self.moved = moved  # whether a dial may lead to another machine now than when this was made
+        self.ask = ask or dial  # the same, but brings nothing there: raises NothingThere
         self.settings = settings  # puts the host's defaults (workdir, env, limits, lease) into a spawn
         self.slots = slots  # jobs at one time, 0 = no limit
         self.news = [] if news is None else news  # messages of a dial for the user: removed when sent
@@ -101,13 +109,14 @@ class Host:
     async def _begin_later(self, relay: Relay, spawn: Spawn, unreachable: Callable[[Refused], None]) -> None:
         try:
             try:
-                link = await self._reach()
+                link = await self._reach(spawn.context.get("asks") is True)
             finally:
                 while self.target.news:
                     relay.tell(self.target.news.pop(0))
         except Refused as refused:
             log.info("%s: not reached: %s", self.target.name, refused.detail)
-            unreachable(refused)
+            if not isinstance(refused, NothingThere):
+                unreachable(refused)
             refuse(relay, refused)
         except Exception:
             log.exception("%s: defect while dialling", self.target.name)
@@ -142,25 +151,32 @@ class Host:
         link = task.result()
         return None if link.dead else link
 
-    async def _reach(self) -> Link:
+    async def _reach(self, asks: bool) -> Link:
         """The link: live, or the dial under way, or a new one. Raises Refused."""
         while (link := self.live()) and link.down:
             tried = asyncio.get_running_loop().create_future()
             self._waiting.append(tried)
             await tried
-        task = self._link
-        if task is None or (task.done() and self.live() is None):
-            task = self._link = asyncio.create_task(self._dial())
-        return await asyncio.shield(task)
+        while True:
+            task = self._link
+            if task is None or (task.done() and self.live() is None):
+                dial = self.target.ask if asks else self.target.dial
+                task = self._link = asyncio.create_task(self._dial(dial))
+            try:
+                return await asyncio.shield(task)
+            except NothingThere:
+                if asks:
+                    raise
+                # It was the dial of a job that only asks: the next one brings what is lacking.
 
-    async def _dial(self) -> Link:
+    async def _dial(self, dial: Callable[[], Awaitable[Duplex]]) -> Link:
         """The first connection of a new link."""
         loop = asyncio.get_running_loop()
         until = loop.time() + INSIST
         for tries in count():
             name = os.urandom(16).hex()  # a new one each time: the node over there may know the one before
             try:
-                greeter = await self._greeted(name, 0, resume=False)
+                greeter = await self._greeted(dial, name, 0, resume=False)
                 break
             except Interrupted as broken:
                 if loop.time() > until:
@@ -172,10 +188,12 @@ class Host:
         self.target.met(greeter.handshake.peer)
         return link
 
-    async def _greeted(self, name: str, seen: int, resume: bool, attempt: int = 0) -> Greeter:
+    async def _greeted(
+        self, dial: Callable[[], Awaitable[Duplex]], name: str, seen: int, resume: bool, attempt: int = 0
+    ) -> Greeter:
         """A new connection, after the greetings. Raises Refused."""
         target = self.target
-        greeter = Greeter(await target.dial(), hello(self._facts, name, seen, resume, attempt))
+        greeter = Greeter(await dial(), hello(self._facts, name, seen, resume, attempt))
         try:
             peer = await greeter.hello(HELLO_DEADLINE)
         except ProtocolError as error:
@@ -233,11 +251,16 @@ class Host:
         line = link.line
         assert line
         line.attempt += 1
-        greeter = await self._greeted(line.name, line.received, resume=True, attempt=line.attempt)
+        greeter = await self._greeted(
+            self.target.dial, line.name, line.received, resume=True, attempt=line.attempt
+        )
         if link.dead:
             greeter.duplex.close()
         elif greeter.handshake.peer.get("resume") is not True:
             greeter.duplex.close()
+            if self.target.moved():
+                detail = "the way to it was changed, and leads to a node that does not know the link"
+                raise Refused(detail, "see ~/.ssh/config", self.target.name)
             link.fail("the node over there was started anew meanwhile")
         else:
             link.connect(greeter)

@@ -22,7 +22,14 @@ from transport.spawn import Spawn, Template
 
 log = logging.getLogger("quine.hosts")
 
-TOLD = ("cwd", "avoid", "home", "pick", "late")  # the keys of a spawn's context that another node may set
+TOLD = (
+    "cwd",
+    "avoid",
+    "home",
+    "pick",
+    "late",
+    "asks",
+)  # the keys of a spawn's context that another node may set
 
 # (spawn, running jobs per host name) -> target; raises Refused.
 Place = Callable[[Spawn, Mapping[str, int]], Target]

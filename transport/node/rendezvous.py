@@ -105,9 +105,10 @@ def _start() -> None:
             (os.POSIX_SPAWN_DUP2, null, 1),
             (os.POSIX_SPAWN_DUP2, log, 2),
         ]
+        command = [*this_build.own_command(), "node", "--ready-fd", "3"]
         pid = os.posix_spawn(
-            sys.executable,
-            [*this_build.own_command(), "node", "--ready-fd", "3"],
+            command[0],
+            command,
             {**PYPY, **inherit.scrubbed(os.environ)},
             file_actions=actions,
             setsid=True,

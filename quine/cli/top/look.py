@@ -131,7 +131,7 @@ class Looker:
         options = self._options
         rows, batches, silent = [], [], []
         for host, answer in remote.ask(["top", "--json"], remote.hosts(options.on, options), options).items():
-            if answer.status.state != "exited" or answer.status.code:
+            if not answer.whole:
                 silent.append(remote.silence(host, answer))
             found, more = parsed(answer.out.splitlines(), host)
             rows += found
