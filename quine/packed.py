@@ -72,7 +72,7 @@ def load() -> None:
     """Have modules loaded from the file of this build, if there is one."""
     try:
         path = _path()
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:
             modules = parsed(file.read())
     except (OSError, ValueError):
         return
@@ -110,10 +110,10 @@ def parsed(data: bytes) -> dict[str, tuple[bool, memoryview]]:
     view = memoryview(data)
     if _checksum(view[:-SUM]) != data[-SUM:]:
         raise ValueError("damaged")
-    head, end, _ = data.partition(b"\n\n")
-    at = len(head) + len(end)
+    head = data.index(b"\n\n")
+    at = head + 2
     modules = {}
-    for line in head.decode().split("\n"):
+    for line in data[:head].decode().split("\n"):
         name, package, size = line.split(" ")
         modules[name] = (package == "1", view[at : at + int(size)])
         at += int(size)

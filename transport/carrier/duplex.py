@@ -16,20 +16,49 @@ import fcntl
 import os
 import socket
 from collections import deque
-from typing import Protocol
+from collections.abc import Sequence
+
+from transport.lean import Protocol
 
 # Size of a pipe that carries bulk; the default of 64 KiB costs a wakeup for each frame.
 BULK_PIPE = 512 * 1024
+# That of a pipe between nodes which has been full once: it takes a whole window. A full one wakes its writer for each
+# read of the carrier, which are 32 KiB. Unprivileged users get no more.
+LINE_PIPE = 1024 * 1024
 STDERR_KEPT = 8 << 10  # bytes kept of the end of a far side's stderr
+LARGE = 64 << 10  # bytes of a read that is one of bulk
+LARGE_PIECE = 1 << 20
 IOV_MAX = 512  # chunks of one writev(2); Linux takes 1024
 
+_kept = False
 
-def enlarge(fd: int) -> None:
+
+def enlarge(fd: int, size: int = BULK_PIPE) -> None:
     """Give a pipe more room, if `fd` is a pipe and the user's quota of pipe memory allows it."""
     try:
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, BULK_PIPE)
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size)
     except OSError:
         pass
+
+
+def keep_memory() -> None:
+    """Have the C library keep memory that was freed, up to a window of bulk: called with each large read.
+
+    It gives back the end of its heap as soon as that is larger than two of the largest pieces, and the kernel clears
+    each page that is taken again, which showed as page faults in profiles of nodes that move bulk.
+    """
+    global _kept
+    if _kept:
+        return
+    _kept = True
+    try:
+        import ctypes
+
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 2 * LARGE_PIECE)  # M_MMAP_THRESHOLD
+        mallopt(-1, 4 * LARGE_PIECE)  # M_TRIM_THRESHOLD
+    except (ImportError, OSError, AttributeError):
+        pass  # another C library, which has ways of its own
 
 
 class DuplexProtocol(Protocol):
@@ -110,7 +139,7 @@ class FdDuplex:
         self._loop = asyncio.get_running_loop()
         self._read_fd, self._write_fd = read_fd, write_fd
         self._protocol: DuplexProtocol | None = None
-        self._buffer: deque[bytes] = deque()
+        self._buffer: deque[bytes | memoryview] = deque()
         self._size = 0
         self._most = self.LITTLE  # bytes of the next read
         self._roomy = False
@@ -143,6 +172,8 @@ class FdDuplex:
             self._lost(error.strerror or "read failed")
             return
         self._most = self.READ_SIZE if len(data) >= self.LITTLE else self.LITTLE
+        if len(data) >= LARGE:
+            keep_memory()
         if not data:
             self._lost("")
         elif self._protocol:
@@ -158,22 +189,23 @@ class FdDuplex:
         """Write all of `chunks` in order, at once as far as the kernel takes them."""
         if self._closed:
             return
+        left: Sequence[bytes | memoryview] = chunks
         if not self._buffer:
-            chunks = self._write_now(chunks)
-            if not chunks or self._closed:
+            left = self._write_now(chunks)
+            if not left or self._closed:
                 return
             if not self._roomy:
                 self._roomy = True
                 self._make_room()
             self._loop.add_writer(self._write_fd, self._writable)
-        self._buffer.extend(chunks)
-        self._size += sum(map(len, chunks))
+        self._buffer.extend(left)
+        self._size += sum(map(len, left))
         if self._size > self.HIGH_WATER and not self._paused and self._protocol:
             self._paused = True
             self._protocol.pause_writing()
 
-    def _write_now(self, chunks: list[bytes]) -> list[bytes]:
-        """Write what the kernel takes; return what is left."""
+    def _write_now(self, chunks: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        """Write what the kernel takes; return what is left, which is not copied."""
         try:
             sent = os.writev(self._write_fd, chunks[:IOV_MAX])
         except BlockingIOError:
@@ -184,12 +216,13 @@ class FdDuplex:
             return []
         for index, chunk in enumerate(chunks):
             if sent < len(chunk):
-                return [chunk[sent:], *chunks[index + 1 :]]
+                return [memoryview(chunk)[sent:], *chunks[index + 1 :]]
             sent -= len(chunk)
         return []
 
     def _make_room(self) -> None:
         """The kernel has not taken all of a write, for the first time."""
+        enlarge(self._write_fd, LINE_PIPE)
 
     def _writable(self) -> None:
         left = self._write_now(list(self._buffer))

@@ -36,7 +36,7 @@ class Wire:
     def __init__(self, connection: socket.socket, session: Session, first: bytes) -> None:
         connection.setblocking(False)
         self.socket = connection
-        self.unsent = [first] if first else []
+        self.unsent: list[bytes | memoryview] = [first] if first else []
         self._session = session
         self._fds: list[int] = []  # sent with the next message
         self._count = 0
@@ -69,7 +69,7 @@ class Wire:
         """Send what the socket takes now."""
         while True:
             if not self.unsent:
-                self.unsent = self._session.pull(ROUND)
+                self.unsent = list(self._session.pull(ROUND))
                 if not self.unsent:
                     return
             try:
@@ -89,7 +89,7 @@ class Wire:
             while sent and sent >= len(self.unsent[0]):
                 sent -= len(self.unsent.pop(0))
             if sent:
-                self.unsent[0] = self.unsent[0][sent:]
+                self.unsent[0] = memoryview(self.unsent[0])[sent:]
 
     def skip(self, sent: bytes) -> None:
         """Take from the session the bytes that were sent before it was made. Raises ProtocolError if it has others."""

@@ -91,6 +91,7 @@ class Core(JobCore):
         """
         super().__init__(spawn, eager=used is None and not spawn.terminal, log=log)
         self.session = Session(opener=True, hello=hello)
+        self.session.share(CHUNK + 1)  # of output alone
         self.size = (0, 0)  # rows and columns, as the job over there knows them
         self._driver = driver
         self._used = used
@@ -193,6 +194,16 @@ class Core(JobCore):
         if self._escapes and channel and self.stdin_open and channel.flows[STDIN].stopped:
             return CHUNK
         return super().room
+
+    @property
+    def lends(self) -> bool:
+        """True if the node may read stdin in place of this process: it passes the bytes on to another machine."""
+        return bool(self.host) and not self._escapes and self.room > 0
+
+    def lend(self, count: int) -> None:
+        """The node reads stdin, of which it has descriptor number `count`, until it gives it back."""
+        flow = self.session.flow(self.number, STDIN)
+        self.session.lend(self.number, STDIN, flow.offset, {"fd": count, "at": 0, "length": 0})
 
     def typed(self, data: bytes, now: float) -> None:
         """Take bytes of stdin, at most `room`; b"" is its end."""

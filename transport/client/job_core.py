@@ -197,8 +197,10 @@ class JobCore:
         if channel is None or not self.stdin_open or self._exit is not None or not self.session.peer:
             return 0
         flow = channel.flows[STDIN]
+        if flow.lent:
+            return 0  # the node reads it
         if self.pid:
-            return min(CHUNK, flow.credit)
+            return flow.piece
         return max(0, min(flow.credit, CHUNK - flow.offset)) if self._eager else 0
 
     def typed(self, data: bytes, now: float) -> None:

@@ -22,6 +22,7 @@ from transport.client.signals import Caught
 from transport.errors import ProtocolError
 from transport.lean import signal
 from transport.stop import stop_process
+from transport.wire.frames import BULK, BULK_PAYLOAD, CHUNK
 from transport.wire.session import STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False
@@ -57,6 +58,8 @@ class Proxy:
         self._sent = sent
         self._spawn = spawn
         self._stdin = streams[STDIN]
+        self._most = CHUNK  # bytes of one read of it
+        self._offered = False  # it was lent to the node
         self._core.stdin_open = self._stdin >= 0
         self._outputs = {STDOUT: Output(streams[STDOUT]), STDERR: Output(streams[STDERR])}
         self.on_sent: Callable[[], None] | None = None
@@ -154,7 +157,7 @@ class Proxy:
 
     def _read_stdin(self) -> None:
         try:
-            data = os.read(self._stdin, self._core.room)
+            data = os.read(self._stdin, min(self._core.room, self._most))
         except BlockingIOError:
             return  # another process made it non-blocking, and read first
         except OSError:
@@ -162,7 +165,26 @@ class Proxy:
                 self.take_terminal()  # stops us as the read would have done, but returns for a TERM
                 return
             data = b""  # a closed descriptor, a directory, a terminal that hung up: there is no more
+        if len(data) == CHUNK == self._most:
+            self._most = enlarged(self._stdin)
         self._core.typed(data, time.monotonic())
+        if len(data) > CHUNK and not self._offered and self._core.lends:
+            self._offered = True
+            self._lend_stdin()
+
+    def _lend_stdin(self) -> None:
+        """Have the node read stdin, a pipe that carries bulk: its bytes take one process less."""
+        try:
+            # Opened anew, because O_NONBLOCK belongs to the open file, which other processes share
+            fd = os.open(f"/proc/self/fd/{self._stdin}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return  # a pipe of another user
+        try:
+            self._core.lend(self._wire.attach(fd))
+        except OSError:
+            pass
+        finally:
+            os.close(fd)
 
     def _write(self, stream: int) -> None:
         output = self._outputs[stream]
@@ -239,3 +261,17 @@ class Proxy:
             self._terminal.close()
         for output in self._outputs.values():
             output.close()
+
+
+def enlarged(fd: int) -> int:
+    """Give a pipe that was full the room of large frames; return how many bytes are worth a read of `fd`.
+
+    A read that asks for more than comes costs the mapping of memory for it.
+    """
+    import fcntl  # here: few clients have so much to read
+
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 2 * BULK_PAYLOAD)
+        return BULK
+    except (OSError, AttributeError):
+        return CHUNK

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 
 from transport import terminal
-from transport.carrier.duplex import enlarge
+from transport.carrier.duplex import enlarge, keep_memory
 from transport.errors import ProtocolError
 from transport.spawn import is_size
 from transport.wire.frames import CHUNK, Frame, Kind
@@ -99,6 +99,7 @@ class Source:
         if len(data) >= CHUNK and not self._large:
             self._large = True
             enlarge(self._fd)
+            keep_memory()
         self._link.session.data(self._number, self._stream, data)
         flow.measure_sent(self._loop.time())
         self._link.wake()
@@ -188,7 +189,7 @@ class Sink:
         self._link, self._number = link, number
         self._fd = fd
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[bytes | memoryview] = deque()
         self._taken = 0
         self._ended = False
         self._waiting = False
@@ -224,7 +225,7 @@ class Sink:
                 return
             self._taken += sent
             if sent < len(chunk):
-                self._queue.appendleft(chunk[sent:] if sent else chunk)
+                self._queue.appendleft(memoryview(chunk)[sent:])
                 if not self._waiting:
                     self._waiting = True
                     enlarge(self._fd)

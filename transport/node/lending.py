@@ -10,6 +10,7 @@ Laws
 3. Meanwhile the client sends nothing about that stream and receives nothing of it. RETURN brings both ends to agree
    again: the bytes moved this way, and how far they are acknowledged. It takes their place in the stream.
 4. A descriptor is closed when it is returned, or when its relay ends, whichever comes first.
+5. A pipe is lent only to be read: bytes that its client has still to write would come behind those that we write.
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ class Lending:
         try:
             at, length = frame.number("at"), frame.number("length")
             flow = side.link.session.flow(side.number, frame.stream)
-            if at > MOST or length > MOST or not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ProtocolError("lent a descriptor that is no regular file")
             sends = (side is self.relay.near) == (frame.stream == STDIN)
+            kind = os.fstat(fd).st_mode
+            pipe = sends and stat.S_ISFIFO(kind)
+            if at > MOST or length > MOST or not (pipe or stat.S_ISREG(kind)):
+                raise ProtocolError("lent a descriptor that is neither a regular file nor a pipe to read")
             if frame.offset > flow.offset or (sends and frame.offset != flow.offset):
                 raise ProtocolError(f"lent at offset {frame.offset}, expected {flow.offset}")
         except BaseException:
@@ -60,7 +63,8 @@ class Lending:
         if not flow.lent:
             os.close(fd)  # the stream had ended
         elif sends:
-            self.sources[frame.stream] = Source(self, side, frame.stream, fd, at, length)
+            source = PipeSource if pipe else Source
+            self.sources[frame.stream] = source(self, side, frame.stream, fd, at, length)
             other = self.other(side)
             if other.number in other.link.session.channels:
                 session = other.link.session
@@ -196,6 +200,72 @@ class Source(Lent):
         if sink := self.lending.sinks.get(self.stream):
             acked = sink.offset
         self._return(acked, errno, window)
+
+
+class PipeSource(Source):
+    """Reads a pipe into the stream until its end, as fast as the other end gives credit. The client sees the end, too.
+
+    The descriptor is of an open file that the client made for us: nobody else sees that it does not block.
+    """
+
+    _watched = False
+
+    def __init__(self, lending: Lending, side: Side, stream: int, fd: int, at: int, left: int) -> None:
+        os.set_blocking(fd, False)
+        super().__init__(lending, side, stream, fd, at, left)
+
+    def pump(self) -> None:
+        self._due = False
+        self._watch(self._room() > 0)
+
+    def _room(self) -> int:
+        """Return how many bytes to read now. The pipe goes back if nobody takes any more of them."""
+        other = self.lending.other(self.side)
+        session = other.link.session
+        if self.fd < 0 or other.link.dead or other.number not in session.channels:
+            return 0  # the relay ends
+        flow = session.flow(other.number, self.stream)
+        if flow.stopped or flow.ended:
+            self.finish()
+            return 0
+        asker = self.lending.relay.asker
+        if session.crowded(asker):
+            other.link.when_roomy(self.later, asker)
+            return 0
+        return flow.piece
+
+    def _watch(self, want: bool) -> None:
+        if self.fd < 0 or want == self._watched:
+            return
+        self._watched = want
+        loop = asyncio.get_running_loop()
+        if want:
+            loop.add_reader(self.fd, self._readable)
+        else:
+            loop.remove_reader(self.fd)
+
+    def _readable(self) -> None:
+        if room := self._room():
+            try:
+                data = os.read(self.fd, room)
+            except BlockingIOError:
+                return  # another process has read them
+            except OSError as error:
+                self.finish(error.errno or 0)
+                return
+            if not data:
+                self.finish()
+                return
+            other = self.lending.other(self.side)
+            frame = Frame(Kind.DATA, other.number, self.stream, self.offset, data)
+            self.moved += len(data)
+            self.lending.relay.from_side(self.side, frame)
+            other.link.session.flow(other.number, self.stream).measure_sent(asyncio.get_running_loop().time())
+        self.pump()
+
+    def close(self) -> None:
+        self._watch(False)
+        super().close()
 
 
 class Sink(Lent):

@@ -19,7 +19,7 @@ from transport.carrier.duplex import ClientDuplex, Duplex
 from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError
 from transport.node.connection import LinkConnection
-from transport.wire.frames import Frame, Kind, described
+from transport.wire.frames import VIEWED, Frame, Kind, described
 from transport.wire.resume import GOODBYE, Line
 from transport.wire.session import Session
 from transport.wire.states import Asker
@@ -32,7 +32,6 @@ LINGER = 2.0  # seconds for the other end to hear a goodbye and hang up: sshd dr
 SLICE = 0.002  # seconds of one turn of the loop for the frames of one link: a flood of small ones would take it all
 COMPLAINTS = 20  # log lines about the other end of one link
 ROUND = 128 * 1024  # bytes handed to the duplex at a time: two frames, four packets of ssh
-
 
 if TYPE_CHECKING:
     from transport.spawn import Template
@@ -78,6 +77,7 @@ class Link:
         on_down: Callable[[Link, str], None] | None = None,
     ) -> None:
         self.session = session
+        session.share(VIEWED)
         self.line = session if isinstance(session, Line) else None
         self.name = name
         self.handlers: dict[int, Handler] = {}

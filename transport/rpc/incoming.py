@@ -10,8 +10,6 @@ Laws
 
 from __future__ import annotations
 
-import threading
-
 from transport.errors import Abandoned
 from transport.lean import deque
 from transport.rpc.lendable import Lends
@@ -50,6 +48,8 @@ class Incoming(Lends):
         self.taken = 0  # bytes of the body that it has read
         self.held = 0  # bytes of it that came and were not read
         self._tell = tell
+        import threading  # here: see streams.py
+
         self._change = threading.Condition()
         self._body: deque[bytes] = deque()
         self._ended = False  # the body is whole

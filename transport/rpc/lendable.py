@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import resource
 import stat
 
 from transport.file_systems import is_local_device
@@ -38,6 +37,8 @@ def source(fd: int) -> tuple[int, int]:
 
 def target(fd: int) -> int:
     """Position of the next write to a descriptor; -1 if it must not be lent."""
+    import resource  # here: each proxy loads this module, and few lend a descriptor
+
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return -1
     try:

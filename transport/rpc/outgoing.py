@@ -11,9 +11,9 @@ Laws
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
-import threading
 import time
 
 from transport import node_socket, this_build
@@ -98,7 +98,7 @@ class Pool:
     def __init__(self, path: str) -> None:
         self._path = path
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._idle: list[Connection] = []
 
     def take(self) -> Connection:
@@ -106,7 +106,7 @@ class Pool:
         if (
             self._pid != os.getpid()
         ):  # a fork: idle connections are the parent's, and the lock may be held there
-            self._pid, self._lock, theirs, self._idle = os.getpid(), threading.Lock(), self._idle, []
+            self._pid, self._lock, theirs, self._idle = os.getpid(), _thread.allocate_lock(), self._idle, []
             for connection in theirs:
                 connection.close()
         while True:
@@ -139,6 +139,8 @@ class Asked(Lends):
         self._connection = connection
         self._session = connection.session
         self._done = done
+        import threading  # here: each proxy loads this module, and few ask
+
         self._change = threading.Condition()
         self._receiving = False
         self._number = self._session.open(Kind.REQUEST, asked)

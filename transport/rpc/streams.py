@@ -9,7 +9,7 @@ Laws
 
 from __future__ import annotations
 
-import threading
+import _thread
 import time
 
 from transport.lean import deque
@@ -20,6 +20,7 @@ from transport.wire.session import STDIN, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
     from transport.rpc.incoming import Streaming
@@ -49,10 +50,10 @@ class Streams:
         self._wake = wake
         self._say = say
         self._open: dict[int, Incoming] = {}
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._news: dict[Incoming, None] = {}
         self._queue: deque[Incoming] = deque()
-        self._work = threading.Condition(self._lock)
+        self._work: threading.Condition | None = None  # made for the first request
         self._threads = self._idle = 0
         self._closed = False
 
@@ -63,8 +64,12 @@ class Streams:
         return number in self._open
 
     def open(self, number: int, service: Streaming) -> None:
+        import threading  # here: 0.7 MB of each proxy, and most have no streams
+
         incoming = self._open[number] = Incoming(number, service.handler, self._tell)
         with self._lock:
+            if self._work is None:
+                self._work = threading.Condition(self._lock)
             self._queue.append(incoming)
             if len(self._queue) <= self._idle:
                 self._work.notify()
@@ -86,6 +91,7 @@ class Streams:
 
     def _handle(self) -> None:
         """Body of a thread: run one request after the other."""
+        assert self._work
         while True:
             with self._lock:
                 while not self._queue and not self._closed:
@@ -207,6 +213,7 @@ class Streams:
         with self._lock:
             self._closed = True
             self._queue.clear()
-            self._work.notify_all()
+            if self._work:
+                self._work.notify_all()
         for incoming in self._open.values():
             incoming.abandon("the proxy of the job has ended")

@@ -19,7 +19,7 @@ from transport.wire.frames import BULK, CHUNK
 INITIAL_WINDOW = 64 * 1024  # held by a node for a client that does not read; there may be a thousand of them
 QUICK_WINDOW = 1024 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
 QUICK = 0.01  # seconds: a round trip this short lets a window grow to QUICK_WINDOW, whatever the shortest was
-ACK_QUANTUM = 256 * 1024  # bytes for one acknowledgement: one for each frame costs a tenth of the speed
+ACK_QUANTUM = 512 * 1024  # bytes for one acknowledgement: one for each frame costs a tenth of the speed
 MAX_WINDOW = 8 * 1024 * 1024  # 80 MB/s at 100 ms; the most that one stream may make any node hold
 
 

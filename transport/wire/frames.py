@@ -7,7 +7,7 @@ Laws
 
 A frame is a header of 18 bytes, big-endian, and its payload:
 
-    u32 length of the payload, at most MAX_PAYLOAD; of output, BULK_PAYLOAD
+    u32 length of the payload, at most MAX_PAYLOAD; of output and of a job's input, BULK_PAYLOAD
     u8  kind
     u8  stream     0 stdin, 1 stdout, 2 stderr of the channel, or LIFE for the channel itself
     u32 channel    number of a job or request on this link; 0 is the link
@@ -34,11 +34,14 @@ VERSION = 2
 GREETING = b"\0quine\x01\n"  # a NUL first: no login banner holds one
 MAX_NOISE = 64 * 1024  # bytes before the greeting; no login banner is longer
 MAX_PAYLOAD = 64 * 1024  # one pipe's worth: a read of a full pipe is one frame
-BULK_PAYLOAD = 256 * 1024  # of output on a line that keeps up: a frame costs each process on its way the same
+BULK_PAYLOAD = 256 * 1024  # of data on a line that keeps up: a frame costs each process on its way the same
 HEADER = struct.Struct(">IBBIQ")
 HEADER_SIZE = HEADER.size
 CHUNK = MAX_PAYLOAD - HEADER_SIZE  # stream bytes in one frame: with its header two whole packets of ssh
 BULK = BULK_PAYLOAD - HEADER_SIZE  # and in one of bulk
+VIEWED = 32 * 1024  # bytes of data that a node passes on as a view of what it read
+PINNED = 5  # times the size of a view that it may keep in memory
+NEVER = BULK_PAYLOAD + 1  # bytes of no payload
 LIFE = 255  # the stream number that means the channel itself: exit record taken, or nobody waits
 
 
@@ -159,28 +162,62 @@ def first_frame(facts: dict[str, Any]) -> bytes:
     return header(Kind.HELLO, 0, 0, 0, len(payload)) + payload
 
 
-def _parsed(source: bytes | bytearray, at: int) -> tuple[int, int, int, int, int]:
+def _parsed(source: bytes | bytearray, at: int, large: tuple[int, ...]) -> tuple[int, int, int, int, int]:
     """The header at `at`: kind, channel, stream, offset, length of the payload. Raises ProtocolError."""
     length, kind, stream, channel, offset = HEADER.unpack_from(source, at)
-    if length > MAX_PAYLOAD and (kind != Kind.DATA or stream not in (1, 2) or length > BULK_PAYLOAD):
-        raise ProtocolError(f"frame of {length} bytes")  # many senders of bodies (stream 0) share one bound
+    if length > MAX_PAYLOAD and (kind != Kind.DATA or stream not in large or length > BULK_PAYLOAD):
+        raise ProtocolError(f"frame of {length} bytes")
     if kind not in NAMES:
         raise ProtocolError(f"frame of unknown kind {kind}")
     return kind, channel, stream, offset, length
 
 
-def _wanting(buffer: bytearray) -> int:
+def _wanting(buffer: bytearray, large: tuple[int, ...]) -> int:
     """Bytes missing from the header of the first frame or, with a whole header, from the frame; negative: surplus."""
     if len(buffer) < HEADER_SIZE:
         return HEADER_SIZE - len(buffer)
-    return HEADER_SIZE + _parsed(buffer, 0)[4] - len(buffer)
+    return HEADER_SIZE + _parsed(buffer, 0, large)[4] - len(buffer)
+
+
+class Begun:
+    """A frame of bulk that comes in pieces, which are copied to their places."""
+
+    __slots__ = ("_at", "_frame", "_whole")
+
+    def __init__(self, frame: Frame, length: int) -> None:
+        self._frame = frame
+        self._whole = memoryview(bytearray(length))
+        self._at = 0
+
+    def take(self, data: bytes | memoryview) -> int:
+        """Take what is missing from the beginning of `data`; return the number of these bytes."""
+        part = memoryview(data)[: len(self._whole) - self._at]
+        self._whole[self._at : self._at + len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+    @property
+    def frame(self) -> Frame | None:
+        """The frame, once it is whole."""
+        if self._at < len(self._whole):
+            return None
+        self._frame.payload = self._whole  # type: ignore[assignment]
+        return self._frame
 
 
 class Decoder:
-    """Turns bytes, in pieces of any size, into frames."""
+    """Turns bytes, in pieces of any size, into frames.
+
+    `large` are the streams whose data may come in frames of BULK_PAYLOAD. The payload of data of at least `views` bytes
+    is a view of the bytes that came, or of a buffer of its own if it came in pieces. For consumers that pass it on: it
+    is copied once less, and keeps all the bytes that came with it, at most PINNED times its own.
+    """
 
     def __init__(self) -> None:
+        self.views = NEVER
+        self.large: tuple[int, ...] = (1, 2)  # many senders of bodies (stream 0) share one bound
         self._buffer = bytearray()
+        self._begun: Begun | None = None  # the frame of bulk that has begun; `_buffer` is empty then
         self._greeted = False
         self._dead = False
         self.noise = b""  # bytes before the greeting: shown when the greeting never comes
@@ -200,41 +237,52 @@ class Decoder:
         """Keep bytes for the next `feed`."""
         self._buffer += data
 
-    def _feed(self, data: bytes) -> Iterator[Frame]:
+    def _feed(self, data: Any) -> Iterator[Frame]:
         buffer = self._buffer
         if not self._greeted:
             buffer += data
             if not self._skip_noise():
                 return
             data = b""
-        if (
-            _wanting(buffer) <= 0
-        ):  # whole frames: with the greeting, held, or left by a consumer that stopped early
+        # whole frames: with the greeting, held, or left by a consumer that stopped early
+        if (buffer and self._begun) or _wanting(buffer, self.large) <= 0:
             data = bytes(buffer) + data
             buffer.clear()
         start, size = 0, len(data)
+        if self._begun:
+            start = self._begun.take(data)
         try:
+            if self._begun:
+                if (frame := self._begun.frame) is None:
+                    return
+                self._begun = None
+                yield frame
             # A frame that has begun takes only its missing bytes: the bytes behind it are not copied.
             while buffer:
-                part = data[start : start + _wanting(buffer)]
+                part = data[start : start + _wanting(buffer, self.large)]
                 buffer += part
                 start += len(part)
                 if not part:
                     return
-                if len(buffer) >= HEADER_SIZE and not _wanting(buffer):
-                    kind, channel, stream, offset, _ = _parsed(buffer, 0)
+                if len(buffer) >= HEADER_SIZE and not _wanting(buffer, self.large):
+                    kind, channel, stream, offset, _ = _parsed(buffer, 0, self.large)
                     with memoryview(buffer) as view:
                         payload = bytes(view[HEADER_SIZE:])
                     buffer.clear()
                     yield Frame(kind, channel, stream, offset, payload)
             while size - start >= HEADER_SIZE:
-                kind, channel, stream, offset, length = _parsed(data, start)
+                kind, channel, stream, offset, length = _parsed(data, start, self.large)
                 end = start + HEADER_SIZE + length
+                bulk = length >= self.views and kind == Kind.DATA and PINNED * length >= size
                 if end > size:
+                    if bulk:
+                        self._begun = Begun(Frame(kind, channel, stream, offset), length)
+                        start += HEADER_SIZE
+                        start += self._begun.take(data[start:])
                     break
-                payload = data[start + HEADER_SIZE : end]
+                whole: Any = (memoryview(data) if bulk else data)[start + HEADER_SIZE : end]
                 start = end
-                yield Frame(kind, channel, stream, offset, payload)
+                yield Frame(kind, channel, stream, offset, whole if bulk else bytes(whole))
         finally:
             buffer += data[start:]
 

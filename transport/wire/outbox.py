@@ -45,7 +45,7 @@ class Outbox:
         lane = self._lanes.get((number, stream))
         last = lane[-1][1] if lane else b""
         if lane and last and len(last) + len(payload) <= SMALL:
-            whole = last + payload
+            whole = bytes(last) + payload  # either may be the rest of a view
             lane[-1] = (header(Kind.DATA, number, stream, offset - len(last), len(whole)), whole)
             self.pending += len(payload)
         elif payload:

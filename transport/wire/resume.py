@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 KEEP = 8 * 1024 * 1024  # bytes of one direction under way: 80 MB/s at 100 ms; a break sends no more again
-QUANTUM = 256 * 1024  # bytes received for each SEEN frame
+QUANTUM = 512 * 1024  # bytes received for each SEEN frame
 MAX_WORDS = 10_000  # frames about the connection between two heartbeats of ours: 800 MB/s need so many
 ASKS, ANSWERS = 0, 1  # streams of a ping
 NO_PAYLOAD = b"\0\0\0\0"
@@ -94,7 +94,8 @@ class Line(Session):
 
     def join(self, handshake: Handshake) -> list[bytes]:
         """Go on over a new connection whose hello has come; returns the chunks to be sent again."""
-        self._decoder = handshake.decoder
+        before, self._decoder = self._decoder, handshake.decoder
+        self._decoder.views, self._decoder.large = before.views, before.large
         self.peer = handshake.peer
         self._answer, self._acknowledged, self._words = -1, self.received, 0
         self._saw(handshake.peer["seen"])

@@ -7,9 +7,9 @@ Laws
 3. Control goes first and streams take turns: see `outbox.py`.
 4. Each sender chooses its own window, and a node relays for many senders that know nothing of each other. So all
    bodies that the accepting end sends (requests, jobs from afar) have one bound: above ASKED its node holds the
-   senders back, and MOST_ASKED ends the link. `pending` is bounded by that and by the windows of the jobs. Each job is
-   held back once it has as much as is left, and goes on by single frames where nothing is left. So a job whose client
-   takes nothing does not silence the others.
+   senders back, and MOST_ASKED ends the link, so their frames are small. `pending` is bounded by that and by the
+   windows of the jobs. Each job is held back once it has as much as is left, and goes on by single frames where
+   nothing is left. So a job whose client takes nothing does not silence the others.
 5. Templates of spawns go from the end that opened the link to the other one: see `templates.py`.
 6. A channel is forgotten by its opener when it sends the last frame (exit taken, or nobody waits), and by
    the other end when that frame arrives. Frames on their way to a forgotten channel are dropped; a
@@ -94,6 +94,8 @@ class Session:
         self.borrows = False  # the other end may lend us descriptors: it is a client, and we are its node
         self.asked = 0  # bytes of bodies from the accepting end that were not acknowledged
         self._decoder = Decoder()
+        if not opener:
+            self._decoder.large = (STDIN, STDOUT, STDERR)
         self.opener = opener
         self._next = 1 if opener else 2
         self.highest = 0  # highest channel number the peer opened
@@ -106,6 +108,10 @@ class Session:
             self._outbox.control.append(first_frame(hello))
 
     # -- receiving ---------------------------------------------------------------------------------
+
+    def share(self, least: int) -> None:
+        """Have payloads of data of `least` bytes be views, see `Decoder`: the caller passes them on."""
+        self._decoder.views = least
 
     def receive(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that concern a job or a request, already accounted for.
@@ -272,7 +278,11 @@ class Session:
         self._outbox.put(kind, number, LIFE, offset, payload)
 
     def data(self, number: int, stream: int, payload: bytes) -> None:
-        """Queue stream bytes, at most MAX_PAYLOAD, of output BULK_PAYLOAD. The caller has to respect `credit`."""
+        """Queue stream bytes, at most BULK_PAYLOAD. The caller has to respect `credit`."""
+        if stream == STDIN and not self.opener and len(payload) > MAX_PAYLOAD:  # law 4
+            for at in range(0, len(payload), MAX_PAYLOAD):
+                self.data(number, stream, payload[at : at + MAX_PAYLOAD])
+            return
         flow = self._move(number, stream, Kind.DATA)
         offset = flow.offset
         flow.data(offset, len(payload))

@@ -129,12 +129,12 @@ class SshDuplex:
             await connection.wait_closed()
 
     def attach(self, protocol: DuplexProtocol) -> None:
-        self._deliver()  # to the previous protocol: the next one is not ready for these bytes
+        self.deliver()  # to the previous protocol: the next one is not ready for these bytes
         self._protocol = protocol
         for connection in self.connections:
             # The link has heartbeats of its own, and a timer set anew for each packet is a fifteenth of an upload.
             connection.set_keepalive(0)
-        self._deliver()
+        self.deliver()
         if not self._writable.is_set():
             protocol.pause_writing()
         if self._ended is not None:
@@ -178,14 +178,14 @@ class SshDuplex:
             self._buffer.append(data)
             self._size += len(data)
             if self._size >= AT_ONCE:
-                self._deliver()  # so the listener can pause before asyncssh lets go all that it kept
+                self.deliver()  # so the listener can pause before asyncssh lets go all that it kept
             elif len(self._buffer) == 1:
-                asyncio.get_running_loop().call_soon(self._deliver)
+                asyncio.get_running_loop().call_soon(self.deliver)
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
         """Deliver all bytes of one turn of the loop at once: handling each piece costs more than the copy."""
         if self._buffer and self._protocol is not None and not self._over:
-            data = b"".join(self._buffer)
+            data: Any = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
             self._buffer.clear()
             self._size = 0
             self._protocol.data_received(data)
@@ -211,7 +211,7 @@ class SshDuplex:
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._deliver()
+        self.deliver()
         self._end("" if exc is None else str(exc) or type(exc).__name__)
         for connection in reversed(self.connections):
             connection.close()

@@ -6,14 +6,16 @@ Measured: a tenth of its time in an upload, a twentieth in a download.
 
 from __future__ import annotations
 
-from typing import Any
-
 from transport.carrier.ssh import asyncssh_imports
+from transport.lean import Any
 
 with asyncssh_imports.quickly():
     from asyncssh.crypto import cipher as library
 
 THEIRS = (library.GCMCipher.encrypt_and_sign, library.GCMCipher.verify_and_decrypt)
+
+
+INTO = hasattr(library.AESGCM, "decrypt_into")  # type: ignore[attr-defined]  # of cryptography 47 and later
 
 
 def install() -> None:
@@ -28,19 +30,44 @@ def of(encryption: Any) -> Any:
     return cipher if isinstance(cipher, library.GCMCipher) else None
 
 
-def sealed(gcm: Any, header: bytes, data: bytes | memoryview) -> bytes:
-    """Return the next packet: header, sealed data and tag."""
-    packet = header + _key(gcm).encrypt(gcm._iv, data, header)
-    gcm._update_iv()
-    return packet  # type: ignore[no-any-return]
+class Series:
+    """Seals or opens packets that follow each other. The cipher stays as it is until `keep`."""
 
+    __slots__ = ("_count", "_fixed", "_gcm", "_iv", "_key")
 
-def opened(gcm: Any, header: memoryview, data: memoryview) -> bytes | None:
-    """Return the next packet's content; None if it was changed. `data` ends with the tag. The cipher stays as it is."""
-    try:
-        return _key(gcm).decrypt(gcm._iv, data, header)  # type: ignore[no-any-return]
-    except library.InvalidTag:  # type: ignore[attr-defined]
-        return None
+    def __init__(self, gcm: Any) -> None:
+        self._gcm, self._key, self._iv = gcm, _key(gcm), gcm._iv
+        self._fixed, self._count = gcm._iv[:4], int.from_bytes(gcm._iv[4:], "big")
+
+    def seal(self, header: memoryview, data: memoryview, target: memoryview) -> None:
+        """Write the packet's sealed data and tag, which is TAG bytes longer than `data`, into `target`."""
+        if INTO:
+            self._key.encrypt_into(self._iv, data, header, target)
+        else:
+            target[:] = self._key.encrypt(self._iv, data, header)
+
+    def open(self, header: memoryview, data: memoryview, target: memoryview) -> bool:
+        """Write the packet's content into `target`; False if it was changed.
+
+        `data` ends with the tag, and `target` is TAG bytes shorter.
+        """
+        try:
+            if INTO:
+                self._key.decrypt_into(self._iv, data, header, target)
+            else:
+                target[:] = self._key.decrypt(self._iv, data, header)
+        except library.InvalidTag:  # type: ignore[attr-defined]
+            return False
+        return True
+
+    def next(self) -> None:
+        """Go on with the next packet: this one was sealed, or it was taken."""
+        self._count = (self._count + 1) & 0xFFFFFFFFFFFFFFFF
+        self._iv = self._fixed + self._count.to_bytes(8, "big")
+
+    def keep(self) -> None:
+        """Have the cipher go on where these packets end."""
+        self._gcm._iv = self._iv
 
 
 def _key(cipher: Any) -> Any:

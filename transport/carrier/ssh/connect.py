@@ -26,7 +26,6 @@ from transport.carrier.ssh import asyncssh_imports, cipher, quick
 from transport.carrier.ssh.channel import SshDuplex
 from transport.carrier.ssh.contact import Contact, ServerKeys, version_step
 from transport.carrier.ssh.keys import message
-from transport.carrier.ssh.packets import by_packet
 from transport.carrier.ssh.proxy_command import ProxyCommand
 from transport.carrier.ssh.settings import Settings
 from transport.carrier.timeouts import timeout
@@ -142,11 +141,10 @@ def _no_chaff(connection: asyncssh.SSHClientConnection) -> None:
 def _in_packets(connection: asyncssh.SSHClientConnection) -> None:
     """Hand asyncssh one packet at a time: for each packet it copies all bytes at hand twice.
 
-    A read of the socket brings eight packets. Data of a session goes past it.
+    A read of the socket brings sixteen packets. Data of a session goes past it.
     """
     if "gcm" in str(connection.get_extra_info("recv_cipher")):
-        take = by_packet(quick.receiver(connection, connection.data_received))
-        connection.data_received = take  # type: ignore[method-assign]
+        quick.Arrivals.begin(connection)
 
 
 async def _resolved(target: SshTarget) -> list[Settings]:
