@@ -10,7 +10,9 @@ Laws
 
 A number of requests that never went well before is tried by one more at a time. So a server that bears 5 refuses one
 request, not 15. A refusal that names a pause, at a number that did go well, is one of the rate: the starts are then
-spaced by the rate that the server has borne, which rises again as long as nothing is refused.
+spaced by the rate that the server has borne, which rises again as long as nothing is refused. A server that counts the
+requests of a sliding window shows it by its pause, which ends when the oldest of them leaves the window. Then the
+starts follow those of the window before, however unevenly they came.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ FORGET = 300.0  # seconds of idleness after which a rate is not known any more
 BURST = 30.0  # seconds of unused rate that may be used at once
 LONG = 2.0  # seconds of a pause that is not a short one rounded up
 MOST_TIMES = 2000
+ROUNDED = 1.0  # seconds by which a server may round a pause up
 WINDOW = 25  # requests that are taken at once, at least, by a server that then wants a long pause
 
 Chain = tuple[
@@ -88,7 +91,12 @@ class Gate:
         self._interval, self._due = 0.0, 0.0  # seconds between starts; time of the next one
         self._burst = BURST
         self._unsure = False
+        self._few = (0, 0.0)  # successes of the last measurement, and its seconds, where they were few
         self._window = 0.0  # seconds in which the server counts requests, if it does
+        self._fit, self._fitted = (
+            0,
+            0,
+        )  # requests that fit into it, where it slides; successes since that was known
         self._times: deque[float] = deque(maxlen=MOST_TIMES)  # of successes
         self._since, self._well = -1.0, 0  # successes since this time, by which the rate is measured
         self._active = 0.0
@@ -105,7 +113,7 @@ class Gate:
     def ask(self, ticket: Ticket, now: float) -> None:
         """Add a ticket to those that wait."""
         if not self._waiting and not self._under_way and now - self._active > FORGET:
-            self._interval, self._since = 0.0, -1.0
+            self._interval, self._since, self._fit = 0.0, -1.0, 0
         self._active = now
         self._waiting.setdefault(ticket.tree, deque()).append(ticket)
 
@@ -132,6 +140,10 @@ class Gate:
         self._bring(ticket, now)
         self._well += 1
         self._times.append(now)
+        if self._fit:
+            self._fitted += 1
+            if self._fitted > self._fit:  # a whole window without a refusal: one more is tried
+                self._fit, self._fitted = self._fit + 1, 0
         self._interval *= 1 - min(0.5, RISE * self._well * max(1.0, self._interval))
 
     def leave(self, ticket: Ticket, now: float, refusal: Refusal | None = None, well: bool = False) -> None:
@@ -179,7 +191,7 @@ class Gate:
             "waiting": sum(map(len, self._waiting.values())),
             "trees": len(self._waiting),
             "paused": max(0.0, round(self.paused_until - now, 1)),
-            "interval": round(self._interval, 3),
+            "interval": round(self._window / self._fit if self._fit else self._interval, 3),
             "started": self.started,
             "refused": self.refused,
         }
@@ -194,7 +206,7 @@ class Gate:
         if busy >= int(self.limit):
             free = len(self._under_way) < int(self.limit)
             return max(self._freed[0], self.paused_until) if free else float("inf")
-        opens = max(self.paused_until, self._due if self._interval else 0.0)
+        opens = max(self.paused_until, self._due if self._interval else 0.0, self._leaves(now))
         last = self._last
         if last is not None and not last.heard and last in self._under_way:
             if busy >= self._proven:
@@ -202,6 +214,18 @@ class Gate:
             elif now < self._careful_until:
                 opens = max(opens, last.begun + self._spacing())
         return opens
+
+    def _leaves(self, now: float) -> float:
+        """Return the time at which a place in the sliding window of the server is free; 0 if it is known of none."""
+        if not self._fit:
+            return 0.0
+        places = self._fit - self._unheard()
+        if places <= 0:
+            return float("inf")
+        return self._times[-places] + self._window if len(self._times) >= places else 0.0
+
+    def _unheard(self) -> int:
+        return sum(not ticket.heard for ticket in self._under_way)
 
     def _spacing(self) -> float:
         if not self._took:
@@ -281,6 +305,13 @@ class Gate:
 
     def _measure(self, now: float, until: float) -> None:
         """Space the starts by the successes since the last refusal of the rate: that many fit between two of them."""
+        before, self._fit = self._fit, self._slides(now, until)
+        if self._fit:
+            if before:  # known before, and still refused: some that had left the window were counted
+                self._fit = max(1, min(self._fit, before - 1))
+            self._fitted, self._interval, self._due = 0, 0.0, until
+            self._since, self._well = until, 0
+            return
         well, span = self._well, until - self._since
         if until - now > LONG and self._window:
             recent = sum(time > until - self._window for time in self._times)
@@ -295,6 +326,10 @@ class Gate:
             self._unsure = True
             self._due = until
             return
+        if not windows and well < WINDOW:
+            # Of two or three successes the rounding of the pause is a large part: those before them count, too.
+            few, self._few = self._few, (well, span)
+            interval = SLOWER * (span + few[1]) / (well + few[0]) if well else interval
         self._unsure = False
         self._interval = interval
         self._since, self._well, self._due = until, 0, until
@@ -305,6 +340,19 @@ class Gate:
             self.paused_until += 0.01 * span
             self._burst = well * interval
             self._due = until - self._burst
+
+    def _slides(self, now: float, until: float) -> int:
+        """Return how many requests fit into the window of the server, if the pause ends as that of a sliding one does.
+
+        Then the first of the last requests leaves the window. The server saw each some moments before its first byte.
+        """
+        recent = [time for time in self._times if time > now - self._window + self._hears]
+        if not self._window or not recent:
+            return 0
+        late = until - (recent[0] - self._hears + self._window)
+        near = 0.02 * self._window + 0.1
+        # The refused one is under way, too.
+        return max(1, len(recent) + self._unheard() - 1) if -near <= late <= near + ROUNDED else 0
 
     # -- prefixes ----------------------------------------------------------------------------------
 

@@ -30,7 +30,8 @@ class Turns:
         self.gate = Gate()
         self._starts: dict[Ticket, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._paused: dict[int, asyncio.Event] = {}  # by tree
+        self.answered_429 = 0
+        self._paused: dict[int, tuple[asyncio.Event, Patience | None]] = {}  # by tree
         self._ends: dict[int, asyncio.TimerHandle] = {}  # of pauses whose length is known
 
     async def enter(self, ticket: Ticket) -> None:
@@ -75,10 +76,10 @@ class Turns:
 
     # -- trees without quota -----------------------------------------------------------------------
 
-    def pause(self, tree: int, seconds: float | None) -> None:
+    def pause(self, tree: int, seconds: float | None, patience: Patience | None = None) -> None:
         """Pause the tree, for `seconds` if that is known."""
         if tree not in self._paused:
-            self._paused[tree] = asyncio.Event()
+            self._paused[tree] = (asyncio.Event(), patience)
             if seconds is not None:
                 self._ends[tree] = asyncio.get_running_loop().call_later(seconds, self.resume, tree)
 
@@ -86,10 +87,14 @@ class Turns:
         """Let the tree go on; return whether it was paused."""
         if timer := self._ends.pop(tree, None):
             timer.cancel()
-        event = self._paused.pop(tree, None)
-        if event is not None:
-            event.set()
-        return event is not None
+        paused = self._paused.pop(tree, None)
+        if paused is not None:
+            paused[0].set()
+        return paused is not None
+
+    def resume_all(self) -> int:
+        """Let all trees go on; return how many were paused."""
+        return sum(map(self.resume, list(self._paused)))
 
     @property
     def is_idle(self) -> bool:
@@ -102,8 +107,8 @@ class Turns:
     async def resumed(self, tree: int, patience: Patience) -> None:
         """Wait until the tree is not paused. A raise of its budgets resumes it. Raises Refused at its deadline."""
         before = patience.raises() if patience.raises else 0
-        while (event := self._paused.get(tree)) is not None:
-            left = patience.time_left()
+        while (paused := self._paused.get(tree)) is not None:
+            event, left = paused[0], patience.time_left()
             if left is not None and left <= 0:
                 raise Refused("the time of the tree is over", "see --deadline", DEADLINE)
             with contextlib.suppress(asyncio.TimeoutError):
@@ -117,7 +122,24 @@ class Turns:
 
     def status(self) -> dict[str, object]:
         now = asyncio.get_running_loop().time()
-        return {**self.gate.status(now), "without_quota": list(self._paused)}
+        return {
+            **self.gate.status(now),
+            "answered_429": self.answered_429,
+            "without_quota": [
+                {"tree": tree, "seconds": self._seconds(tree, now), "deadline": _deadline(patience)}
+                for tree, (_, patience) in self._paused.items()
+            ],
+        }
+
+    def _seconds(self, tree: int, now: float) -> float | None:
+        """Return the seconds until a pause ends by itself; None if nobody knows."""
+        end = self._ends.get(tree)
+        return max(0.0, round(end.when() - now, 1)) if end else None
+
+
+def _deadline(patience: Patience | None) -> float | None:
+    left = patience.time_left() if patience else None
+    return None if left is None else max(0.0, round(left, 1))
 
 
 class Passage:
@@ -147,6 +169,8 @@ class Passage:
 
     def leave(self, outcome: Outcome | None) -> None:
         well = outcome is not None and isinstance(outcome.told, Reply)
+        if outcome is not None and outcome.status == 429:
+            self._turns.answered_429 += 1
         self._turns.leave(self._ticket, refusal_of(outcome) if outcome else None, well)
         if outcome is not None and not isinstance(outcome.told, Reply):
             self.sent = False  # of a reply that is read the caller may still be cancelled, and that was made

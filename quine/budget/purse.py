@@ -12,18 +12,21 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import struct
 import time
-from collections.abc import Sequence
 
 from quine.base import procs
 from quine.base.errors import Misconfigured
 from quine.budget.shared_counters import Numbers, SharedCounters, inherited
 from transport.inherit import reopened
-from transport.lean import NamedTuple
+from transport.lean import NamedTuple, contextlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 
 NAME = "quine-purse"
 LINK = f"/memfd:{NAME} (deleted)"
@@ -169,9 +172,15 @@ def above(held: Sequence[tuple[int, int, str]], ledger: int) -> tuple[int, ...]:
 
 
 def change(
-    path: str, book: SharedCounters, to: tuple[float | None, float | None, float | None]
+    path: str,
+    book: SharedCounters,
+    to: tuple[float | None, float | None, float | None],
+    check: Callable[[Purse, Purse], None],
 ) -> tuple[Purse, Purse]:
-    """Write other limits; return the purse before and after. Raises OSError, ValueError if it is no purse."""
+    """Write other limits; return the purse before and after. Raises OSError, ValueError if it is no purse.
+
+    `check` gets both before anything is written, and while nobody else can write; it may raise.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         with book.changing():
@@ -179,6 +188,7 @@ def change(
             if before is None:
                 raise ValueError("not a budget")
             after = before.with_limits(*to)._replace(raised=before.raised + 1)
+            check(before, after)
             write(fd, after)
             return before, after
     finally:

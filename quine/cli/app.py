@@ -238,30 +238,23 @@ def node(
     stop: Annotated[
         bool, typer.Option("--stop", help="end the node of this machine and its attached jobs")
     ] = False,
-    status: Annotated[bool, typer.Option("--status", help="print the node's state as JSON")] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="print the node's state, and the gates of the brokers")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="let agents that are paused for a provider's quota ask it again")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="with --status: every fact, as one object")] = False,
 ) -> int:
     """Run the daemon that serves this user here, in the foreground; commands start it when they need it."""
-    from quine.jobs import census
     from quine.remote.node_entry import node as enter
-    from transport.node import rendezvous
 
-    if dial + stop + status > 1:
-        raise Misconfigured("one of --dial, --stop, --status")
-    if dial:
-        return enter(["--dial"])
-    if status:
-        import json
+    if dial + stop + status + resume > 1:
+        raise Misconfigured("one of --dial, --stop, --status, --resume")
+    if as_json and not status:
+        raise Misconfigured("--json goes with --status", "quine node --status --json")
+    if status or stop or resume:
+        from quine.cli.node import status as told
 
-        facts = rendezvous.status()
-        if facts is None:
-            hint = census.other_builds() or "it is started by the first command that needs it"
-            complain("no node of this build runs here", hint)
-            return FAILED
-        print(json.dumps(facts, indent=2))
-        return OK
-    if stop:
-        if not rendezvous.stop():
-            complain("no node of this build runs here", census.other_builds())
-            return FAILED
-        return OK
-    return enter([])
+        return told.show(as_json) if status else told.stop() if stop else told.resume()
+    return enter(["--dial"] if dial else [])

@@ -5,11 +5,12 @@ Law: a form that is known here does the same as there; any other one is refused 
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
-from quine.base.errors import FAILED, OK, Misconfigured, complain
+from quine.base.errors import OK, Misconfigured
+
+STATUS = (["--status"], ["--json", "--status"])
 
 
 def main(words: list[str]) -> int:
@@ -18,15 +19,15 @@ def main(words: list[str]) -> int:
         if rest not in ([], ["--json"]):
             raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
         return _hosts(bool(rest))
-    if verb == "node" and rest in (["--status"], ["--stop"]):
-        return _node(rest == ["--stop"])
+    if verb == "node" and (rest in (["--stop"], ["--resume"]) or sorted(rest) in STATUS):
+        return _node(rest)
     if (
         verb == "deploy"
         and rest[:1] == ["build"]
         and (len(rest) == 1 or (len(rest) == 3 and rest[1] == "-o"))
     ):
         return _build(Path(rest[2]) if len(rest) == 3 else None)
-    known = "quine hosts [--json], quine node --status|--stop, quine deploy build [-o FILE]"
+    known = "quine hosts [--json], quine node --status [--json]|--stop|--resume, quine deploy build [-o FILE]"
     raise Misconfigured(
         f"not on a host: quine {' '.join(words)}", f"here: {known}; all else where quine was installed"
     )
@@ -46,18 +47,12 @@ def _hosts(as_json: bool) -> int:
     return OK
 
 
-def _node(stop: bool) -> int:
-    from quine.jobs import census
-    from transport.node import rendezvous
+def _node(words: list[str]) -> int:
+    from quine.cli.node import status
 
-    facts = rendezvous.stop() if stop else rendezvous.status()
-    if not facts:
-        started = "" if stop else "it is started by the first command that needs it"
-        complain("no node of this build runs here", census.other_builds() or started)
-        return FAILED
-    if not stop:
-        print(json.dumps(facts, indent=2))
-    return OK
+    if "--status" in words:
+        return status.show("--json" in words)
+    return status.stop() if "--stop" in words else status.resume()
 
 
 def _build(output: Path | None) -> int:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from transport.job.launcher_process import Beside
 
-NODE_VARIABLES = ("QUINE_NODE_IDLE", "QUINE_TRACE")
+# Those of the login say where the key of this host is (`inference = "direct"`), and hold none.
+NODE_VARIABLES = ("QUINE_NODE_IDLE", "QUINE_TRACE", "QUINE_API_KEY_FILE", "QUINE_API_KEY_COMMAND")
 
 
 def node(words: list[str]) -> int:

@@ -1,8 +1,6 @@
-"""`quine budget show` and `raise`: the purses of this user, found by the memory files that their processes hold.
+"""`quine budget show`: the purses of this user, found by the memory files that their processes hold.
 
-Laws
-1. Nothing is registered, so nothing is stale: a purse is listed as long as a process holds it.
-2. A purse is raised from outside. A process below it cannot buy itself more.
+Law: nothing is registered, so nothing is stale. A purse is listed as long as a process holds it.
 """
 
 from __future__ import annotations
@@ -11,16 +9,14 @@ import os
 import time
 
 from quine.base.cli_options import RunOptions
-from quine.base.errors import OK, Denied, Misconfigured
+from quine.base.errors import OK, Misconfigured
 from quine.base.sessions import SHORT
 from quine.budget import purse, shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.purse import Purse
 from quine.budget.shared_counters import AGENT, INFER, SharedCounters
-from quine.cli.budget.values import limits
 from quine.jobs import census
 from transport import quickjson
-from transport.inherit import held_above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
 
 HEAD = ("ID", "PID", "SECONDS", "AGENTS", "RUNNING", "INFERRING", "TOKENS", "COST", "COMMAND")
 COMMAND = 60  # characters of a command in the table
-RAISED = (("--max-tokens", "tokens"), ("--max-cost", "cost"), ("--deadline", "deadline"))
 
 
 class Found:
@@ -65,7 +60,7 @@ class Found:
 
 
 def show(options: RunOptions, ids: list[str]) -> int:
-    found = _matching(ids) if ids else everyone()
+    found = matching(ids) if ids else everyone()
     rows = [one.facts() for one in found]
     if options.json:
         print("".join(quickjson.dumps(row) + "\n" for row in rows), end="")
@@ -96,31 +91,6 @@ def show(options: RunOptions, ids: list[str]) -> int:
 
 def _of(used: str, limit: float | None, form: str) -> str:
     return f"{used}/{form.format(limit)}" if limit else used
-
-
-def change(options: RunOptions, ids: list[str]) -> int:
-    if len(ids) != 1:
-        raise Misconfigured("raise takes one id", "quine budget show")
-    to = limits(options)
-    if to == (None, None, None):
-        raise Misconfigured("nothing to raise", f"quine budget raise {ids[0]} --max-cost USD")
-    (found,) = _matching(ids)
-    if found.inode in {inode for _, inode, _ in held_above(purse.NAME)[purse.NAME]}:
-        raise Denied("a budget cannot be raised from inside", "another shell of the same user can do it")
-    after = found.purse.with_limits(*to)
-    for (option, name), wanted in zip(RAISED, to):
-        old, new = getattr(found.purse, name), getattr(after, name)
-        if wanted is not None and new and (not old or new < old):
-            shown = found.purse.limits[[row[1] for row in RAISED].index(name)]
-            now = f"{shown:g}" if old else "no limit"
-            raise Misconfigured(
-                f"{option} {wanted:g} is less than now, which is {now}", "see quine budget show"
-            )
-    try:
-        purse.change(found.path, found.book, to)
-    except (OSError, ValueError):
-        raise Misconfigured(f"{found.purse.ident} has just ended") from None
-    return OK
 
 
 # -- finding ---------------------------------------------------------------------------------------
@@ -157,7 +127,7 @@ def _opened(inode: int, path: str, ledgers: dict[int, str]) -> Found | None:
     return Found(facts, path, inode, book)
 
 
-def _matching(ids: list[str]) -> list[Found]:
+def matching(ids: list[str]) -> list[Found]:
     """Return the purse of each id, or beginning of one. Raises Misconfigured if there is not exactly one."""
     known = everyone()
     chosen = []

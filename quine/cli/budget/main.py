@@ -23,15 +23,19 @@ EXAMPLE = "quine budget [OPTIONS] -- CMD [ARG…]"
 def main(words: list[str]) -> int:
     """Return the exit status, unless the process dies of the command's signal."""
     if words[:1] in (["show"], ["raise"]):
-        from quine.cli.budget import listing
-
         options, ids = parse_around("budget", words[1:])
         if options.help:
             return _help()
         refuse = _only(options, ("json",) if words[0] == "show" else ("max_tokens", "max_cost", "deadline"))
         if refuse:
             raise Misconfigured(f"budget {words[0]} takes no --{refuse}", "quine budget --help")
-        return listing.show(options, ids) if words[0] == "show" else listing.change(options, ids)
+        if words[0] == "show":
+            from quine.cli.budget.listing import show
+
+            return show(options, ids)
+        from quine.cli.budget.raising import change
+
+        return change(options, ids)
     options, command = parse("budget", words)
     if options.help:
         return _help()

@@ -1,0 +1,53 @@
+"""The caller of a job of this machine: the job is below the node, and its caller may be below a purse.
+
+The client of a job lives as long as that. Its environment names it to the job, by boot, pid and start.
+
+Laws
+1. The kernel has the last word: the variable is read only where there is no ledger above a process.
+2. A caller that has ended, or is on another machine, is none.
+3. A variable holds a command to its budget, not an adversary: one that takes it away is below no budget, as any process
+   that a node has started.
+"""
+
+from __future__ import annotations
+
+import os
+
+from quine.budget import purse
+from quine.budget.shared_counters import NAME
+from transport.address import boot_id, start_time
+from transport.inherit import held_above
+
+VARIABLE = "QUINE_CALLER"
+
+
+def told() -> dict[str, str]:
+    """Return the variable for the jobs of this process on this machine; {} where no purse is above it.
+
+    A process whose purse is that of its own caller passes the variable on, as it does others.
+    """
+    if not held_above(purse.NAME)[purse.NAME]:
+        return {}
+    pid = os.getpid()
+    return {VARIABLE: f"{boot_id()}:{pid}:{start_time(pid)}"}
+
+
+def held(*names: str) -> dict[str, list[tuple[int, int, str]]]:
+    """Return memory files as `inherit.held_above`; ledger and purses are those of the caller where there are none."""
+    return with_those_of_caller(held_above(*names))
+
+
+def with_those_of_caller(
+    found: dict[str, list[tuple[int, int, str]]],
+) -> dict[str, list[tuple[int, int, str]]]:
+    """Return what `inherit.held_above` has found, with ledger and purses of the caller where there are none."""
+    pid = 0 if found.get(NAME) else _caller()
+    return {**found, **held_above(NAME, purse.NAME, pid=pid)} if pid else found
+
+
+def _caller() -> int:
+    boot, _, rest = os.environ.get(VARIABLE, "").partition(":")
+    pid, _, started = rest.partition(":")
+    if not (pid.isascii() and pid.isdigit() and started.isascii() and started.isdigit() and len(rest) < 40):
+        return 0
+    return int(pid) if boot == boot_id() and started != "0" and start_time(int(pid)) == int(started) else 0
