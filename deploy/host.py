@@ -209,12 +209,10 @@ class Host:
         """The destination for ssh: the address, or the table's name through ~/.ssh/config."""
         return self.address or self.name
 
-    def unbuilt(self, agent: bool = False) -> str:
-        """Return the reason why no job, or no agent, can be started there with this build yet; "" if one can."""
+    def unbuilt(self) -> str:
+        """Return the reason why no job can be started there with this build yet; "" if one can."""
         if self.transport == "slurm":
             return f'transport = "{self.transport}" is not built yet'
-        if agent and self.inference != "relay":
-            return f'inference = "{self.inference}" is not built yet'
         return rlimits.unenforced(self.limits)
 
 

@@ -9,12 +9,12 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from deploy import paths
 from transport import quickjson
 from transport.atomic import write_aside
+from transport.lean import contextlib
 from transport.text import harmless
 
 try:  # hashlib loads OpenSSL, which takes longer than all of the rest
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from deploy.host import Host
 
-FORM = "1"  # of the kept lists; another form has another name
+FORM = "2"  # of the kept lists; another form has another name
 LONGEST = 100  # characters of a system's name, which another machine chooses
-MOST_LISTS = 100  # lists that are kept, one for each content of an inventory
+MOST_LISTS = 500  # lists that are kept, of each content of an inventory the whole one and those of its hosts
 
 
 def told(hosts: Iterable[Host], here: str = "") -> list[dict[str, Any]]:
@@ -53,23 +53,55 @@ def told(hosts: Iterable[Host], here: str = "") -> list[dict[str, Any]]:
 
 def of_all(path: str) -> list[dict[str, Any]]:
     """Return the list of hosts that can run an agent, from the inventory at `path`; empty if the inventory is wrong."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except OSError:
-        data = b""  # loading it finds the error
-    kept = f"{_digest(FORM.encode() + data)}.list"
+    kept = _name(path)
     listed = _kept(kept)
     if not isinstance(listed, list):
         listed = _made_apart(path)
         if listed is None:
             return []
         _keep(kept, listed)
-    known = systems()
-    return [_with_system(entry, known) for entry in listed]
+    return _with_systems(listed)
 
 
-def _made_apart(path: str) -> list[dict[str, Any]] | None:
+def of_reach(path: str, host: str) -> list[dict[str, Any]] | None:
+    """Return the list of hosts that an agent on `host` may use; None if no `prepare` has kept it."""
+    try:
+        os.stat(path)
+    except OSError:
+        return None  # loading it says why
+    listed = _kept(_name(path, host)) if host else None
+    return _with_systems(listed) if isinstance(listed, list) else None
+
+
+def prepare(path: str, host: str) -> None:
+    """Keep the list of `of_reach`, if it is not kept: a proxy that reads an inventory takes a third more of memory.
+
+    Not in a process with threads, whose fork has locks that nobody lets go.
+    """
+    if len(os.listdir("/proc/self/task")) == 1 and not os.path.exists(
+        os.path.join(_folder(), _name(path, host))
+    ):
+        keep_reach(path, host)
+
+
+def keep_reach(path: str, host: str) -> None:
+    """Make the list of `of_reach` in a process of its own, and keep it."""
+    listed = _made_apart(path, host)
+    if listed is not None:
+        _keep(_name(path, host), listed)
+
+
+def _name(path: str, host: str = "") -> str:
+    """Return the name of a kept list: of the whole inventory at `path`, or of the hosts that `host` may use."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
+        data = b""  # loading it finds the error
+    return f"{_digest(quickjson.dumps([FORM, host]).encode() + data)}.list"
+
+
+def _made_apart(path: str, host: str = "") -> list[dict[str, Any]] | None:
     """Make the list in a process of its own; return None if there is none.
 
     The caller keeps its memory small, because its children are copies of it.
@@ -79,7 +111,7 @@ def _made_apart(path: str) -> list[dict[str, Any]] | None:
     if not pid:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            listed = quickjson.dumps(made(path)).encode()
+            listed = quickjson.dumps(made(path, host)).encode()
             with open(said, "wb") as pipe:
                 pipe.write(listed)
         finally:
@@ -93,14 +125,23 @@ def _made_apart(path: str) -> list[dict[str, Any]] | None:
     return quickjson.loads(data) if data else None
 
 
-def made(path: str) -> list[dict[str, Any]]:
+def made(path: str, asking: str = "") -> list[dict[str, Any]]:
     """Return the list as it is kept, with places instead of systems. Raises Misconfigured."""
     from pathlib import Path
 
     from deploy.inventory import load
 
-    hosts = [host for host in load(Path(path), {}).hosts.values() if not host.unbuilt(agent=True)]
-    return [{**entry, "place": place_of(host)} for entry, host in zip(told(hosts), hosts)]
+    known = load(Path(path), {})
+    if asking and asking not in known.hosts:
+        return []
+    known = known.within_reach(asking) if asking else known
+    hosts = [host for host in known.hosts.values() if not host.unbuilt()]
+    return [{**entry, "place": place_of(host)} for entry, host in zip(told(hosts, asking), hosts)]
+
+
+def _with_systems(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    known = systems()
+    return [_with_system(entry, known) for entry in listed]
 
 
 def _with_system(entry: dict[str, Any], known: dict[str, str]) -> dict[str, Any]:

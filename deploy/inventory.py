@@ -68,7 +68,6 @@ class Inventory:
         where: str,
         running: Mapping[str, int],
         avoid: Sequence[str] = (),
-        agent: bool = False,
         pick: str = "",
         asking: str | None = None,
     ) -> Host:
@@ -89,10 +88,10 @@ class Inventory:
             return (failed, True, -used) if host.slots == 0 else (failed, False, host.slots - used)
 
         matching = self.matching(where) if asking is None else self._allowed(asking, where)
-        ready = [host for host in matching if not host.unbuilt(agent)]
+        ready = [host for host in matching if not host.unbuilt()]
         if not ready:
             first = matching[0]
-            raise Misconfigured(first.unbuilt(agent), "change its table in the inventory", first.name)
+            raise Misconfigured(first.unbuilt(), "change its table in the inventory", first.name)
         return max(ready, key=(lambda host: _weight(pick, host.name)) if pick else free)
 
     def within_reach(self, name: str) -> Inventory:

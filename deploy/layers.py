@@ -17,7 +17,7 @@ from pathlib import Path
 from deploy import push, wheels
 from deploy.platforms import Platform
 from deploy.probe import Answers
-from deploy.there.layers import VARIABLE
+from deploy.there.layers import HTTP, VARIABLE
 from transport.carrier.duplex import Bootstrap
 from transport.errors import Interrupted, Unreachable
 
@@ -61,7 +61,10 @@ async def bring(
     try:
         layer = await asyncio.to_thread(wheels.layer, name, platform, folder)
     except wheels.LackingError as lacking:
-        raise Unreachable(host, f'fs = "direct" of {name}: {lacking.detail}', lacking.hint) from None
+        what, hint = f'fs = "direct" of {name}', lacking.hint
+        if name == HTTP:
+            what, hint = 'inference = "direct"', hint.replace('fs = "relay"', 'inference = "relay"')
+        raise Unreachable(host, f"{what}: {lacking.detail}", hint) from None
     except (OSError, ValueError) as error:
         raise Unreachable(
             host, f"its layer {name} cannot be made: {error}", "look at the cache here"

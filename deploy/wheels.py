@@ -35,7 +35,9 @@ ROOTS = {
     "gcs": "gcsfs",
     "azure": "adlfs",
     "sftp": "asyncssh",
-}  # name of a layer -> its distribution
+    # The last two stand for things that Python has had since then.
+    "http": "httpx, pydantic, tomli; python_version < '3.11', eval-type-backport; python_version < '3.10'",
+}  # name of a layer -> its requirements
 FORMAT = "1"  # of the recipe below: another recipe, another key
 KEPT = 8  # layers that stay in the cache
 PIP_SECONDS = 300
@@ -134,15 +136,20 @@ def _needed(name: str, platform: Platform) -> list[_Package]:
     """Return the packages of a layer, by the requirements that those installed here have on that Python."""
     found: dict[str, _Package] = {}
     done: set[tuple[str, str]] = set()
-    queue = [Requirement(ROOTS[each], (), "", "") for each in name.split("+")]
-    roots = {each.name for each in queue}
+    queue = [
+        root
+        for each in name.split("+")
+        for root in _roots(each)
+        if not root.marker or platform.wants(root.marker, "")
+    ]
+    roots = {each.name for each in queue if not each.marker}
     while queue:
         wish = queue.pop()
         try:
             installed = metadata.distribution(wish.name)
         except metadata.PackageNotFoundError:
             if wish.name in roots:
-                extra = next(each for each, root in ROOTS.items() if root == wish.name)
+                extra = next(each for each in ROOTS if wish.name in {root.name for root in _roots(each)})
                 raise LackingError(f"{wish.name} is not installed here", with_extra(extra)) from None
             found[wish.name] = _Package(wish.name, "", wish.versions)
             continue
@@ -158,6 +165,10 @@ def _needed(name: str, platform: Platform) -> list[_Package]:
                 each = map(Requirement.parse, installed.requires or ())
                 queue += [one for one in each if not one.marker or platform.wants(one.marker, extra)]
     return sorted(found.values(), key=str)
+
+
+def _roots(name: str) -> list[Requirement]:
+    return list(map(Requirement.parse, ROOTS[name].split(", ")))
 
 
 def _members(
@@ -191,7 +202,8 @@ def _of_other_versions(
 ) -> dict[str, bytes]:
     """Return the files of versions that pip chooses for that Python. Raises `lack` if there are none."""
     # Pip reads the markers of requirements for the Python that it runs on, so those with markers are named.
-    named = [each for each in packages if each.name in ROOTS.values() or not each.version]
+    roots = {root.name for each in ROOTS for root in _roots(each)}
+    named = [each for each in packages if each.name in roots or not each.version]
     shutil.rmtree(work)
     work.mkdir()
     try:

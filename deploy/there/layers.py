@@ -41,6 +41,7 @@ NAMES = {  # scheme of a store -> the layer with its packages
     **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
     **dict.fromkeys(("sftp", "ssh"), "sftp"),
 }
+HTTP = "http"  # the layer with the client of a broker's providers
 
 
 def named(url: str) -> str:
@@ -127,14 +128,29 @@ def _point(link: Path, target: Path) -> None:
         made.replace(link)
 
 
+def joined(*names: str) -> str:
+    """Return the name of the one layer that has all of these."""
+    return "+".join(sorted({part for name in names for part in name.split("+") if part}))
+
+
 def use(url: str) -> None:
     """Let this process import the packages for the store of `url`, if they came here. Those of its own come first."""
-    name = named(url)
-    if not name or not this_build.unpacked():
+    if name := named(url):
+        use_part(name)
+
+
+def use_part(name: str) -> None:
+    """Let this process import the packages of a layer that has all parts of `name`, if one came here."""
+    if not this_build.unpacked():
         return
-    layer = os.path.realpath(f"{os.path.dirname(this_build.ROOT)}/{PREFIX}{name}")
-    if os.path.isdir(layer) and layer not in sys.path:
-        sys.path.append(layer)
+    wanted = set(name.split("+"))
+    links = glob.glob(f"{glob.escape(os.path.dirname(this_build.ROOT))}/{PREFIX}*")
+    for link in sorted(links, key=len):
+        layer = os.path.realpath(link)
+        if wanted <= set(os.path.basename(link)[len(PREFIX) :].split("+")) and os.path.isdir(layer):
+            if layer not in sys.path:
+                sys.path.append(layer)
+            return
 
 
 def platform() -> dict[str, str]:

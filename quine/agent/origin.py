@@ -5,19 +5,35 @@ An agent is remote if the memo names an origin elsewhere; without one it is its 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+import os
+import select
 
 from quine.agent.session import SessionSpec
-from quine.base.errors import NOT_STARTED, TRY_AGAIN, Failure
+from quine.base.errors import NOT_STARTED, TRY_AGAIN, Failure, Misconfigured, NoGuest
+from quine.base.sessions import tape_path
+from quine.tape.writer import FileSink, RelaySink
 from transport import inherit, quickjson
-from transport.lean import Any
+from transport.lean import Any, Callable, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
     from quine.agent.env import Settings
     from quine.agent.signals import Signals
     from quine.budget.ledger import Ledger
+    from quine.tape.writer import Sink
+    from transport.lean import socket
+
+INFERENCE = (
+    "QUINE_INFERENCE"  # "direct" in the environment of an agent that the node starts, and of nothing below it
+)
+COURIER = "courier"  # in the memo: the socket of quine/tape/courier.py, and the folder of its tapes
+NO_KEY = 'inference = "direct", and this host has no key of its own'
+CURE = (
+    "name QUINE_API_KEY_FILE or QUINE_API_KEY_COMMAND, and QUINE_MODEL_ID, in env of its table in the inventory; "
+    'or set inference = "relay" there'
+)
 
 # request by name and body, and a function that waits for the reply (transport/rpc/call.py)
 Ask = Callable[..., bytes]
@@ -57,6 +73,94 @@ def assigned(settings: Settings, ask: Ask | None) -> SessionSpec | None:
         raise Failure(NOT_STARTED, f"the reply of the origin is not a valid mission: {error}") from None
 
 
+def is_direct(memo: Mapping[str, Any]) -> bool:
+    """Return whether the agents of this job infer with keys of this machine: `inference = "direct"`."""
+    return COURIER in memo
+
+
+def settle_here(
+    settings: Settings, spec: SessionSpec, ledger: Ledger, environ: MutableMapping[str, str]
+) -> Settings:
+    """Begin a job whose agents infer here, if this is one: borrow its budget, and make the courier of its tapes.
+
+    Return the settings with its place, for the memo. Raises Failure: without a guest here nothing is begun.
+    """
+    if environ.pop(INFERENCE, "") != "direct":
+        return settings
+    from quine.broker import finding
+    from quine.budget.borrowing import Borrower
+    from quine.tape import courier
+    from transport.address import runtime_directory
+    from transport.errors import RequestError
+    from transport.rpc.call import Relay
+
+    if spec.model:
+        environ.setdefault("QUINE_MODEL_ID", spec.model)
+    try:
+        finding.check(settings.memo, environ, settings.secrets)
+    except NoGuest as error:
+        raise Failure(error.status, NO_KEY, CURE, settings.node) from None
+    except Misconfigured as error:
+        raise Failure(error.status, error.detail, error.hint, settings.node) from None
+    relay = Relay.from_environment()
+    assert relay is not None
+
+    def send(name: str, body: bytes) -> bytes:
+        return relay.request(name, body, _for_ever)
+
+    folder = os.path.join(settings.data_dir, f"direct-{spec.session}")
+    path = f"{runtime_directory()}/{spec.session}.tapes"
+    borrower = Borrower(ledger, send, suppress)  # of nothing: no signal is handled yet
+    try:
+        borrower.begin()
+        courier.start(folder, path, send, borrower.report, borrower.return_rest)
+    except (OSError, RequestError) as error:
+        why = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            why = f"{error.filename or ''}: {error.strerror.lower()}".removeprefix(": ")
+        raise Failure(NOT_STARTED, f"the agent cannot begin here: {why}", "", settings.node) from None
+    return settings._replace(memo={**settings.memo, COURIER: [path, folder]})
+
+
+def sink(settings: Settings, ask: Ask | None, signals: Signals, session: str) -> Sink:
+    """Return where a tape is written: to a file here, by the courier of this job, or by requests to the origin."""
+    if ask is None:
+        return FileSink(tape_path(settings.data_dir, session))
+    if is_direct(settings.memo):
+        from quine.tape.courier import SpooledSink
+
+        path, folder = settings.memo[COURIER]
+        return SpooledSink(folder, path, session)
+
+    def send(name: str, body: bytes) -> bytes:
+        # Not interruptible: an outcome is written after the signal that it records.
+        with signals.block_sigpipe():
+            return ask(name, body, signals.ready)
+
+    return RelaySink(send, session)
+
+
+def part(settings: Settings, wait: Callable[[socket.socket, int], None]) -> str:
+    """End a job whose agents infer here: return "" once all of it has arrived at the origin, else the reason."""
+    from quine.tape import courier
+
+    return courier.ask(settings.memo[COURIER][0], courier.END, wait)
+
+
+def flush(settings: Settings, wait: Callable[[socket.socket, int], None]) -> None:
+    """Let all that was written so far arrive at the origin, if it goes by a courier: another program takes over."""
+    if is_direct(settings.memo):
+        from quine.tape import courier
+
+        courier.ask(settings.memo[COURIER][0], courier.FLUSH, wait)
+
+
+def _for_ever(channel: socket.socket, event: int) -> None:
+    poll = select.poll()
+    poll.register(channel, event)
+    poll.poll()
+
+
 def left_out(settings: Settings) -> Settings:
     """Make the agent of a plain job its own origin: remove the way to an origin elsewhere from the memo."""
     memo = {
@@ -65,15 +169,25 @@ def left_out(settings: Settings) -> Settings:
     return settings._replace(memo=memo)
 
 
-def borrow_slots(ledger: Ledger, ask: Ask | None, signals: Signals) -> None:
-    """With the origin elsewhere, let the ledger borrow slots for agents from it and give them back."""
+def borrow_slots(ledger: Ledger, ask: Ask | None, signals: Signals, pays: bool = False) -> None:
+    """With the origin elsewhere, let the ledger borrow slots for agents from it and give them back.
+
+    `pays`: this machine infers, and pays from what it borrows of the budget.
+    """
     if ask is None:
         return
     from quine.budget.leases import Grant
 
     def request(name: str, body: bytes) -> bytes:
         # A proxy has removed its signal handlers.
-        with signals.calling_out() if signals.fd >= 0 else contextlib.nullcontext():
+        if signals.fd < 0:
+            return ask(name, body)
+        with signals.calling_out():
             return ask(name, body)
 
-    ledger.beyond = Grant(ledger, request)
+    if not pays:
+        ledger.beyond = Grant(ledger, request)
+        return
+    from quine.budget.borrowing import Borrower
+
+    ledger.beyond = Borrower(ledger, request, signals.interruptible)

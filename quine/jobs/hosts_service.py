@@ -9,14 +9,13 @@ Laws
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
 
-from deploy.hosts_for_agents import told
+from deploy.hosts_for_agents import of_reach, told
 from quine.base.allowed_hosts import NAME
 from quine.base.strict import Strict, parse, text
 from transport import quickjson
 from transport.errors import Refused, RequestError
+from transport.lean import Callable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None) -> by
         return ask(NAME, quickjson.dumps({"host": asked} if asked else {}).encode())
     if inventory is None:
         return b"[]"
+    if asked == host and (kept := of_reach(inventory, host)) is not None:
+        return quickjson.dumps(kept).encode()
     try:
         known = _inventory(inventory)
     except Refused as error:
@@ -52,12 +53,14 @@ def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None) -> by
         known = known.within_reach(asked)
     elif asked:
         return b"[]"  # it was removed from the inventory
-    able = [each for each in known.hosts.values() if not each.unbuilt(agent=True)]
+    able = [each for each in known.hosts.values() if not each.unbuilt()]
     return quickjson.dumps(told(able, asked)).encode()
 
 
 def _inventory(path: str) -> Inventory:
     """Read the inventory, or take it as it was read before if its file is the same: a batch answers for each agent."""
+    from pathlib import Path
+
     from deploy.inventory import load
 
     try:

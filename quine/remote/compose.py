@@ -5,8 +5,9 @@ Law: nothing here is imported before it is needed: a local agent loads no networ
 
 from __future__ import annotations
 
+import _thread
+import gc
 import os
-from functools import partial
 
 from quine.base.cli_options import RunOptions, environment, limits
 
@@ -28,11 +29,19 @@ SERVICES = ("life", "infer", "tape", "ledger")
 
 def agent_here(mission: str, options: RunOptions) -> int:
     """Run the agent in this very process."""
+    if os.environ.get("QUINE_INFERENCE") == "direct":
+        _use_client()
+    gc.disable()  # until its modules are loaded: a collection would find nothing
     from quine.broker import finding
 
     finding.begin()  # before the rest is loaded: there is little memory yet in which a key could lie
-    from quine.agent import main
+    import quine.agent.loop  # noqa: F401 - with all that an agent loads
+    from quine.agent import main, origin
+    from transport import inherit
 
+    gc.enable()
+    if origin.is_direct(inherit.read()):
+        _use_client()
     os.environ.pop("QUINE_DETACHED", None)
     if options.mount:
         os.environ["QUINE_MOUNT"] = "auto"
@@ -49,8 +58,16 @@ def agent_here(mission: str, options: RunOptions) -> int:
     return main.start(mission, options, proxy)
 
 
+def _use_client() -> None:
+    """Let the client of HTTP that came to this host be imported: by the broker, which is a fork of this process."""
+    from deploy.there import layers
+
+    layers.use_part(layers.HTTP)
+
+
 def agent_elsewhere(mission: str, options: RunOptions) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's proxy."""
+    gc.disable()
     from quine.broker import finding
 
     finding.begin()
@@ -60,10 +77,11 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     from quine.base.errors import LOST
     from quine.jobs.client import caller, callers_environment, show, staging, starting_directory
 
+    gc.enable()
     detached = os.environ.pop("QUINE_DETACHED", "") == "1"
     given = dict(os.environ)
     settled = dict(given)
-    spec, settings, ledger = spec_from(mission, options, settled)
+    spec, settings, ledger = spec_from(mission, options, settled, infers_there=lambda: infers_there(options))
     spawn = agent_spawn(options.on, spec)
     spawn.env = {**callers_environment(options), **environment(options, given)}
     spawn.env |= {"QUINE_MOUNT": "auto"} if options.mount else {}
@@ -79,6 +97,7 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
 
     def serve(spec: SessionSpec) -> Services:
         served.append(services_of(spec, ledger, environ, spawn.context, settings.masked, facts))
+        served[-1].on_placed = _preparing(spawn.context)
         return served[-1]
 
     def renew(spawn: Spawn) -> Services:
@@ -93,6 +112,36 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     if policy.wanted(settled):
         policy.finish(spawn.tree)
     return status
+
+
+def _preparing(context: Mapping[str, object]) -> Callable[[str], None]:
+    """Return a function that keeps the list of hosts for an agent that was started on a host: it asks for it next."""
+
+    def prepare(host: str) -> None:
+        inventory = context.get("inventory")
+        if host and isinstance(inventory, str) and "token" not in context:
+            from deploy import hosts_for_agents
+
+            hosts_for_agents.prepare(inventory, host)
+
+    return prepare
+
+
+def infers_there(options: RunOptions) -> bool:
+    """Return whether every host that --on means infers by keys of its own, so that none is needed here."""
+    from pathlib import Path
+
+    from deploy.inventory import ConfigError, load
+    from quine.base.cli_options import find_inventory
+    from transport.errors import Refused
+
+    path = find_inventory(options, os.environ)
+    try:
+        return path is not None and all(
+            host.inference == "direct" for host in load(Path(path), {}).matching(options.on)
+        )
+    except (ConfigError, Refused, OSError, ImportError):
+        return False  # the node tells it better
 
 
 def _reach_again(host: str, options: RunOptions) -> None:
@@ -149,6 +198,7 @@ def proxy(
     if os.environ.get("QUINE_MOUNT"):
         spawn.env["QUINE_MOUNT"] = "auto"  # a mount here has another path there
     services = services_of(spec, ledger, environ, spawn.context, masked, facts)
+    services.on_placed = _preparing(spawn.context)
     run = client.run
 
     def placed(pid: int, host: str) -> None:
@@ -210,35 +260,42 @@ def services_of(
     Handlers are made at the first request.
     Their imports (pydantic, a provider's client) take longer than the remote child needs to start.
     """
-    import threading
-
-    from quine.agent.origin import is_relayed
+    from quine.agent.origin import is_direct, is_relayed
     from quine.base.allowed_hosts import asker
     from quine.files import select
     from quine.jobs.client import reach
     from transport import inherit
     from transport.errors import RequestError
 
-    relayed = is_relayed(inherit.read())
+    memo = inherit.read()
+    relayed, note = is_relayed(memo), log_of(spec, environ)
     spent: dict[str, object] = {} if facts is None else facts
     made: dict[str, Callable[[bytes], bytes]] = {}
     endings: list[Callable[[], None]] = []
     ended = False
-    lock = threading.Lock()
+    lock = _thread.allocate_lock()
 
     def answer(name: str, body: bytes) -> bytes:
         with lock:
             if ended:
                 raise RequestError(f"{name}: the job has ended")
             if not made:
-                from quine.remote import handlers
-
                 more = (given.hosts, endings, masked)
                 if relayed:
-                    made.update(handlers.between(spec, ledger, asker(), spent, *more))
+                    from quine.remote import between
+
+                    if is_direct(memo):
+                        made.update(between.here(spec, ledger, environ, asker(), spent, note, *more))
+                    else:
+                        made.update(between.between(spec, ledger, asker(), spent, *more))
                 else:
-                    made.update(handlers.services(spec, ledger, environ, spent, log_of(spec, environ), *more))
+                    from quine.remote import handlers
+
+                    made.update(handlers.services(spec, ledger, environ, spent, note, *more))
         return made[name](body)
+
+    def named(name: str) -> Callable[[bytes], bytes]:
+        return lambda body: answer(name, body)
 
     def end() -> None:
         nonlocal ended
@@ -247,5 +304,5 @@ def services_of(
         for each in endings:
             each()
 
-    given = select.Services(environ, {name: partial(answer, name) for name in SERVICES}, reach(context), end)
+    given = select.Services(environ, {name: named(name) for name in SERVICES}, reach(context), end)
     return given

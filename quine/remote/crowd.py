@@ -19,7 +19,7 @@ from quine.base.errors import Misconfigured
 from quine.base.sessions import new_session
 from quine.budget.shared_counters import NAME, release
 from quine.jobs.client import caller, callers_environment, starting_directory
-from quine.remote.compose import agent_spawn, log_of, services_of
+from quine.remote.compose import agent_spawn, infers_there, log_of, services_of
 from transport.inherit import held_above
 
 TYPE_CHECKING = False
@@ -42,7 +42,9 @@ class Crowd:
         self._options = options = options if options.on else options.replace(on="local")
         given = dict(os.environ)
         settled = dict(given)
-        self._spec, self._settings, self._ledger = spec_from("a batch", options, settled, False, _made)
+        self._spec, self._settings, self._ledger = spec_from(
+            "a batch", options, settled, False, _made, lambda: infers_there(options)
+        )
         self._keep_apart()
         self._environ = {**given, **settled, **policy.of_the_store(self._settings.secrets)}
         self._env = {**callers_environment(options), **environment(options, given)}

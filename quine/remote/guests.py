@@ -6,7 +6,6 @@ Law: the guests of files are few. The broker bounds its own.
 from __future__ import annotations
 
 import _thread
-from collections.abc import Callable, Mapping
 
 from quine.agent import env, tools
 from quine.base.errors import Failure
@@ -20,6 +19,8 @@ from transport.errors import RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from quine.budget.ledger import Ledger
 
 MOST_MODELS = 16  # of one job

@@ -1,4 +1,4 @@
-"""Handlers of a remote agent's requests `life`, `infer`, `tape` and `ledger`, in its proxy: at the origin, or between.
+"""Handlers of a remote agent's requests `life`, `infer`, `tape` and `ledger`, in its proxy at the origin.
 
 Laws
 1. The requester is not trusted: every body is bounded and checked by a model. A refusal is a RequestError that
@@ -7,16 +7,14 @@ Laws
 3. Rights come from the job, not from the request: its tree, its levels, its sessions, the ledger that it was started
    with. Each inference of a session is made once.
 4. Of a provider's own blocks only those go to the provider that this end has handed out.
-5. A proxy that is not the origin applies the same rules, and asks its own origin with its own capability.
+5. A proxy that is not the origin (quine/remote/between.py) applies the same rules.
 6. The services are called from worker threads.
 """
 
 from __future__ import annotations
 
 import _thread
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from quine.agent import env, personas, prompt, tools
 from quine.agent.session import SessionSpec
@@ -35,23 +33,26 @@ from quine.base.messages import (
     unheard,
 )
 from quine.base.sessions import tape_path
-from quine.base.strict import Strict, flag, integer, parse, text
+from quine.base.strict import HEX, Strict, flag, integer, number, parse, text
 from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger
+from quine.budget.loans import PARTS, Wanted
 from quine.providers import metering
 from quine.providers.asking import Infer
-from quine.providers.relay import RelayGuest, error_to_json, spent_to_json
+from quine.providers.relay import error_to_json, spent_to_json
 from quine.remote.guests import Guests
 from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals
 from quine.tape.lines import digest
 from quine.tape.redact import Mask
-from quine.tape.writer import FileSink, MaskedSink, RelaySink, Sink
+from quine.tape.writer import FileSink, MaskedSink, Sink
 from transport import quickjson
 from transport.errors import RequestError
-from transport.lean import Any
+from transport.lean import Any, Callable, contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from quine.tape.redact import Secret
 
 LATEST = 2 * ANSWER[1]  # seconds after the deadline in which a remote agent may still finish
@@ -59,18 +60,25 @@ LATEST = 2 * ANSWER[1]  # seconds after the deadline in which a remote agent may
 Service = Callable[[bytes], bytes]
 
 
-class _Ledger(Strict):
+class LedgerRequest(Strict):
     """A request of quine/budget/leases.py. `ended`: the job of the share has ended, and all its places come back."""
 
-    ledger: str = text(pattern="[0-9a-f]{32}")
+    ledger: str = text(letters=HEX, sizes=(32,))
     back: int = integer(1 << 40, default=0)
     ask: int = integer(1 << 40, default=0)
     had: int = integer(1 << 40, default=0)
     need: int = integer(1 << 20, default=0)
     ended: bool = flag(False)
+    loan: bool = flag(False)  # it is also about tokens and money; the rest is as in quine.budget.loans.Wanted
+    tokens: int = integer(1 << 40, default=0)
+    cost: float = number(1e9, default=0.0)
+    lend: int = integer(1 << 40, default=0)
+    money: float = number(1e9, default=0.0)
+    begin: bool = flag(False)
+    over: bool = flag(False)
 
 
-def _none() -> bytes:
+def no_hosts() -> bytes:
     return b"[]"
 
 
@@ -92,7 +100,7 @@ def services(
     environ: Mapping[str, str] = os.environ,
     spent: dict[str, object] | None = None,
     note: Callable[[str], None] = unheard,
-    hosts: Callable[[], bytes] = _none,
+    hosts: Callable[[], bytes] = no_hosts,
     endings: list[Callable[[], None]] | None = None,
     masked: Sequence[Secret] = (),
 ) -> dict[str, Service]:
@@ -102,29 +110,13 @@ def services(
     free all that it holds here. `masked` are values that no tape may hold, besides those in `environ`.
     """
     ledger = ledger or Ledger.create(spec.limits)
-    origin = _Origin(spec, ledger, environ, {} if spent is None else spent, note, hosts, masked)
+    origin = Origin(spec, ledger, environ, {} if spent is None else spent, note, hosts, masked)
     if endings is not None:
         endings.append(origin.close)
     return {"life": origin.spec, "infer": origin.infer, "tape": origin.arrivals.put, "ledger": origin.ledger}
 
 
-def between(
-    spec: SessionSpec,
-    ledger: Ledger,
-    ask: Callable[[str, bytes], bytes],
-    spent: dict[str, object] | None = None,
-    hosts: Callable[[], bytes] = _none,
-    endings: list[Callable[[], None]] | None = None,
-    masked: Sequence[Secret] = (),
-) -> dict[str, Service]:
-    """Return the same for a child of an agent that is itself remote; `ask` asks its origin, from any thread."""
-    proxy = _Between(spec, ledger, {} if spent is None else spent, ask, hosts, masked)
-    if endings is not None:
-        endings.append(proxy.close)
-    return {"life": proxy.spec, "infer": proxy.infer, "tape": proxy.arrivals.put, "ledger": proxy.ledger}
-
-
-class _Proxy:
+class Proxy:
     """The common part of both proxies: the spec that they give away, its tapes, and its inferences, each once."""
 
     def __init__(
@@ -173,65 +165,7 @@ class _Proxy:
                 self._spent[name] = self._spent.get(name, 0) + count
 
 
-class _Between(_Proxy):
-    def __init__(
-        self,
-        spec: SessionSpec,
-        ledger: Ledger,
-        spent: dict[str, Any],
-        ask: Callable[[str, bytes], bytes],
-        hosts: Callable[[], bytes],
-        masked: Sequence[Secret],
-    ) -> None:
-        mask = Mask(masked)
-        arrivals = Arrivals(spec, lambda session: MaskedSink(RelaySink(ask, session), mask))
-        super().__init__(spec, ledger, spent, arrivals, hosts)
-        self._ask = ask
-        self._shares: set[str] = set()
-
-    def ledger(self, body: bytes) -> bytes:
-        asked = parse(_Ledger, body)
-        with self._lock:
-            self._shares.add(asked.ledger)
-        return self._ask("ledger", body)
-
-    def close(self) -> None:
-        """Return the places of the child's machines after its job has ended, for others below our own job."""
-        with self._lock:
-            shares = list(self._shares)
-        for share in shares:
-            with contextlib.suppress(RequestError):  # else they end with our own job
-                self._ask("ledger", quickjson.dumps({"ledger": share, "ended": True}).encode())
-
-    def infer(self, body: bytes) -> bytes:
-        asked = parse(Infer, body)
-        with self._once(asked.session, asked.ordinal):
-            mark = self._ledger.mark
-            answer = self._pay(asked) if mark.tokens or mark.cost else self._ask("infer", body)
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # an error has none
-                given = quickjson.loads(answer)["usage"]
-                self._answered(asked.session, asked.ordinal, (int(given[0]), int(given[1])))
-        return answer
-
-    def _pay(self, asked: Infer) -> bytes:
-        """Ask the origin within the budget that this child has of its own; the origin knows that of the tree alone."""
-        guest = RelayGuest(self._ask)
-        request = asked.request(asked.conversation(), tools.TOOLS)
-        try:
-            reply = metering.infer(guest, request, self._ledger, 0, None)
-        except GuestError as error:
-            return quickjson.dumps(error_to_json(error)).encode()
-        except Spent as spent:
-            return quickjson.dumps(spent_to_json(spent)).encode()
-        told = {
-            "left": self._ledger.left().least(guest.left),
-            "surely": self._ledger.left(surely=True).least(guest.surely),
-            "cost": guest.cost,
-        }
-        return quickjson.dumps({**reply.to_json(), **told}).encode()
-
-
-class _Origin(_Proxy):
+class Origin(Proxy):
     def __init__(
         self,
         spec: SessionSpec,
@@ -245,17 +179,23 @@ class _Origin(_Proxy):
         settings = env.adopt(RunOptions(), dict(environ))
         mask = Mask([*settings.masked, *masked])
 
-        def file(session: str) -> Sink:
-            return MaskedSink(FileSink(tape_path(settings.data_dir, session)), mask)
+        def sink(session: str) -> Sink:
+            return MaskedSink(self._sink(settings, session), mask)
 
-        super().__init__(spec, ledger, spent, Arrivals(spec, file, self._born), hosts)
+        super().__init__(spec, ledger, spent, Arrivals(spec, sink, self._born, self._used), hosts)
         concurrent = spec.limits.concurrent
         self._guests = Guests(settings, environ, ledger, concurrent, spec.model, note)
-        self._lender = Lender(ledger, spec.limits.agents)
+        alone = spec.session == spec.root and not ledger.purses
+        self._lender = Lender(
+            ledger, spec.limits.agents, 1 if alone else min(spec.limits.agents or PARTS, PARTS)
+        )
         # session -> (tokens of its conversation, number of the messages counted)
         self._known: dict[str, tuple[int, int]] = {}
         self._note = note
         self._given = {_mark(message.raw) for message in (*spec.context, *spec.opening) if message.raw}
+
+    def _sink(self, settings: env.Settings, session: str) -> Sink:
+        return FileSink(tape_path(settings.data_dir, session))
 
     def infer(self, body: bytes) -> bytes:
         asked = parse(Infer, body)
@@ -273,9 +213,8 @@ class _Origin(_Proxy):
         except Spent as spent:
             self._ledger.refuse()
             return quickjson.dumps(spent_to_json(spent)).encode()
-        agents, _, cost = self._ledger.totals()
+        self._tell_totals()
         with self._lock:
-            self._spent.update(agents=agents, cost=cost or None)
             if reply.message.raw:
                 self._given.add(_mark(reply.message.raw))
         self._answered(request.session, request.ordinal, (reply.usage.input, reply.usage.output))
@@ -307,15 +246,37 @@ class _Origin(_Proxy):
         self._guests.close()
 
     def ledger(self, body: bytes) -> bytes:
-        asked = parse(_Ledger, body)
+        asked = parse(LedgerRequest, body)
         try:
             if asked.ended:
                 self._lender.end(asked.ledger)
                 return quickjson.dumps({"places": 0}).encode()
-            places = self._lender.lend(asked.ledger, asked.ask, asked.had, asked.need, asked.back)
+            numbered = asked.ask > 0 or not asked.loan
+            places = (
+                self._lender.lend(asked.ledger, asked.ask, asked.had, asked.need, asked.back)
+                if numbered
+                else 0
+            )
+            answer: dict[str, object] = {"places": places}
+            if asked.loan:
+                wanted = Wanted(asked.tokens, asked.cost, asked.lend, asked.money, asked.begin, asked.over)
+                answer["tokens"], answer["cost"] = self._lender.budget(asked.ledger, wanted, numbered)
+                self._tell_totals()
         except OSError as error:
-            raise RequestError(f"ledger: {(error.strerror or '').lower()}") from None
-        return quickjson.dumps({"places": places}).encode()
+            raise RequestError(f"ledger: {(error.strerror or str(error)).lower()}") from None
+        return quickjson.dumps(answer).encode()
+
+    def _tell_totals(self) -> None:
+        agents, _, cost = self._ledger.totals()
+        with self._lock:
+            self._spent.update(agents=agents, cost=cost or None)
+
+    def _used(self, session: str, usage: tuple[int, int]) -> None:
+        """Count the tokens of an inference that is on a tape, if it was made over there."""
+        with self._lock:
+            if session not in self._next:
+                for name, count in zip(("tokens_in", "tokens_out"), usage):
+                    self._spent[name] = self._spent.get(name, 0) + count
 
     def _born(self) -> None:
         """Count an agent that was made on the remote machine with those of the tree."""

@@ -11,19 +11,24 @@ Laws
 from __future__ import annotations
 
 import _thread
-from collections.abc import Callable
 
 from quine.agent.session import SessionSpec
 from quine.base.errors import Failure
 from quine.base.sessions import is_session
-from quine.base.strict import Strict, integer, items, mapping, number, parse, text
+from quine.base.strict import HEX, Strict, integer, items, mapping, number, parse, text
 from quine.tape.lines import digest
 from quine.tape.writer import Sink
 from transport.errors import RequestError
 from transport.lean import Any
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
 MAX_LINE = 16 << 20
 MAX_SESSIONS = 10_000  # tapes that one job may make
+MOST_TOKENS = 1 << 40  # of one inference, as far as it is counted
 MAX_TAPES = 2 << 30  # bytes of them in all: a thousand long sessions
 
 
@@ -33,11 +38,11 @@ class _Tape(Strict):
 
 
 class _Entry(Strict):
-    type: str = text(pattern="[a-z_]{1,32}")
+    type: str = text(32, 1, letters="abcdefghijklmnopqrstuvwxyz_")
     data: dict[str, Any] = mapping()
     seq: int = integer(1 << 40)
     ts: float = number(1e11)
-    prev: str = text(pattern="(?:[0-9a-f]{64})?")
+    prev: str = text(letters=HEX, sizes=(0, 64))
 
 
 class _Arriving:
@@ -55,12 +60,20 @@ class Arrivals:
     """The tapes of the sessions of one job: `spec`, and its remote descendants."""
 
     def __init__(
-        self, spec: SessionSpec, sink: Callable[[str], Sink], born: Callable[[], None] = lambda: None
+        self,
+        spec: SessionSpec,
+        sink: Callable[[str], Sink],
+        born: Callable[[], None] = lambda: None,
+        used: Callable[[str, tuple[int, int]], None] = lambda session, tokens: None,
     ) -> None:
-        """`born` is called for each new agent: not for `spec` itself, nor for a session begun by exec."""
+        """`born` is called for each new agent: not for `spec` itself, nor for a session begun by exec.
+
+        `used` gets the session and the tokens, in and out, of each inference on a tape.
+        """
         self._spec = spec
         self._sink = sink
         self._born = born
+        self._used = used
         self._lock = _thread.allocate_lock()
         self._tapes: dict[str, _Arriving] = {}
         self._size = 0
@@ -82,14 +95,14 @@ class Arrivals:
                 tape = self._tapes[asked.session] = self._new(asked.session, entries[0])
         with tape.lock:
             try:
-                self._take(tape, entries, lines)
+                self._take(asked.session, tape, entries, lines)
             except RequestError:
                 if not tape.length:
                     self._tapes.pop(asked.session, None)  # the tape was never begun
                 raise
         return b""
 
-    def _take(self, tape: _Arriving, entries: list[_Entry], lines: list[bytes]) -> None:
+    def _take(self, session: str, tape: _Arriving, entries: list[_Entry], lines: list[bytes]) -> None:
         length, prev = tape.length, tape.prev
         for entry, line in zip(entries, lines):
             if entry.seq != length:
@@ -113,6 +126,9 @@ class Arrivals:
         finally:
             tape.sink.close()  # many sessions, few descriptors: the next line opens it again
         tape.length, tape.prev = length, prev
+        for entry in entries:
+            if entry.type == "message" and (tokens := _tokens(entry.data.get("usage"))):
+                self._used(session, tokens)
 
     def _new(self, session: str, first: _Entry) -> _Arriving:
         """Create a tape from its first line: the meta of a session of this tree, below one that is known."""
@@ -138,6 +154,15 @@ class Arrivals:
         if session != spec.session and told.get("born") != "exec":
             self._born()
         return _Arriving(self._sink(session), depth)
+
+
+def _tokens(usage: object) -> tuple[int, int] | None:
+    if not isinstance(usage, dict):
+        return None
+    before, after = usage.get("input"), usage.get("output")
+    if type(before) is not int or type(after) is not int or min(before, after) < 0:
+        return None
+    return min(before, MOST_TOKENS), min(after, MOST_TOKENS)
 
 
 def _entry(line: str) -> _Entry:

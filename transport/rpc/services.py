@@ -15,13 +15,14 @@ Laws
 
 from __future__ import annotations
 
+import _thread
 import os
-import threading
 import time
 
 from transport.errors import TransportError
 from transport.lean import deque
 from transport.rpc.incoming import Streaming
+from transport.rpc.pool import Threads
 from transport.rpc.streams import Streams
 from transport.wire.flow import INITIAL_WINDOW
 from transport.wire.frames import CHUNK, LIFE, Frame, Kind
@@ -105,7 +106,7 @@ class Services:
         self._replies: dict[int, memoryview] = {}
         self._pool = pool
         self._pools: dict[str, Pool] = {}  # by service, where no pool was given
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._streams = Streams(session, self._wake_up, self._say, attach, clock)
 
     def on_frame(self, frame: Frame) -> None:
@@ -240,11 +241,7 @@ class Services:
     def _threads(self, name: str) -> Pool:
         """The threads of one service, made for its first request."""
         if name not in self._pools:
-            from concurrent.futures import (
-                ThreadPoolExecutor,
-            )  # loads logging and re: not needed for streams alone
-
-            self._pools[name] = ThreadPoolExecutor(self._most_threads, f"request-{name}")
+            self._pools[name] = Threads(self._most_threads)
         return self._pools[name]
 
     def _work(self, number: int, handler: Callable[[bytes], bytes], body: bytes) -> None:
