@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 
 from transport import quickjson
+from transport.lean import prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,6 +142,15 @@ def stand_apart() -> None:
     os.memfd_create(APART, os.MFD_CLOEXEC)  # held until the end of this process
 
 
+def is_apart(pid: int) -> bool:
+    """Return whether a process has called `stand_apart`, as far as the kernel shows its descriptors."""
+    try:
+        links = [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return False
+    return f"/memfd:{APART} (deleted)" in links
+
+
 def held_above(*names: str, pid: int = 0) -> dict[str, list[tuple[int, int, str]]]:
     """Memfds of these names held by a process and its ancestors: (pid, inode, path that opens it anew) for each.
 
@@ -193,18 +203,13 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def adopt_orphans() -> None:
-    """Make this process a subreaper: orphans below it become its children, not those of process 1.
+def adopt_orphans(adopt: bool = True) -> None:
+    """Make this process a subreaper, or none: orphans below it become its children, not those of process 1.
 
     In many containers process 1 reaps nothing. The setting outlives an exec, and a fork does not inherit it. Without
-    ctypes the orphans go to process 1.
+    prctl(2) the orphans go to process 1.
     """
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass
+    prctl(PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def close_others(keep: set[int]) -> None:

@@ -1,4 +1,4 @@
-"""Substitutes for standard modules that a client loads at its start: signal, socket, deque, Mapping, blake2b, typing.
+"""Substitutes for standard modules that a client or an agent loads at its start: signal, socket, contextlib, typing …
 
 Laws
 1. `signal` loads enum, and `socket` loads selectors, collections and functools: 8 ms, a third of a client's start time,
@@ -8,16 +8,92 @@ Laws
    standard module; both work on the same kernel objects.
 3. `typing` loads re, and its NamedTuple compiles each annotation: 10 ms of the start of an agent, for what a checker
    of types reads. The one here makes the same classes of named fields; the other names stand for nothing at run time.
+4. `contextlib` loads collections, functools and operator: 3 ms. The one here has `suppress` and `contextmanager`, which
+   do what the real ones do, but that a context manager is no decorator. A test runs both.
+5. `ctypes` takes ten times as long to load as the module below it. Agents need it for one system call: `prctl`.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+
+class suppress:
+    """Suppress errors of these kinds."""
+
+    def __init__(self, *kinds: type[BaseException]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return kind is not None and issubclass(kind, self._kinds)
+
+
+class Managed:
+    """A context manager that is a generator with one `yield`."""
+
+    def __init__(self, generator: Iterator[object]) -> None:
+        self._generator = generator
+
+    def __enter__(self) -> object:
+        try:
+            return next(self._generator)
+        except StopIteration:
+            raise RuntimeError("generator didn't yield") from None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        generator = self._generator
+        if kind is None:
+            try:
+                next(generator)
+            except StopIteration:
+                return False
+            raise RuntimeError("generator didn't stop")
+        error = kind() if error is None else error
+        try:
+            generator.throw(error)  # type: ignore[attr-defined]
+        except StopIteration as ended:
+            return ended is not error  # the generator has handled it
+        except BaseException as raised:
+            # Inside a generator a StopIteration that it lets through becomes a RuntimeError.
+            through = isinstance(error, StopIteration) and raised.__cause__ is error
+            if raised is not error and not (isinstance(raised, RuntimeError) and through):
+                raise
+            error.__traceback__ = trace
+            return False
+        raise RuntimeError("generator didn't stop after throw()")
+
+
+def contextmanager(function: Callable[..., Iterator[object]]) -> Callable[..., Managed]:
+    """Make a function that returns context managers out of a generator function."""
+
+    def made(*values: object, **named: object) -> Managed:
+        return Managed(function(*values, **named))
+
+    made.__name__, made.__qualname__, made.__doc__ = (
+        function.__name__,
+        function.__qualname__,
+        function.__doc__,
+    )
+    made.__module__, made.__wrapped__ = function.__module__, function  # type: ignore[attr-defined]
+    return made
+
+
+if TYPE_CHECKING:
+    import contextlib
     import signal
     import socket
     from collections import deque
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from hashlib import blake2b
     from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 else:
@@ -26,12 +102,12 @@ else:
         import _socket as socket
         from _blake2 import blake2b
         from _collections import deque
-        from _collections_abc import Mapping
+        from _collections_abc import Callable, Mapping, Sequence
     except ImportError:  # an interpreter that has them elsewhere
         import signal
         import socket
         from collections import deque
-        from collections.abc import Mapping
+        from collections.abc import Callable, Mapping, Sequence
         from hashlib import blake2b
 
     try:
@@ -115,15 +191,59 @@ else:
 
     NamedTuple = type.__new__(_Named, "NamedTuple", (), {})
 
+    class contextlib:
+        suppress = suppress
+        contextmanager = staticmethod(contextmanager)
+
+
+_prctl: list[Callable[[int, int], int]] = []
+
+
+def prctl(option: int, value: int) -> bool:
+    """Call prctl(2); return whether the kernel did it. False where the interpreter has no way to call it."""
+    try:
+        if not _prctl:
+            _prctl.append(_found())
+        return _prctl[0](option, value) == 0
+    except Exception:
+        return False
+
+
+def _found() -> Callable[[int, int], int]:
+    try:
+        import _ctypes
+
+        class Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
+            _type_ = "i"
+
+        class Call(_ctypes.CFuncPtr):
+            _flags_ = 1  # FUNCFLAG_CDECL
+            _restype_ = Int
+
+        found = Call(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"))  # type: ignore[arg-type]
+    except (ImportError, AttributeError, OSError, TypeError):
+        from transport.backports.libc import INT, LONG, function, in_libc
+
+        if not in_libc("prctl"):
+            return lambda option, value: -1
+        call = function("prctl", INT, INT, LONG, LONG, LONG, LONG)
+        return lambda option, value: call(option, value, 0, 0, 0)
+    return lambda option, value: int(found(option, value, 0, 0, 0))
+
+
 __all__ = [
     "Any",
+    "Callable",
     "Mapping",
     "NamedTuple",
     "NoReturn",
     "Protocol",
+    "Sequence",
     "TypeVar",
     "blake2b",
+    "contextlib",
     "deque",
+    "prctl",
     "signal",
     "socket",
 ]

@@ -46,8 +46,8 @@ def _unknown(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def _from_c() -> tuple[Callable[[str | bytes], Any], Callable[[object], str]]:
-    from _json import encode_basestring_ascii, make_encoder, make_scanner
+def _from_c() -> tuple[Callable[[str | bytes], Any], Callable[[object], str], Callable[[object], str]]:
+    from _json import encode_basestring, encode_basestring_ascii, make_encoder, make_scanner
 
     scan = make_scanner(_Context)  # type: ignore[arg-type]
 
@@ -70,12 +70,19 @@ def _from_c() -> tuple[Callable[[str | bytes], Any], Callable[[object], str]]:
         encode = make_encoder({}, _unknown, encode_basestring_ascii, None, ":", ",", False, False, False)
         return "".join(encode(value, 0))
 
+    def readable(value: object) -> str:
+        """`value` as one line of JSON for a reader, with spaces, and with no escape but those of JSON."""
+        encode = make_encoder({}, _unknown, encode_basestring, None, ": ", ", ", False, False, False)
+        return "".join(encode(value, 0))
+
     if loads(dumps({"a": [1, 2.5, None, True, "\udcff\n"]})) != {"a": [1, 2.5, None, True, "\udcff\n"]}:
         raise ImportError("the C parts of json are not as they were")
-    return loads, dumps
+    if readable({"a": [1, "\u00e9"]}) != '{"a": [1, "\u00e9"]}':
+        raise ImportError("the C parts of json are not as they were")
+    return loads, dumps, readable
 
 
-def _from_json() -> tuple[Callable[[str | bytes], Any], Callable[[object], str]]:
+def _from_json() -> tuple[Callable[[str | bytes], Any], Callable[[object], str], Callable[[object], str]]:
     import json
 
     def dumps(value: object) -> str:
@@ -84,10 +91,13 @@ def _from_json() -> tuple[Callable[[str | bytes], Any], Callable[[object], str]]
     def loads(text: str | bytes) -> Any:
         return json.loads(text, parse_constant=_Context.parse_constant, parse_float=_finite)
 
-    return loads, dumps
+    def readable(value: object) -> str:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+    return loads, dumps, readable
 
 
 try:
-    loads, dumps = _from_c()
+    loads, dumps, readable = _from_c()
 except (ImportError, TypeError, ValueError):
-    loads, dumps = _from_json()
+    loads, dumps, readable = _from_json()

@@ -7,26 +7,25 @@ Laws
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Collection, Mapping
-
 from transport.errors import ProtocolError
 
-RLIMITS = {
-    "as": resource.RLIMIT_AS,
-    "core": resource.RLIMIT_CORE,
-    "cpu": resource.RLIMIT_CPU,
-    "data": resource.RLIMIT_DATA,
-    "fsize": resource.RLIMIT_FSIZE,
-    "nofile": resource.RLIMIT_NOFILE,
-    "nproc": resource.RLIMIT_NPROC,
-    "stack": resource.RLIMIT_STACK,
-}
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+RLIMITS = ("as", "core", "cpu", "data", "fsize", "nofile", "nproc", "stack")
 CGROUP = ("mem", "pids")
 NAMES = (*RLIMITS, *CGROUP)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = r"([0-9]{1,18})(?:\.([0-9]{1,9}))?(?:([kmgt])(?:i?b)?)?"
 MOST = 1 << 62  # a number that every limit of the kernel and every counter of ours can hold
+
+
+def number(name: str) -> int:
+    """Return the RLIMIT_* of a name of RLIMITS."""
+    import resource  # here: a library to be opened, and most agents have no limit
+
+    return int(getattr(resource, f"RLIMIT_{name.upper()}"))
 
 
 def size(text: str) -> int:
@@ -74,4 +73,4 @@ def parse(limits: Mapping[str, str]) -> list[tuple[int, int]]:
         check(limits, RLIMITS)
     except ValueError as error:
         raise ProtocolError(str(error)) from None
-    return [(RLIMITS[name], size(text)) for name, text in limits.items()]
+    return [(number(name), size(text)) for name, text in limits.items()]

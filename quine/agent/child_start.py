@@ -12,7 +12,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 
@@ -23,7 +22,7 @@ from quine.base import dirs, procs
 from quine.base.errors import DEFECT, complain
 from transport import quickjson
 from transport.atomic import write_aside
-from transport.lean import Any, NamedTuple, NoReturn, signal
+from transport.lean import Any, NamedTuple, NoReturn, contextlib, signal
 from transport.status import Status
 
 TYPE_CHECKING = False

@@ -9,11 +9,9 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import time
-from collections.abc import Sequence
 
 from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.signals import Signals
@@ -22,8 +20,13 @@ from quine.base.sessions import job_directory
 from transport import quickjson
 from transport.address import boot_id
 from transport.atomic import write_aside
-from transport.lean import Any, signal
+from transport.lean import Any, contextlib, signal
 from transport.status import Status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 GRACE = 5.0  # seconds; a child that receives TERM first ends its own shell and children
 LEFT = 1.0  # seconds for processes left by a child that another program had replaced (exec)

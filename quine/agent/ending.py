@@ -7,18 +7,20 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from quine.agent.children import recorded
-from quine.agent.loop import Loop
 from quine.agent.outcome import End
 from quine.base import procs
 from quine.base.errors import DEFECT, Failure, complain
 from transport import quickjson
 from transport.atomic import write_aside
-from transport.lean import NoReturn
+from transport.lean import NoReturn, contextlib
 from transport.status import Status, die_of, signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.agent.loop import Loop
 
 
 def report(loop: Loop, end: End) -> None:

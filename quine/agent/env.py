@@ -12,11 +12,9 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, MutableMapping
 
 from quine.agent import personas
 from quine.agent.session import SessionSpec
@@ -27,7 +25,7 @@ from quine.base.messages import Usage
 from quine.base.sessions import is_session
 from quine.base.text import quote
 from quine.broker import finding
-from quine.budget import purse, shared_counters
+from quine.budget import caller, purse, shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits, unset
 from quine.files import credentials, urls
@@ -35,8 +33,13 @@ from quine.providers.choice import KEYS, choose
 from quine.providers.vendors import FILES, Config
 from quine.tape import redact
 from transport import atomic, inherit, quickjson
-from transport.lean import Any, NamedTuple
+from transport.lean import Any, NamedTuple, contextlib
 from transport.this_build import own_command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, MutableMapping
+
 
 # command-line option -> its variable
 OPTIONS = {
@@ -166,11 +169,16 @@ def _make_absolute(environ: MutableMapping[str, str]) -> None:
         environ["QUINE_API_BASE"] = _absolute(base)
 
 
+_ABOVE = (shared_counters.NAME, inherit.NAME, purse.NAME)
+_walks: list[dict[str, list[tuple[int, int, str]]]] = []  # that of `adopt`, for `join_tree` a few ms later
+
+
 def _recovered(environ: MutableMapping[str, str]) -> dict[str, Any]:
     """Find the memo again that a process above this one has lost, by `env -i` or by closing descriptors."""
     if environ is not os.environ:
         return {}
-    for _, _, path in inherit.held_above(inherit.NAME)[inherit.NAME]:
+    _walks[:] = [inherit.held_above(*_ABOVE)]
+    for _, _, path in _walks[0][inherit.NAME]:
         fd = inherit.reopened(path, os.O_RDONLY)
         os.set_inheritable(fd, True)
         environ[inherit.VARIABLE] = str(fd)
@@ -276,7 +284,8 @@ def join_tree(
     `apart` are the inodes of ledgers of other trees, which are not to be joined.
     """
     record = settings.memo.get("lineage")
-    held = inherit.held_above(shared_counters.NAME, inherit.NAME, purse.NAME)
+    walked = _walks.pop() if _walks else inherit.held_above(*_ABOVE)
+    held = walked if share else caller.with_those_of_caller(walked)
     above = [each for each in held[shared_counters.NAME] if each[1] not in apart]
     told = record.get("ledger") if isinstance(record, dict) else None
     ledger = Ledger.join(told, limits, above, held[purse.NAME])

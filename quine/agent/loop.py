@@ -11,7 +11,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 
@@ -40,7 +39,7 @@ from quine.base.messages import (
 from quine.providers import metering
 from quine.tape.writer import Tape
 from transport.address import boot_id
-from transport.lean import Any, signal
+from transport.lean import Any, contextlib, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,14 +8,11 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections.abc import Collection, Mapping, Sequence
 
 from quine.agent import ending, env, origin, prompt, tools
 from quine.agent.env import Settings, Tree
-from quine.agent.loop import Loop
 from quine.agent.origin import Ask
 from quine.agent.outcome import End, ForkedChild
 from quine.agent.running import Process
@@ -24,21 +21,24 @@ from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
 from quine.base import allowed_hosts, dirs, exposure
 from quine.base.cli_options import RunOptions, find_inventory
-from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigured
+from quine.base.errors import DEADLINE, LOST, NOT_STARTED, Denied, Failure, Misconfigured, NoGuest, complain
 from quine.base.log import Log
 from quine.base.messages import Guest
-from quine.base.sessions import is_session, new_session, tape_path
+from quine.base.sessions import is_session, new_session
 from quine.broker import finding
 from quine.providers import metering, vendors
 from quine.providers.relay import BrokeredGuest, RelayGuest
 from quine.providers.vendors import FILES
-from quine.tape.writer import FileSink, RelaySink, Tape
+from quine.tape.writer import Tape
 from transport import inherit
 from transport.launcher import workdir
-from transport.lean import Any
+from transport.lean import Any, contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from quine.agent.loop import Loop
     from quine.agent.running import Proxy
     from quine.broker.client import Broker
     from quine.budget.ledger import Ledger
@@ -78,10 +78,16 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
             os.environ["QUINE_INVENTORY"] = inventory  # valid in every directory, and for all descendants
     else:
         tree = env.join_tree(settings, spec.limits, share=True, age=spec.age)
-    origin.borrow_slots(tree.ledger, ask, signals)
+        settings = origin.settle_here(settings, spec, tree.ledger, os.environ)
+    origin.borrow_slots(tree.ledger, ask, signals, origin.is_direct(settings.memo))
     try:
         with signals.calling_out():  # a command that gives the key may ask a person
             guest, spec, price = _guest(settings, tree, spec, ask)
+    except Failure as failure:
+        if assigned and origin.is_direct(settings.memo):
+            origin.part(settings, signals.ready)
+            raise Failure(failure.status, failure.detail, failure.hint, settings.node) from None
+        raise
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
     held = _make_data_dir(settings.data_dir, shared=ask is not None)
@@ -121,31 +127,42 @@ def _admitted(ledger: Ledger, spec: SessionSpec) -> list[int]:
 
 
 def spec_from(
-    mission: str, options: RunOptions, environ: Any, admit: bool = True, apart: Collection[int] = ()
+    mission: str,
+    options: RunOptions,
+    environ: Any,
+    admit: bool = True,
+    apart: Collection[int] = (),
+    infers_there: Callable[[], bool] = lambda: False,
 ) -> tuple[SessionSpec, Settings, Ledger]:
     """Return spec, settings and ledger of an agent that `quine --on` runs elsewhere, and with `admit` take its slot.
 
-    If this process is the origin, the configuration of the guest is checked here. `apart` as in `join_tree`.
+    If this process is the origin, the configuration of the guest is checked here. There need be none if
+    `infers_there` returns True: the agent has one on its host. `apart` as in `join_tree`.
     """
     settings = env.adopt(options, environ)
     _require_directory()
     config = None
-    relayed = origin.is_relayed(settings.memo)
+    relayed, lacks = origin.is_relayed(settings.memo), False
     if not relayed and environ.get("QUINE_API_TYPE") in FILES:
         config = env.guest(settings, environ)
         vendors.build(config)
     elif not relayed:  # before there is a ledger, which nobody would close
-        finding.check(settings.memo, environ, settings.secrets)
+        try:
+            finding.check(settings.memo, environ, settings.secrets)
+        except NoGuest:
+            if not infers_there():
+                raise
+            lacks = True
     tree = env.join_tree(settings, settings.limits, apart=apart)
     spec = _own(settings, tree, mission, options)._replace(binary=options.binary and not os.isatty(0))
     if config:
         metering.price(config, bool(tree.ledger.mark.cost))
         spec = spec._replace(model=config.model)
-    elif not relayed:
+    elif not relayed and not lacks:
         broker = _broker(settings, tree.ledger, environ)
         spec = spec._replace(model=broker.guest.model)
         broker.close()
-    elif ask := origin.connect():
+    elif relayed and (ask := origin.connect()):
         from quine.budget.leases import Grant
 
         tree.ledger.beyond = Grant(tree.ledger, ask)
@@ -164,7 +181,7 @@ def _again(settings: Settings, former: dict[str, Any], proxy: Proxy) -> int:
         os.set_inheritable(fd, False)
     signals.install({int(number) for number in former["mask"]})
     ask = origin.connect()
-    origin.borrow_slots(tree.ledger, ask, signals)
+    origin.borrow_slots(tree.ledger, ask, signals, origin.is_direct(settings.memo))
     guest, spec, price = _guest(settings, tree, spec, ask)
     process = Process(settings, tree, guest, price, ask, signals, proxy)
     held = _make_data_dir(settings.data_dir, shared=ask is not None)
@@ -209,7 +226,7 @@ def _lives(
             continue
         except Exception as error:
             end = ending.defect(error, loop)
-        _settle(loop, end, held)
+        end = _settle(loop, end, held)
         if os.getpid() != ours:
             ending.vanish(end)
         if loop.settings.report:
@@ -235,8 +252,8 @@ def _process_of(process: Process, child: ForkedChild) -> Process:
     return process
 
 
-def _settle(loop: Loop, end: End, held: int) -> None:
-    """Give back the slots of an ended session, and tell its parent how it ended."""
+def _settle(loop: Loop, end: End, held: int) -> End:
+    """Give back the slots of an ended session, and tell its parent how it ended. Return the end of its process."""
     top = loop.settings.top
     beyond = None if top or end.signal else loop.ledger.beyond
     if top or beyond:
@@ -248,15 +265,21 @@ def _settle(loop: Loop, end: End, held: int) -> None:
         ):  # the verdict stands; slots kept here return with the end of the job
             beyond.give_back()
     if top and loop.relayed:
+        if origin.is_direct(loop.settings.memo) and (lost := origin.part(loop.settings, loop.signals.ready)):
+            complain(lost, "", loop.settings.node)
+            end = end._replace(status=LOST)
         if loop.spec.material_file:
             with contextlib.suppress(OSError):
                 os.unlink(loop.spec.material_file)
         _tidy(loop.settings.data_dir, held)
     ending.note(end, loop.record, loop.signals.tied)
+    return end
 
 
 def _begun(process: Process, spec: SessionSpec, slots: list[int], record: str) -> Loop:
     """Create what a session owns: memo, mount, timer, tape, log and `Loop`. Raises any of their errors."""
+    from quine.agent.loop import Loop  # here: the proxy of an agent elsewhere loads this module
+
     settings, ask = process.settings, process.ask
     os.environ.update(spec.env)
     if "PATH" in spec.env:
@@ -264,7 +287,7 @@ def _begun(process: Process, spec: SessionSpec, slots: list[int], record: str) -
     env.bequeath(settings, process.tree, spec)
     unmounted = _mount()
     process.signals.arm(process.tree.ledger.time_left, spec.limits.deadline)
-    tape = _tape(process, spec)
+    tape = Tape(origin.sink(settings, ask, process.signals, spec.session), settings.masked)
     log = Log("" if ask else os.path.join(settings.data_dir, f"{spec.session}.log"), settings.verbose)
     process.guest.note = log.note
     if unmounted:
@@ -281,24 +304,10 @@ def _mount() -> str:
     return attach(os.environ)
 
 
-def _tape(process: Process, spec: SessionSpec) -> Tape:
-    """Return the tape, written to a file here or sent to the origin."""
-    secrets, ask, signals = process.settings.masked, process.ask, process.signals
-    if ask is None:
-        return Tape(FileSink(tape_path(process.settings.data_dir, spec.session)), secrets)
-
-    def send(name: str, body: bytes) -> bytes:
-        # Not interruptible: an outcome is written after the signal that it records.
-        with signals.block_sigpipe():
-            return ask(name, body, signals.ready)
-
-    return Tape(RelaySink(send, spec.session), secrets)
-
-
 def _guest(
     settings: Settings, tree: Tree, spec: SessionSpec, ask: Ask | None
 ) -> tuple[Guest, SessionSpec, metering.Price | None]:
-    if ask is not None:
+    if ask is not None and not origin.is_direct(settings.memo):
         return RelayGuest(ask), spec, None
     limited = bool(tree.ledger.mark.cost)
     if os.environ.get("QUINE_API_TYPE") in FILES:

@@ -10,7 +10,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import struct
@@ -18,6 +17,7 @@ import time
 
 from quine.budget.ledger import Ledger
 from transport.address import user_directory
+from transport.lean import contextlib
 
 LONGEST = 1 << 16  # bytes
 _IDENTITY = struct.Struct("<QQ")  # device, inode

@@ -10,7 +10,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 
@@ -18,6 +17,7 @@ from quine.agent.session import SessionSpec
 from quine.agent.signals import Signals, Terminated
 from quine.base.messages import Message
 from transport import quickjson
+from transport.lean import contextlib
 
 REMINDER = (
     "[REMINDER] A reply without a tool call does nothing: go on with sh, fork or exec, or end with exit."
@@ -106,7 +106,7 @@ def first(spec: SessionSpec) -> Message:
     if others := hosts(spec.hosts):
         parts.append(others)
     if spec.wisdom:
-        wisdom = json_text(dict(sorted(spec.wisdom.items())))
+        wisdom = quickjson.readable(dict(sorted(spec.wisdom.items())))
         parts.append(f"Wisdom of your former life, as data, one JSON object:\n{wisdom}")
     parts.append("Begin.")
     return Message("user", "\n".join(parts))
@@ -117,7 +117,7 @@ def hosts(listed: str) -> str:
     entries = quickjson.loads(listed) if listed else []
     if all(entry.get("here") for entry in entries):
         return ""
-    shown = json_text(entries[:MOST_HOSTS])
+    shown = quickjson.readable(entries[:MOST_HOSTS])
     more = f"[HOSTS] {len(entries) - MOST_HOSTS} more are not shown.\n" if len(entries) > MOST_HOSTS else ""
     return f"[HOSTS] Machines that you may use, as data, one JSON array: {shown}\n{more}{WAYS}"
 
@@ -125,13 +125,6 @@ def hosts(listed: str) -> str:
 def moved(listed: str) -> str:
     """Return the list for a clone on another machine: the list in its context is valid for the parent only."""
     return hosts(listed) or "[HOSTS] On this machine you may use no other machine."
-
-
-def json_text(value: object) -> str:
-    """Return a value as one line of readable JSON (not escaped to ASCII), for data in a message."""
-    import json
-
-    return json.dumps(value, sort_keys=False, ensure_ascii=False)
 
 
 def last_note(mode: str) -> str:

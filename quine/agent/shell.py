@@ -18,19 +18,17 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
 import time
-from collections.abc import Mapping
 
 from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.env import here
 from quine.agent.signals import PYTHON_IGNORES, Signals
 from quine.base import procs
 from quine.base.text import quote
-from transport.lean import NamedTuple, signal
+from transport.lean import Mapping, NamedTuple, contextlib, signal
 
 GRACE = 2.0  # seconds between TERM and KILL
 LAST = 2.0  # seconds between KILL for the command and KILL for the shell; a busy machine needs more than a few tenths
@@ -143,13 +141,15 @@ class Shell:
 
     def _end(self) -> None:
         group = self._pid
-        below = procs.of_session(group)
+        below = procs.below(group)
         self.set_parent_death_signal(False)
         _close(self._control)
         self._control = -1
         if procs.wait([self._pidfd], 0.5):
             self._forget()
-        procs.end_all(below, group, GRACE)
+        procs.reap_orphans()  # one of the shell's group that has ended would look like one that lives
+        if self._pid or below or not procs.is_empty(group):  # `end_all` looks for its orphans
+            procs.end_all(below, group, GRACE)
         if self._pid:
             self._forget()
 

@@ -17,19 +17,18 @@ Laws
 from __future__ import annotations
 
 import _thread
-import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
 
 from quine.base import procs
-from transport.lean import signal
+from transport.lean import contextlib, signal
 from transport.status import signal_name
 from transport.stop import TOGETHER, stop_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from transport.lean import socket
@@ -228,17 +227,23 @@ class Signals:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """While this is open, SIGINT is counted for the running command or children.
+        """While this is open, SIGINT is counted for the running command or children, and orphans are reaped.
 
         Only the waits inside are interruptible. Otherwise a child could be reaped without being recorded as reaped,
         and the end of the agent would wait for it again.
         """
         self.interrupts = 0
         self._running = True
+        # A process that a command leaves behind stays below this one: so it is known to be of this tree, whatever its
+        # session, environment and descriptors are.
+        procs.adopt_orphans()
+        signal.signal(signal.SIGCHLD, _wake)
         try:
             yield
         finally:
             self._running = False
+            if os.getpid() > 1:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     @contextlib.contextmanager
     def calling_out(self) -> Iterator[None]:
@@ -338,7 +343,7 @@ def _none() -> None:
 
 
 def _wake(number: int, frame: FrameType | None) -> None:
-    """Handler of SIGCHLD in PID 1: its call makes `fd` readable, so that orphans are reaped."""
+    """Handler of SIGCHLD: its call makes `fd` readable, so that orphans are reaped. PID 1 always has it."""
 
 
 def _tell(pids: list[int], number: int) -> None:

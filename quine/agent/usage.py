@@ -7,13 +7,16 @@ Laws
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from quine.agent import prompt
 from quine.base.messages import Guest, Message, Remaining, Reply, Usage
 from quine.budget.ledger import LEAST_REPLY, Ledger
 from quine.budget.limits import Limits
 from quine.providers import metering
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 FULL = 0.8  # share of the context window at which the guest is warned, once
 LATE = 0.8  # share of the time of the tree after which the guest is told to finish
@@ -63,7 +66,7 @@ class Account:
         lines += self._of_tree()
         last = "turn_exhaustion" if self.out_of_turns else ""
         last = last or ("context_exhaustion" if 0 < window <= used else "")
-        last = last or ("" if self.affords(2, used) else "budget")
+        last = last or ("" if self.affords(2, used) or self._borrows(2, used) else "budget")
         if last and not self.last:
             self.last = last
             lines.append(prompt.last_note(last))
@@ -90,6 +93,16 @@ class Account:
         own = self._ledger.left(surely)
         remaining: Remaining | None = getattr(self._guest, "surely" if surely else "left", None)
         return own if remaining is None else own.least(remaining)
+
+    def _borrows(self, count: int, prompt: int) -> bool:
+        """Whether the origin lends enough for that, to a machine that pays by itself."""
+        prompt = max(prompt, metering.TOOLS) if self._context else prompt + metering.TOOLS
+        if not metering.borrow(self._ledger, self._price, count, prompt):
+            return False
+        for name in ("left", "surely"):  # as told with the last reply, before the loan
+            if hasattr(self._guest, name):
+                setattr(self._guest, name, Remaining())
+        return True
 
     def affords(self, count: int, prompt: int) -> bool:
         """Return whether `count` inferences with prompts of `prompt` tokens can be paid."""

@@ -11,7 +11,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 
@@ -20,7 +19,7 @@ from quine.files.urls import RESERVED
 from quine.providers.choice import KEYS
 from transport import inherit
 from transport.address import start_time
-from transport.lean import signal
+from transport.lean import contextlib, signal
 from transport.this_build import own_command
 
 TYPE_CHECKING = False

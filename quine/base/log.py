@@ -8,11 +8,11 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 
 from quine.base.errors import say
+from transport.lean import contextlib
 
 
 class Log:

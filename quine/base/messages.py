@@ -15,11 +15,13 @@ Errors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
 from quine.base.errors import FAILED
 from transport import quickjson
-from transport.lean import Any, NamedTuple, Protocol, TypeVar
+from transport.lean import Any, Mapping, NamedTuple, Protocol, TypeVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 Number = TypeVar("Number", int, float)
 
@@ -182,7 +184,7 @@ class Request(NamedTuple):
     session: str = ""
     mission: str = ""
     ordinal: int = 0
-    wisdom: Mapping[str, str] = {}
+    wisdom: Mapping[str, str] = {}  # noqa: RUF012 - a field of a named tuple
     output: int = 0
     cost: float = 0.0
     model: str = ""

@@ -2,21 +2,26 @@
 
 Laws
 1. A pid alone identifies no process: it is used together with a start time or a pidfd.
-2. As PID 1 this process inherits every orphan of the container. It reaps those, and never a child registered by `own`.
+2. A process that adopts orphans, as PID 1 adopts those of a container, reaps them, and never a child that is registered
+   by `own`. An adopted process in a session of its own is not ended with the process that has adopted it.
 3. Ending means TERM, a pause, KILL. It reaches descendants in any process group, because timeout(1) and `set -m` make
    their own. A process in a session of its own is left alone: that is how a program asks to stay.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
 import time
-from collections.abc import Sequence
 
-from transport.lean import NamedTuple, signal
+from transport import inherit
+from transport.lean import NamedTuple, contextlib, signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 LONGEST = 1e6  # seconds of one poll(2), which takes milliseconds in 32 bits
 _LONGEST_STAT = 4096  # bytes; 52 numbers and a name of 64 bytes at most
@@ -75,6 +80,7 @@ def ignores(pid: int, number: int) -> bool:
 
 
 _owned: set[int] = set()  # children that some code of this process waits for
+_adopter = 0  # pid of the process that has called `adopt_orphans`: a fork adopts nobody
 
 
 def own(pid: int) -> None:
@@ -89,12 +95,32 @@ def reap(pid: int) -> int:
     return word
 
 
+def adopt_orphans() -> None:
+    """Become the parent of processes below that lose theirs: so the kernel shows them to be below this one."""
+    global _adopter
+    if _adopter != os.getpid():
+        inherit.adopt_orphans()
+        _adopter = os.getpid()
+
+
+def adopt_no_more() -> None:
+    """Leave later orphans to a process above this one."""
+    global _adopter
+    if _adopter == os.getpid():
+        inherit.adopt_orphans(False)
+        _adopter = 0
+
+
 def reap_orphans() -> None:
-    """As PID 1, reap orphans that have ended. Do not call it while a child is started: `own` does not know it yet."""
-    if os.getpid() == 1:
-        for pid in children(1) - _owned:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+    """Reap orphans that have ended. Do not call it while a child is started: `own` does not know it yet."""
+    if os.getpid() not in (1, _adopter):
+        return
+    with contextlib.suppress(ChildProcessError):
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+    for pid in children(os.getpid()) - _owned:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def set_parent_death_signal(fd: int, whom: int, on: bool = True) -> None:
@@ -148,6 +174,38 @@ def children(pid: int) -> frozenset[int]:
         return frozenset()
 
 
+def below(root: int) -> dict[int, Process]:
+    """The descendants of `root` that are in our session, by pid. Not every process of the machine is looked at for it.
+
+    Where the kernel lists no children, the result is that of `of_session`, without `root`.
+    """
+    session, found, parents = os.getsid(0), {}, [root]
+    for pid in parents:
+        try:
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/children", "rb", buffering=0) as file:
+                    parents += map(int, file.read().split())
+        except (FileNotFoundError, ProcessLookupError):
+            if os.path.exists(f"/proc/{pid}/task"):
+                return {pid: process for pid, process in of_session(root).items() if pid != root}
+    for pid in parents[1:]:
+        process = look(pid)
+        if process and process.session == session and process.state != "Z":
+            found[pid] = process
+    return found
+
+
+def is_empty(group: int) -> bool:
+    """Return whether no process is in a group, not even one that is not reaped yet."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it belongs to somebody else
+        pass
+    return False
+
+
 def of_command(shell: int, begun: int, older: frozenset[int]) -> list[int]:
     """The processes of the command that `shell` runs since `begun`: its descendants, and orphans of its group.
 
@@ -171,10 +229,15 @@ def of_command(shell: int, begun: int, older: frozenset[int]) -> list[int]:
 
 
 def tree(root: int) -> list[int]:
-    """The pids of a process and all its descendants."""
+    """The pids of a process and its descendants, except children of it in sessions of their own: it has adopted these.
+
+    An agent starts none, and their commands asked for them to stay (setsid).
+    """
     below: dict[int, list[int]] = {}
+    session = os.getsid(0)
     for process in everyone():
-        below.setdefault(process.ppid, []).append(process.pid)
+        if process.ppid != root or process.session == session:
+            below.setdefault(process.ppid, []).append(process.pid)
     found = [root]
     for pid in found:
         found += below.get(pid, ())

@@ -12,7 +12,6 @@ Laws
 from __future__ import annotations
 
 import _thread
-import contextlib
 import os
 import time
 from _weakref import ref
@@ -22,7 +21,7 @@ from quine.base.messages import Refused, Unavailable, unheard
 from quine.broker import wire
 from quine.broker.credentials import GUEST
 from transport import quickjson
-from transport.lean import socket
+from transport.lean import contextlib, socket
 from transport.this_build import build_hash
 
 TYPE_CHECKING = False
@@ -61,12 +60,12 @@ class Guest:
         self.model = model
 
 
-def connected(path: str) -> tuple[socket.socket, str]:
+def connected(path: str, seconds: float = PATIENCE) -> tuple[socket.socket, str]:
     """Return a connection to the broker at `path`, and its nonce. Raises Gone, or OSError if it does not answer."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        line.settimeout(PATIENCE)
-        _connect(line, path)
+        line.settimeout(seconds)
+        _connect(line, path, seconds)
         if wire.peer(line)[1] != os.getuid():
             raise OSError("the socket belongs to another user")
         return line, str(wire.receive_json(line).get("nonce"))
@@ -75,12 +74,12 @@ def connected(path: str) -> tuple[socket.socket, str]:
         raise
 
 
-def _connect(line: socket.socket, path: str) -> None:
-    """Connect to the broker at `path`. Raises Gone if there is none, OSError if it takes nobody for PATIENCE seconds.
+def _connect(line: socket.socket, path: str, seconds: float) -> None:
+    """Connect to the broker at `path`. Raises Gone if there is none, OSError if it takes nobody for so many seconds.
 
     A full queue of a socket refuses with EAGAIN at once. Its broker lives: it was taken for dead, and another one made.
     """
-    over = time.monotonic() + PATIENCE
+    over = time.monotonic() + seconds
     while True:
         try:
             with wire.reachable(path) as name:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 
 from quine.base.errors import Misconfigured, NoGuest
+from quine.broker.memory import PIECE
 from quine.budget import prices
 from quine.providers.choice import KEYS, choose
 from quine.providers.vendors import FILES, VENDORS, Config
@@ -43,11 +44,14 @@ def sources(environ: Mapping[str, str]) -> bool:
 
 
 def secret(environ: Mapping[str, str], keys: Mapping[str, str]) -> bytes:
-    """Return the bytes that only the holders of this set know, as far as it has a key."""
+    """Return the bytes that only the holders of this set know, as far as it has a key.
+
+    They are as long as one piece of a key (quine/broker/memory.py), so they are wiped by one look at the memory.
+    """
     names = (*BASES, *WAYS, *_PLACES, FILE, COMMAND)
     named = {name: environ[name] for name in names if environ.get(name)}
     facts = [named, {name: keys[name] for name in KEYS if keys.get(name)}, _stamp(environ)]
-    return bytes(blake2b(quickjson.dumps(facts).encode(), digest_size=32, person=b"quine-proof").digest())
+    return bytes(blake2b(quickjson.dumps(facts).encode(), digest_size=PIECE, person=b"quine-proof").digest())
 
 
 def name_of(key: bytes) -> str:
@@ -87,6 +91,20 @@ class Credentials:
         if found.key and (found.key, _place(found.base)) not in self._allowed(keys):
             return found._replace(key="")
         return found
+
+    @property
+    def names(self) -> list[str]:
+        """The variables that gave the keys, or say where the key is."""
+        return [*self._keys, *(name for name in (FILE, COMMAND) if self._environ.get(name))]
+
+    def name_of(self, key: str) -> str:
+        """Return the variable that gave a key; "" for no key."""
+        named = [name for name, value in self._keys.items() if value == key]
+        return (named or self.names)[0] if key else ""
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._keys.values())
 
     def _with(self, given: str) -> dict[str, str]:
         keys = dict(self._keys)

@@ -11,18 +11,18 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import time
 
 from quine.base.errors import NOT_STARTED, Failure
-from quine.broker import credentials, memory
+from quine.broker import credentials, memory, wire
 from quine.broker.client import Broker, Gone, Unreachable, proven
 from quine.providers.choice import KEYS, choose
 from quine.tape.redact import Forgotten, forgotten
 from transport.address import runtime_directory
 from transport.errors import Refused
+from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -173,23 +173,23 @@ def told() -> list[object] | None:
 
 def _found_or_made(environ: Mapping[str, str], keys: Mapping[str, str]) -> tuple[str, socket.socket]:
     """Return the path of the broker of these credentials, and a connection to it."""
-    from quine.broker import keeper
-
     key = _state.proof = credentials.secret(environ, keys)
     try:
         directory = runtime_directory()
-        path = f"{directory}/{credentials.name_of(key)}.sock"
+        path = f"{directory}/{credentials.name_of(key)}{wire.SUFFIX}"
         try:
             return path, proven(path, key)
         except Gone:
             pass
         except OSError:
-            path = f"{path.removesuffix('.sock')}-{os.urandom(6).hex()}.sock"
+            path = f"{path.removesuffix(wire.SUFFIX)}-{os.urandom(6).hex()}{wire.SUFFIX}"
         lock = _locked(directory)
         try:
             try:
                 return path, proven(path, key)
             except Gone:
+                from quine.broker import keeper  # here: a broker is found a thousand times and made once
+
                 keeper.make(path, key, keys, environ)
         finally:
             os.close(lock)

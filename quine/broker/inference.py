@@ -36,6 +36,7 @@ from quine.providers.metering import Price
 from quine.providers.relay import error_to_json, spent_to_json
 from quine.providers.vendors import Config
 from quine.providers.way import PATIENCE
+from quine.tape.redact import Mask
 from transport.errors import RequestError
 
 if TYPE_CHECKING:
@@ -87,15 +88,24 @@ class Inferences:
             answer = error_to_json(Refused(failure.detail, failure.hint, failure.status))
         return json.dumps(answer).encode()
 
-    def resume(self, tree: int) -> bool:
-        """Let a tree go on that was paused for a provider's quota; `tree` as of `tree_of`. False if it was not."""
-        resumed = [turns.resume(tree) for turns in self._turns.values()]  # all of them
-        return any(resumed)
+    def resume(self, tree: int = 0) -> int:
+        """Let a tree go on that was paused for a provider's quota, or all; return the number of pauses that ended.
 
-    def status(self) -> dict[str, object]:
-        """Return the state of all gates for people: no key is in it."""
-        gates = [{"base": base, "model": model, **t.status()} for (_, base, model), t in self._turns.items()]
-        return {"gates": gates}
+        `tree` as of `tree_of`.
+        """
+        all_of_them = self._turns.values()
+        return sum(turns.resume(tree) if tree else turns.resume_all() for turns in all_of_them)
+
+    def status(self, key_name: Callable[[str], str], keys: Sequence[str] = ()) -> list[dict[str, object]]:
+        """Return the state of each gate, with the name of its key by `key_name`. No text holds one of `keys`.
+
+        A client names the model and the address: it may have put a key there.
+        """
+        mask = Mask([*keys, *(key for key, _, _ in self._turns)])
+        return [
+            {"key": key_name(key), "base": mask.of(_shown(base)), "model": mask.of(model), **turns.status()}
+            for (key, base, model), turns in self._turns.items()
+        ]
 
     async def close(self) -> None:
         """Finish the payments that were begun, and close all connections."""
@@ -120,7 +130,7 @@ class Inferences:
                 if not patient or not is_quota(fault):
                     raise
                 note(f"paused until the quota is raised or the time of the tree is over: {fault}")
-                turns.pause(tree, fault.after if isinstance(fault, Unavailable) else None)
+                turns.pause(tree, fault.after if isinstance(fault, Unavailable) else None, patience)
             await turns.resumed(tree, patience)
             note("going on after the pause")
 
@@ -188,6 +198,13 @@ def chain_of(messages: Sequence[Message]) -> Chain:
         size += sum(len(arguments) for _, arguments in calls)
         chain.append((mark, size))
     return tuple(chain)
+
+
+def _shown(base: str) -> str:
+    """Return an address without the parts that may authenticate: user:password@, and what follows a question mark."""
+    scheme, _, rest = base.partition("?")[0].partition("://")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}://{place.rpartition('@')[2]}{slash}{path}"
 
 
 def _of_request(payer: Payer, model: str, cost: float) -> Payer:

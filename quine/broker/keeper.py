@@ -9,20 +9,21 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
+import sys
 import time
 
 from quine.broker import memory, wire
 from quine.broker.keeper_log import log
 from transport import inherit
-from transport.lean import signal, socket
+from transport.lean import contextlib, signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import ModuleType
     from typing import NoReturn
 
     from quine.broker import server
@@ -47,6 +48,9 @@ def make(path: str, key: bytes, keys: Mapping[str, str], environ: Mapping[str, s
         finally:
             os.umask(before)
         node = os.stat(beside).st_ino
+        if _has_threads():
+            # A thread that is not in the fork may hold the lock of an import there, for ever.
+            _load()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
@@ -103,10 +107,7 @@ def _become(
         memory.show(["quine", "broker"])
         state = fcntl.fcntl(os.memfd_create(NAME, os.MFD_CLOEXEC), fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
         fcntl.fcntl(state, fcntl.F_SETFL, os.O_APPEND)
-        from quine.broker import server
-        from quine.providers import vendors
-
-        vendors.load()
+        server = _load()
         line = socket.socket(fileno=os.dup(listener))
         line.listen(BACKLOG)  # by this process: the kernel names the one that listens to its clients
         os.write(told, b"+")
@@ -116,6 +117,23 @@ def _become(
         log(path, error)
     finally:
         os._exit(1)
+
+
+def _load() -> ModuleType:
+    """Load all that a keeper and its workers need; return the module of the workers."""
+    import resource  # noqa: F401
+
+    from quine.broker import server
+    from quine.providers import vendors
+
+    vendors.load()
+    return server
+
+
+def _has_threads() -> bool:
+    """Return whether this is a program of threads, as one that uses `quine.Executor`. An agent loads no `threading`."""
+    threading = sys.modules.get("threading")
+    return threading is not None and bool(threading.active_count() > 1)
 
 
 def _let_go(keep: set[int]) -> None:

@@ -9,16 +9,16 @@ result says so.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 
 from quine.base import exposure
 from transport import inherit
+from transport.lean import contextlib, prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 _SET_DUMPABLE = 4  # of prctl(2)
 SHORTEST = 8  # bytes; a shorter secret is a word that stands elsewhere with another meaning
@@ -33,44 +33,9 @@ _IS_WRITTEN = bytes(
 PIECE = 16  # bytes of the pieces of a key that are looked for; each piece is one look at the whole memory
 
 
-def _prctl() -> Callable[[int, int], int]:
-    """Return prctl(2). The package ctypes takes ten times as long to load as the module below it."""
-    try:
-        import _ctypes
-
-        class Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
-            _type_ = "i"
-
-        class Call(_ctypes.CFuncPtr):
-            _flags_ = 1  # FUNCFLAG_CDECL
-            _restype_ = Int
-
-        found = Call(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"))  # type: ignore[arg-type]
-    except (ImportError, AttributeError, OSError, TypeError):
-        from transport.backports.libc import INT, LONG, function, in_libc
-
-        if not in_libc("prctl"):
-            return lambda option, value: -1
-        call = function("prctl", INT, INT, LONG, LONG, LONG, LONG)
-        return lambda option, value: call(option, value, 0, 0, 0)
-    return lambda option, value: int(found(option, value, 0, 0, 0))
-
-
-_known: list[Callable[[int, int], int]] = []
-
-
-def _set(option: int, value: int) -> bool:
-    try:
-        if not _known:
-            _known.append(_prctl())
-        return _known[0](option, value) == 0
-    except Exception:
-        return False
-
-
 def close_to_others(closed: bool = True) -> bool:
     """Close the memory of this process to others of its user, or open it again. Return whether the kernel did it."""
-    return _set(_SET_DUMPABLE, not closed)
+    return prctl(_SET_DUMPABLE, not closed)
 
 
 def show(words: Sequence[str]) -> None:
@@ -221,15 +186,19 @@ def is_unlike_a_word(secret: bytes) -> bool:
 
 
 def _writable() -> Iterator[tuple[int, int]]:
-    """Yield the writable regions of private memory: (begin, end)."""
+    """Yield the writable regions of private memory: (begin, end).
+
+    Without those of files, a quarter of it all: they are the variables of programs and libraries, and a text that a
+    process gets while it runs is in none of them.
+    """
     try:
         with open("/proc/self/maps", "rb") as file:
             lines = file.read().splitlines()
     except OSError:
         return
     for line in lines:
-        span, mode = line.split(None, 2)[:2]
-        if mode.startswith(b"rw") and mode.endswith(b"p"):
+        span, mode, _, _, inode = line.split(None, 5)[:5]
+        if mode.startswith(b"rw") and mode.endswith(b"p") and inode == b"0":
             begin, _, end = span.partition(b"-")
             yield int(begin, 16), int(end, 16)
 

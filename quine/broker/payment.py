@@ -110,14 +110,16 @@ class Payments:
             with contextlib.suppress(Locked):
                 return ledger.book.at_once(function, *arguments)
 
+        # These outlive a caller that is cancelled, and so does the tree: the next one must not call beside them.
         async def in_turn() -> Any:
-            async with tree.calling:
+            async with self._tree(ledger) as same, same.calling:
                 return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
         async def undone() -> None:
-            if undo is not None and (result := await task) is not None:
-                async with tree.calling:
-                    await asyncio.get_running_loop().run_in_executor(self._pool, undo, result)
+            async with self._tree(ledger) as same:
+                if undo is not None and (result := await task) is not None:
+                    async with same.calling:
+                        await asyncio.get_running_loop().run_in_executor(self._pool, undo, result)
 
         task = self._begun(in_turn())
         try:

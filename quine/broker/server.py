@@ -12,7 +12,6 @@ import asyncio
 import errno
 import os
 import socket
-import struct
 from concurrent.futures import ThreadPoolExecutor
 
 from quine.base import procs
@@ -20,6 +19,7 @@ from quine.base.errors import DENIED, Failure, NoGuest
 from quine.base.messages import GuestError, Tool
 from quine.broker import wire
 from quine.broker.admission import Denied, Register, purses_around, purses_of
+from quine.broker.connection import Client
 from quine.broker.credentials import GUEST, Credentials
 from quine.broker.inference import Inferences, Payer
 from quine.broker.keeper_log import log
@@ -42,7 +42,6 @@ IDLE, IDLE_VARIABLE = 60.0, "QUINE_BROKER_IDLE"  # seconds without a process to 
 PATIENCE = 30.0  # seconds that a client may take to say who it is
 MOST_FILES = 1 << 16
 FULL = 1.0  # seconds until connections are taken again, where there are no descriptors left
-FDS = struct.Struct(f"{1 + wire.MOST_PURSES}i")
 
 
 class Seat:
@@ -76,112 +75,6 @@ def work(seat: Seat) -> None:
     asyncio.run(_Worker(seat).run())
 
 
-class _Client:
-    """One connection, and the process at its other end."""
-
-    def __init__(self, line: socket.socket) -> None:
-        line.setblocking(False)
-        self.line = line
-        self.pid, self.uid = wire.peer(line)
-        self.fds: list[int] = []
-        self.proved = False
-        self._rest = b""
-
-    async def receive(self, most: int) -> bytes:
-        """Return the body of the next frame; b"" at the end. Raises OSError."""
-        head = await self._exactly(wire.SIZE.size)
-        if not head:
-            return b""
-        (size,) = wire.SIZE.unpack(head)
-        if not 0 < size <= most:
-            raise OSError(f"a frame of {size} bytes")
-        body = await self._exactly(size)
-        if not body:
-            raise ConnectionResetError("the client has gone in the middle of a frame")
-        return body
-
-    async def receive_json(self) -> dict[str, Any]:
-        """Return the next frame as an object, {} at the end. Raises OSError."""
-        body = await self.receive(wire.LONGEST_HELLO)
-        try:
-            value = quickjson.loads(body) if body else {}
-        except (ValueError, RecursionError):
-            raise OSError("a frame that is no JSON") from None
-        if not isinstance(value, dict):
-            raise OSError("a frame that is no object")
-        return value
-
-    async def _exactly(self, size: int) -> bytes:
-        got = bytearray()
-        while len(got) < size:
-            data = await self._some(min(size - len(got), 1 << 18))
-            if not data:
-                if got:
-                    raise ConnectionResetError("the client has gone in the middle of a frame")
-                return b""
-            got += data
-        return bytes(got)
-
-    async def _some(self, most: int) -> bytes:
-        while True:
-            try:
-                data, messages, _, _ = self.line.recvmsg(
-                    most, socket.CMSG_SPACE(FDS.size), socket.MSG_CMSG_CLOEXEC
-                )
-                break
-            except BlockingIOError:
-                await _readable(self.line)
-        for level, kind, value in messages:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self.fds += struct.unpack(f"{len(value) // 4}i", value[: len(value) // 4 * 4])
-        if len(self.fds) > 1 + wire.MOST_PURSES:
-            raise OSError("more descriptors than a client has to give")
-        return data
-
-    async def send(self, body: bytes) -> None:
-        data, self._rest = self._rest + wire.frame(body), b""
-        await asyncio.get_running_loop().sock_sendall(self.line, data)
-
-    def note(self, text: str) -> None:
-        """Send a note now, as far as the client takes it; it is for a log, and may be lost."""
-        try:
-            data = self._rest + wire.packed({"note": text})
-            self._rest = data[self.line.send(data) :]
-        except OSError:
-            pass
-
-    async def gone(self) -> None:
-        """Return once the client has gone, or has said what it may not say during an inference."""
-        await _readable(self.line)
-
-    def take_fds(self) -> tuple[int, list[int]]:
-        """Return the descriptors that came: of a ledger, and of purses. Raises Denied."""
-        fds, self.fds = self.fds, []
-        if not fds:
-            raise Denied("it has given no ledger")
-        return fds[0], fds[1:]
-
-    def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.line.close()
-
-
-async def _readable(line: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-
-    def settle() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(line.fileno(), settle)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(line.fileno())
-
-
 class _Worker:
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
@@ -196,8 +89,9 @@ class _Worker:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._begun = self._used = self._loop.time()
         self._over = self._loop.create_future()
-        self._register = Register(self._seat.state, self._watch, self._look)
+        self._register = Register(self._seat.state, self._watch, self._left)
         self._loop.add_reader(self._listener.fileno(), self._accept)
         self._look()
         self._tidy()
@@ -217,14 +111,19 @@ class _Worker:
         self._register.forget_books()
         self._loop.call_later(self._seat.idle, self._tidy)
 
+    def _left(self) -> None:
+        """A process that was served has ended."""
+        self._used = self._loop.time()
+        self._look()
+
     def _look(self) -> None:
-        """Begin to count the idle time, or stop to."""
+        """Begin to count the idle time, or stop to. A connection of a process that was not admitted is no use."""
         idle = not self._register.members and not self._tasks
         if self._timer and not idle:
             self._timer.cancel()
             self._timer = None
         elif idle and not self._timer:
-            self._timer = self._loop.call_later(self._seat.idle, self._idle)
+            self._timer = self._loop.call_at(self._used + self._seat.idle, self._idle)
 
     def _idle(self) -> None:
         """End, unless a client comes in this moment: the name goes first, so that no later one finds it."""
@@ -247,7 +146,7 @@ class _Worker:
             if self._closing:  # its name is gone, so processes below that client would not find this broker
                 line.close()
                 continue
-            task = self._loop.create_task(self._serve(_Client(line)))
+            task = self._loop.create_task(self._serve(Client(line)))
             self._tasks.add(task)
             task.add_done_callback(self._done)
             self._look()
@@ -260,12 +159,16 @@ class _Worker:
 
     # -- a connection ------------------------------------------------------------------------------
 
-    async def _serve(self, client: _Client) -> None:
+    async def _serve(self, client: Client) -> None:
         try:
             if client.uid != os.getuid():
                 return
             try:
-                make = await asyncio.wait_for(self._greet(client), PATIENCE)
+                ours, hello = await asyncio.wait_for(self._opened(client), PATIENCE)
+                if "ask" in hello:
+                    await client.send(quickjson.dumps(self._told(hello)).encode())
+                    return
+                make = await asyncio.wait_for(self._greet(client, ours, hello), PATIENCE)
                 payer = make(await self._loop.run_in_executor(self._key_reader, self._seat.given.key))
                 ready = {"kind": payer.config.kind, "model": payer.config.model}
                 await client.send(quickjson.dumps(ready).encode())
@@ -283,11 +186,32 @@ class _Worker:
         finally:
             client.close()
 
-    async def _greet(self, client: _Client) -> Callable[[str], Payer]:
-        """Return the function that makes the payer, given the key of a file or a command. Raises Denied or OSError."""
+    async def _opened(self, client: Client) -> tuple[str, dict[str, Any]]:
+        """Return the nonce that was sent, and what the client has said to it. Raises OSError."""
         ours = wire.nonce()
         await client.send(quickjson.dumps({"nonce": ours}).encode())
-        hello = await client.receive_json()
+        return ours, await client.receive_json()
+
+    def _told(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a process of the user that is no client. It has no key, mission or material in it."""
+        if asked["ask"] == "resume":
+            tree = asked.get("tree")
+            return {"resumed": self._inferences.resume(tree if isinstance(tree, int) else 0)}
+        if asked["ask"] != "status":
+            return {"error": "unknown"}
+        credentials = self._seat.credentials
+        return {
+            "pid": os.getpid(),
+            "keeper": self._seat.keeper,
+            "build": build_hash(),
+            "seconds": round(self._loop.time() - self._begun, 1),
+            "keys": credentials.names,
+            "agents": len(self._register.members),
+            "gates": self._inferences.status(credentials.name_of, credentials.keys),
+        }
+
+    async def _greet(self, client: Client, ours: str, hello: dict[str, Any]) -> Callable[[str], Payer]:
+        """Return the function that makes the payer, given the key of a file or a command. Raises Denied or OSError."""
         if "proof" in hello:
             nonces, pids = (ours, str(hello.get("nonce"))), (self._seat.keeper, client.pid)
             if not wire.same(str(hello["proof"]), wire.proof(self._seat.key, "client", nonces, pids)):
@@ -325,7 +249,7 @@ class _Worker:
 
         return payer
 
-    async def _infer(self, client: _Client, payer: Payer, body: bytes) -> None:
+    async def _infer(self, client: Client, payer: Payer, body: bytes) -> None:
         task = self._loop.create_task(self._inferences.infer(payer, body, client.note))
         gone = self._loop.create_task(client.gone())
         try:

@@ -8,6 +8,11 @@
     client: an inference, as remote agents ask for it
     broker: {"note"} for each retry, then the reply or the error of the guest; then the next inference
 
+Any process of the user may ask for something else in place of the proof, and is answered once:
+
+    client: {"ask": "status"}                the keys by name, and the gates
+    client: {"ask": "resume", "tree"}        a tree that is paused for a quota asks its provider again; 0: all of them
+
 Laws
 1. A key crosses in neither direction. A proof holds for one connection: it covers the nonces of both ends and the
    pids that the kernel names, so one that was passed on is worthless.
@@ -16,12 +21,11 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 
 from transport import quickjson
-from transport.lean import blake2b
+from transport.lean import blake2b, contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ SIZE = struct.Struct(">I")
 LONGEST = 256 << 20  # bytes of a frame: a reply of the longest stream that a provider may send
 LONGEST_HELLO = 1 << 20
 LONGEST_ADDRESS = 107  # bytes
+SUFFIX = ".broker"  # of the socket's name; each .sock there is taken for that of a node, and asked as one
 MOST_PURSES = 16  # that a client hands over, the innermost ones
 NOTE = b'{"note"'
 _CREDENTIALS = struct.Struct("iII")

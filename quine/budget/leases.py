@@ -19,18 +19,21 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
 
+from quine.budget.changes import Changes
 from quine.budget.ledger import Ledger
-from quine.budget.shared_counters import AGENT, ASKING, LONGEST, SHORTEST, release
+from quine.budget.loans import PARTS, Loan, Wanted
+from quine.budget.shared_counters import AGENT, ASKING, LONGEST, SHORTEST, Numbers, release
 from transport import quickjson
 from transport.errors import RequestError
-from transport.lean import Any
+from transport.lean import Any, Callable, contextlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 PATIENCE = 120.0  # seconds to wait for the request of another process
 MAX_SHARES = 4096  # machines below one job, over its whole time, that get places through it
@@ -39,6 +42,10 @@ Ask = Callable[[str, bytes], bytes]
 
 
 # -- on a remote machine ---------------------------------------------------------------------------
+
+
+def _as_is(answer: Any, facts: Numbers) -> Numbers:
+    return facts
 
 
 class Grant:
@@ -62,6 +69,10 @@ class Grant:
         self.give_back()
         return held
 
+    def extend(self, ledger: Ledger, tokens: int, money: float) -> bool:
+        """Nothing is lent to this share: the origin pays its inferences."""
+        return False
+
     def give_back(self) -> None:
         """Return idle places to the origin, and places for a requester that died.
 
@@ -78,23 +89,31 @@ class Grant:
                 finally:
                     os.close(fd)
 
-    def _request(self, need: int) -> int:
-        """Request `need` places; return how many were given. The caller holds the `ASKING` slot. Raises OSError."""
+    def _request(
+        self,
+        need: int,
+        more: Mapping[str, object] | None = None,
+        take: Callable[[Any, Numbers], Numbers] = _as_is,
+    ) -> int:
+        """Request `need` places; return how many were given. The caller holds the `ASKING` slot. Raises OSError.
+
+        `more` belongs to the request, too; `take` returns the numbers after its answer.
+        """
         with self._book.changing() as facts:
             facts = facts._replace(asked=facts.asked + 1)
             self._book.put(facts)
-        body = {"ledger": facts.ident.hex(), "ask": facts.asked, "had": facts.had, "need": need}
+        asked = {"ledger": facts.ident.hex(), "ask": facts.asked, "had": facts.had, "need": need}
+        body = {**asked, "back": facts.back, **(more or {})}
         try:
-            answer: Any = quickjson.loads(
-                self._ask("ledger", quickjson.dumps({**body, "back": facts.back}).encode())
-            )
+            answer: Any = quickjson.loads(self._ask("ledger", quickjson.dumps(body).encode()))
             got = max(0, int(answer["places"]))
+            take(answer, facts)  # read whole before anything is changed
         except RequestError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from None
         except (ValueError, KeyError, TypeError) as error:
             raise OSError(errno.EPROTO, f"the origin's answer cannot be read: {error}") from None
         with self._book.changing() as now:
-            self._book.put(now._replace(had=facts.asked, granted=now.granted + got))
+            self._book.put(take(answer, now._replace(had=facts.asked, granted=now.granted + got)))
         return got
 
     def _owes(self) -> bool:
@@ -115,8 +134,8 @@ class Grant:
         return idle
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        fd, pause, over = -1, SHORTEST, time.monotonic() + PATIENCE
+    def _asking(self, patience: float = PATIENCE) -> Iterator[None]:
+        fd, pause, over = -1, SHORTEST, time.monotonic() + patience
         while (fd := self._book.slot(ASKING, 1)[0]) < 0:
             if time.monotonic() > over:
                 raise OSError(errno.ETIMEDOUT, "the origin does not answer")
@@ -140,16 +159,21 @@ class _Share:
         self.last: list[int] = []  # and the places given for it: its requester may have died before it knew
         self.back = 0
         self.over = False
+        self.loan: Loan | None = None  # of tokens and money, if that machine pays its inferences itself
 
 
 class Lender:
-    """The places that this process, the proxy of a job, has lent to it. Called from worker threads."""
+    """The places that this process, the proxy of a job, has lent to it. Called from worker threads.
 
-    def __init__(self, ledger: Ledger, limit: int) -> None:
+    `parts`: how many loans what is free should do for; 1 if nobody else is to spend of it.
+    """
+
+    def __init__(self, ledger: Ledger, limit: int, parts: int = PARTS) -> None:
         self._ledger = ledger
         self._limit = limit
+        self._parts = parts
         self._shares: dict[str, _Share] = {}
-        self._changed = threading.Condition()
+        self._changed = Changes()
         self._inferring = 0
         self._most = 1  # places that the job had at any one time
         self._over = False
@@ -188,6 +212,8 @@ class Lender:
                 raise RequestError(f"ledger: ask {ask} came, and {share.asked} was before")
             if had < share.asked:  # the process that requested these died before it read the reply
                 self._drop(share, share.last)
+                if share.loan:
+                    share.loan.unread()
             share.asked, share.last = ask, []
             self._take_back(share, back)
             if need and self._limit:
@@ -197,12 +223,32 @@ class Lender:
                 self._changed.notify_all()
             return len(share.last)
 
+    def budget(self, ident: str, wanted: Wanted, numbered: bool) -> tuple[int | None, float | None]:
+        """Lend tokens and dollars, after `lend` has taken the number of the same request; see `Loan.lend`.
+
+        A request without a number tells what was used, and gets nothing.
+        """
+        with self._changed:
+            share = self._share(ident)
+            if share.over or (share.loan and share.loan.returned):
+                raise RequestError("ledger: its loan has ended")
+            loan = share.loan = share.loan or Loan(self._ledger, self._parts)
+            if not numbered and not wanted.over:
+                loan.count(wanted)
+                return None, None
+            lent = loan.lend(wanted)
+            if (wanted.lend or wanted.money) and loan.lacks(wanted):
+                self._ledger.refuse()
+            return lent
+
     def end(self, ident: str) -> None:
         """Take all places of a share back after its job has ended; it gets no more."""
         with self._changed:
             share = self._share(ident)
             share.over = True
             self._drop(share, share.held)
+            if share.loan:
+                share.loan.close()
 
     def close(self) -> None:
         """Take all places back after the job has ended; later requests are refused."""
@@ -210,6 +256,8 @@ class Lender:
             self._over = True
             for share in self._shares.values():
                 self._drop(share, share.held)
+                if share.loan:
+                    share.loan.close()
             self._changed.notify_all()
 
     def _end_if_over(self) -> None:

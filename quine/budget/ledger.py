@@ -1,8 +1,7 @@
 """The ledger: the agents, concurrent inferences, tokens, money and time that a tree may still spend.
 
 On each machine it is kept in shared counters (`SharedCounters`). Those at the origin of the tree hold all of it.
-On another machine they count the places of the agents there, which the origin grants (`leases`). Inferences are paid at
-the origin.
+On another machine they count the places there, which the origin grants (`leases`), and a loan of its budget (`loans`).
 
 Laws
 1. All slots that a step needs are taken before the step begins, or none.
@@ -20,10 +19,9 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Sequence
 
 from quine.base.messages import Remaining, Spent
-from quine.budget import purse
+from quine.budget import caller, purse
 from quine.budget.limits import Limits
 from quine.budget.purse import Cap
 from quine.budget.shared_counters import (
@@ -38,8 +36,7 @@ from quine.budget.shared_counters import (
     inherited,
     release,
 )
-from transport.inherit import held_above
-from transport.lean import Protocol
+from transport.lean import Callable, Protocol, Sequence
 
 LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
 MOST_REPLY = 16384  # tokens reserved for a reply, if the tree has that many left
@@ -56,10 +53,11 @@ class Reservation:
 
 
 class Upstream(Protocol):
-    """The upstream ledger: it gives places that the origin of the tree grants, and takes them back."""
+    """The upstream ledger: it gives places and a budget that the origin of the tree grants, and takes them back."""
 
     def more(self, limit: int, count: int) -> list[int] | None: ...
     def give_back(self) -> None: ...
+    def extend(self, ledger: Ledger, tokens: int, money: float) -> bool: ...
 
 
 class Ledger:
@@ -128,7 +126,7 @@ class Ledger:
         `above` and `purses` are the results of inherit.held_above, if the caller has them already.
         """
         if above is None:
-            held = held_above(NAME, purse.NAME)
+            held = caller.held(NAME, purse.NAME)
             above, purses = held[NAME], held[purse.NAME]
         if not above:
             return None
@@ -397,4 +395,4 @@ def _now() -> float:
 
 def _least(*values: float) -> float:
     """The least limit, where 0 is none."""
-    return min((value for value in values if value), default=0)
+    return min(filter(None, values), default=0)

@@ -9,12 +9,17 @@ Laws
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
 
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
 from transport.address import user_directory
 from transport.lean import Any, NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 VARIABLE = "QUINE_PRICES"
 # Defaults if a file gives none: prices of cache reads and writes, as multiples of the input price.
@@ -102,9 +107,11 @@ def _prices(environ: Mapping[str, str]) -> dict[str, Price]:
 
 
 def _load(path: str) -> dict[str, Price]:
+    from importlib import import_module
+
     try:
-        import tomllib
-    except ImportError:
+        tomllib: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError:  # tomli comes to an older host that makes inferences itself
         raise Misconfigured(f"{path}: this Python cannot read TOML", "Python 3.11 or newer can") from None
     try:
         with open(path, "rb") as file:

@@ -13,16 +13,19 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
 
 from quine.base.errors import DEFECT, Failure, Misconfigured
 from transport.inherit import reopened
-from transport.lean import Any, NamedTuple, signal
+from transport.lean import Any, NamedTuple, contextlib, signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 
 NAME = "quine-ledger"
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two tries for a free slot
@@ -177,10 +180,11 @@ class SharedCounters:
 
     # -- slots -------------------------------------------------------------------------------------
 
-    def slot(self, kind: Kind, limit: int) -> tuple[int, int]:
-        """Take the first free slot: (descriptor that holds it, index), or (-1, -1) if all are held."""
+    def slot(self, kind: Kind, limit: int, last: bool = False) -> tuple[int, int]:
+        """Take the first free slot, or the `last`: (descriptor that holds it, index), or (-1, -1) if all are held."""
         fd = self.again()
-        for index in range(min(limit, kind.most)):
+        indexes = range(min(limit, kind.most))
+        for index in reversed(indexes) if last else indexes:
             if lock(fd, kind.first + index):
                 return fd, index
         os.close(fd)

@@ -74,6 +74,7 @@ class Services(Mapping[str, "Plain | Streaming"]):
         self._reach = reach
         self._end = end
         self.host = ""
+        self.on_placed: Callable[[str], None] = lambda host: None
         self.on_request: Callable[[], None] = lambda: None  # called before each request is looked at
         self._streams: dict[str, Handler] = {}
         self._answering: Answering | None = None
@@ -81,6 +82,7 @@ class Services(Mapping[str, "Plain | Streaming"]):
     def placed(self, host: str) -> None:
         """Note that the job has been started on `host`, "" for this machine. Its requests come later."""
         self.host = host
+        self.on_placed(host)
 
     def hosts(self, body: bytes = b"{}") -> bytes:
         """The hosts that the job may use, as JSON. Raises RequestError."""

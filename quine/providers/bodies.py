@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
 
 from quine.base.messages import DEEPEST, Unavailable, too_deep
 from quine.providers.dialects import sse
 from quine.providers.dialects.dialect import Stream
 from quine.providers.dialects.faults import printable
 from transport.lean import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+
 
 PIECE = 1 << 16  # bytes of a request that are written at once
 

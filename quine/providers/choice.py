@@ -8,10 +8,13 @@ Laws
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from quine.base.errors import Misconfigured, NoGuest
 from quine.providers.vendors import FILES, KNOWN, VENDORS, Config
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 KEYS = ("QUINE_API_KEY", *(key for vendor in VENDORS for key in vendor.keys))
 HINT = (

@@ -12,11 +12,12 @@ Laws
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import re
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from importlib.util import find_spec
 
 import httpx
@@ -42,6 +43,7 @@ FIRST_PAUSE = (
 LONGEST_PAUSE = 8.0
 # Between two reads, not in total. Before the first byte a model may be loaded, or think, for minutes.
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
+MOST_CLIENTS = 64  # addresses; of more those that nobody uses are closed
 WARM = 60.0  # seconds that an unused connection is kept: a command between two inferences often takes more than 5
 # A proxy in the environment serves the outside: it cannot reach a server on this machine.
 HERE = ("127.0.0.1", "localhost", "[::1]")
@@ -59,30 +61,70 @@ class Connections:
     """
 
     def __init__(self) -> None:
-        self._clients: dict[tuple[str, str], httpx.AsyncClient] = {}
+        self._clients: dict[tuple[str, str], _Client] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         # httpcore imports it four times a request, and Python looks for a missing module in all folders each time.
         if find_spec("sniffio") is None:
             sys.modules["sniffio"] = None  # type: ignore[assignment]
 
-    def of(self, url: str) -> httpx.AsyncClient:
+    @contextlib.contextmanager
+    def using(self, url: str) -> Iterator[httpx.AsyncClient]:
+        """Yield the client of a URL. One that nobody has used for a while is closed, with its connections."""
         scheme, _, rest = url.partition("://")
         base = (scheme, rest.partition("/")[0])
-        if base not in self._clients:
-            # Plain HTTP on this machine needs no CA certificates; loading them takes longer than all the rest.
-            plain = url.startswith(tuple(f"http://{host}{end}" for host in HERE for end in ":/"))
-            self._clients[base] = httpx.AsyncClient(
-                timeout=TIMEOUT,
-                follow_redirects=False,
-                mounts=NO_PROXY,
-                verify=not plain,
-                limits=httpx.Limits(keepalive_expiry=WARM),  # no bound on their number: the gate has one
-            )
-        return self._clients[base]
+        found = self._clients.get(base)
+        if found is None:
+            self._make_room()
+            found = self._clients[base] = _Client(_made(url))
+        if found.timer:
+            found.timer.cancel()
+            found.timer = None
+        found.users += 1
+        try:
+            yield found.client
+        finally:
+            found.users -= 1
+            self._clients[base] = self._clients.pop(base)  # in the order of their last use
+            if not found.users:
+                found.timer = asyncio.get_running_loop().call_later(WARM, self._drop, base)
+
+    def _make_room(self) -> None:
+        """Close the client that has been unused for longest, if there are many: anybody may name an address."""
+        unused = [base for base, found in self._clients.items() if not found.users]
+        if len(self._clients) >= MOST_CLIENTS and unused:
+            self._drop(unused[0])
+
+    def _drop(self, base: tuple[str, str]) -> None:
+        dropped = self._clients.pop(base)
+        if dropped.timer:
+            dropped.timer.cancel()
+        task = asyncio.get_running_loop().create_task(dropped.client.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        clients, self._clients = self._clients, {}
-        for client in clients.values():
-            await client.aclose()
+        for base in list(self._clients):
+            self._drop(base)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+
+class _Client:
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+        self.users = 0
+        self.timer: asyncio.TimerHandle | None = None  # to close it
+
+
+def _made(url: str) -> httpx.AsyncClient:
+    # Plain HTTP on this machine needs no CA certificates; loading them takes longer than all the rest.
+    plain = url.startswith(tuple(f"http://{host}{end}" for host in HERE for end in ":/"))
+    return httpx.AsyncClient(
+        timeout=TIMEOUT,
+        follow_redirects=False,
+        mounts=NO_PROXY,
+        verify=not plain,
+        limits=httpx.Limits(keepalive_expiry=WARM),  # no bound on their number: the gate has one
+    )
 
 
 class HttpGuest:
@@ -144,13 +186,14 @@ class HttpGuest:
         outcome, status, final = None, 0, False
         await way.enter()
         try:
-            response = await self._send(body)
-            try:
-                status = response.status_code
-                final = response.headers.get("x-should-retry") == "false"
-                outcome = Outcome(await self._read(response, way.heard), status, final)
-            finally:
-                await response.aclose()
+            with self._connections.using(self._url) as client:
+                response = await self._send(client, body)
+                try:
+                    status = response.status_code
+                    final = response.headers.get("x-should-retry") == "false"
+                    outcome = Outcome(await self._read(response, way.heard), status, final)
+                finally:
+                    await response.aclose()
         except GuestError as error:
             outcome = Outcome(self._masked(error), status, final)
         finally:
@@ -177,10 +220,9 @@ class HttpGuest:
     def _body(self, request: Request) -> list[bytes]:
         return list(encoded(self._dialect.body(request)))
 
-    async def _send(self, body: list[bytes]) -> httpx.Response:
+    async def _send(self, client: httpx.AsyncClient, body: list[bytes]) -> httpx.Response:
         """Return the response, of which only the head has been read."""
         try:
-            client = self._connections.of(self._url)
             headers = {**self._headers, "Content-Length": str(sum(map(len, body)))}
             request = client.build_request(
                 "POST", self._url, content=pieces(body), headers=headers, timeout=self._timeout

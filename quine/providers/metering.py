@@ -7,16 +7,20 @@ Laws
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from quine.base.errors import Misconfigured
 from quine.base.messages import Guest, GuestError, Message, Remaining, Reply, Request, Spent, Usage
-from quine.budget.ledger import Ledger
+from quine.budget.ledger import LEAST_REPLY, Ledger
 from quine.providers.relay import BrokeredGuest
 from quine.providers.vendors import FILES, Config
 from transport.lean import NamedTuple
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
 LETTERS = 4  # bytes of a token, about
+LOANS = 3  # for one inference, whose price may turn out higher than thought
 TOOLS = 1500  # tokens of the tool definitions, which precede every conversation
 
 
@@ -78,8 +82,30 @@ def infer(
 ) -> Reply:
     """Make one inference; block until the reply. `known` is as for `due`. quine/broker/payment.py does not block.
 
-    Raises GuestError, ledger.Spent, or the exception of a signal handler.
+    Where this machine pays from a loan that is used up, more is borrowed first. Raises GuestError, ledger.Spent, or the
+    exception of a signal handler.
     """
+    for _ in range(LOANS):
+        try:
+            return _infer(guest, request, ledger, concurrent, price, known)
+        except Spent:
+            prompt = due(request, ledger, price, known).prompt
+            if not borrow(ledger, price, 1, prompt):
+                raise
+    return _infer(guest, request, ledger, concurrent, price, known)
+
+
+def borrow(ledger: Ledger, price: Price | None, count: int, prompt: int) -> bool:
+    """Have enough left for `count` inferences with such a prompt, by a loan of the origin. False if there is none."""
+    if ledger.beyond is None:
+        return False
+    money = price.about(prompt, LEAST_REPLY) if price and ledger.mark.cost else 0.0
+    return ledger.beyond.extend(ledger, count * (prompt + LEAST_REPLY), count * money)
+
+
+def _infer(
+    guest: Guest, request: Request, ledger: Ledger, concurrent: int, price: Price | None, known: int
+) -> Reply:
     if isinstance(guest, BrokeredGuest):
         return guest.pay(request, known)
     bill = due(request, ledger, price, known)

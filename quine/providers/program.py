@@ -15,14 +15,12 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 
 from quine.base import backoff
 from quine.base.errors import TRY_AGAIN, USAGE, Misconfigured
@@ -42,7 +40,12 @@ from quine.base.messages import (
 )
 from transport import quickjson
 from transport.inherit import VARIABLE
-from transport.lean import Any
+from transport.lean import Any, contextlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 TIMEOUT = 600.0  # seconds for one reply, as for a server's
 LONGEST = 64 << 20  # bytes of a reply

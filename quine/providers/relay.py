@@ -7,8 +7,6 @@ Laws
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from quine.base.messages import (
     GuestError,
     Overflow,
@@ -22,7 +20,7 @@ from quine.base.messages import (
 )
 from transport import quickjson
 from transport.errors import RequestError
-from transport.lean import Any
+from transport.lean import Any, Callable
 
 Ask = Callable[[str, bytes], bytes]
 

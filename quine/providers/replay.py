@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quine.base.errors import Misconfigured
@@ -23,6 +22,11 @@ from quine.base.messages import Message, Overflow, Refused, Reply, Request, unhe
 from quine.tape.normalize import Same
 from quine.tape.requests import Place, beside, children, context, meta, nested, steps, take
 from transport import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 
 PATIENCE = 5.0  # seconds until a parent, which runs on meanwhile, must have recorded its fork on its tape
 PAUSE = 0.01

@@ -12,13 +12,15 @@ Laws
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-
 from quine.base.errors import Misconfigured
 from quine.base.messages import Message, Refused, Reply, Request, ToolCall, Usage, unheard
 from transport import quickjson
 from transport.lean import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable
 
 KEYS = {"match", "wisdom", "reply", "usage", "repeat"}
 REPLY = {"text", "tool_calls"}
@@ -68,7 +70,7 @@ def _line(path: str, number: int, text: str) -> dict[str, Any]:
             raise ValueError(f"unknown key {min(unknown)!r}")
         for key in ("match", "wisdom"):
             if key in line:
-                line[key] = re.compile(_typed(line, key, str))
+                line[key] = _pattern(_typed(line, key, str))
         _typed(line, "repeat", bool)
         usage = _typed(line, "usage", dict) or {}
         if unknown := usage.keys() - USAGE:
@@ -79,9 +81,18 @@ def _line(path: str, number: int, text: str) -> dict[str, Any]:
             if _typed(usage, key, float if key == "cost" else int) < 0:
                 raise ValueError(f'"{key}" is negative')
         _check_reply(line["reply"])
-    except (ValueError, re.error, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise Misconfigured(f"the script {path}, line {number}: {error}") from None
     return line
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    import re  # here: it takes as long to load as a tenth of an agent
+
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ValueError(str(error)) from None
 
 
 def _check_reply(reply: dict[str, Any]) -> None:

@@ -5,14 +5,14 @@ A dialect is imported only where it is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from quine.base.errors import Misconfigured
 from quine.base.messages import Guest
 from transport.lean import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from quine.providers.http import Connections, HttpGuest
 
 

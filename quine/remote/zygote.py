@@ -6,8 +6,10 @@ Law: nothing is done here but imports. An agent reads its environment and its di
 from __future__ import annotations
 
 import sys
+import threading
 
 import deploy.paths
+import quine.agent.loop
 import quine.agent.main
 import quine.budget.leases
 import quine.remote.compose
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOADED = (
+    threading,
     deploy.paths,
+    quine.agent.loop,
     quine.agent.main,
     quine.budget.leases,
     quine.remote.compose,

@@ -9,7 +9,6 @@ Laws
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +17,10 @@ from quine.base.text import plain, table
 from quine.budget import prices
 from quine.tape.reader import Session, batch, find, sessions, tree
 from transport import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 
 class Row(NamedTuple):

@@ -9,7 +9,6 @@ Laws
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,11 @@ from quine.tape.index import Index, sessions
 from quine.tape.lines import parse
 from quine.tape.reader import find
 from quine.tape.render import text_of, unreadable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 INTERVAL = 0.2  # seconds between two reads of a growing tape
 

@@ -11,12 +11,12 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Any, NamedTuple
 
 from quine.base.sessions import TAPE, is_session, tape_path
 from quine.tape.lines import LONGEST, parse
+from transport.lean import contextlib
 from transport.status import Status
 
 BLOCK = 1 << 13  # bytes; most first and last lines of a tape are shorter

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from quine.base.messages import Message, ToolResult
 from transport import quickjson
 from transport.lean import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 try:  # 4 ms of a 40 ms start: hashlib loads OpenSSL
     from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]

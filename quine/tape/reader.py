@@ -10,7 +10,6 @@ Laws
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +18,11 @@ from quine.base.messages import Usage
 from quine.base.text import plain as plain
 from quine.tape.index import ends, tapes
 from quine.tape.lines import entries, first
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
 
 Result = TypeVar("Result")
 

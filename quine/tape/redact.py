@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from quine.tape.lines import digest, seal
 from transport import quickjson
 from transport.lean import Any, NamedTuple
@@ -32,6 +30,8 @@ class Forgotten(NamedTuple):
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     Secret = str | Forgotten
 HEAD = 3  # characters of a forgotten secret that are kept
 

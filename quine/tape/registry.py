@@ -16,7 +16,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from quine.base.sessions import job_directory
 from quine.tape.index import Index
 from transport import quickjson
 from transport.address import boot_id, user_directory
+from transport.lean import contextlib
 from transport.status import LOST, Status, signal_name
 
 TYPE_CHECKING = False

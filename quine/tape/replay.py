@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -28,6 +27,11 @@ from quine.tape.normalize import Same
 from quine.tape.reader import Session, find, sessions
 from transport import quickjson
 from transport.this_build import own_command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 LIMITS = {
     "turns": "QUINE_MAX_TURNS",

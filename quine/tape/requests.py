@@ -10,7 +10,6 @@ Laws
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,11 @@ from quine.base.messages import Message, Reply, Usage
 from quine.base.sessions import tape_path
 from quine.tape.lines import entries, first, message_of
 from quine.tape.reader import files, moment, usage_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 DEEPEST = 100  # clones of clones; a tape of quine has at most as many as the tree has levels
 

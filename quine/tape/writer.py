@@ -13,10 +13,8 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
 
 from quine.base import dirs
 from quine.base.errors import DEFECT, LOST, Failure
@@ -25,10 +23,12 @@ from quine.tape.lines import digest, parse, seal_holds
 from quine.tape.redact import Mask
 from transport import quickjson
 from transport.errors import RequestError
-from transport.lean import Any, Protocol
+from transport.lean import Any, Protocol, contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from quine.tape.redact import Secret
 
 _MOST = 512  # buffers of one write; Linux takes 1024

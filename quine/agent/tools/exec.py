@@ -12,10 +12,9 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 
-from quine.agent import env, personas
+from quine.agent import env, origin, personas
 from quine.agent.outcome import End, Moved, Result
 from quine.agent.session import SessionSpec
 from quine.agent.signals import Terminated
@@ -27,7 +26,7 @@ from quine.base.sessions import new_session
 from quine.base.text import unfit
 from transport import quickjson
 from transport.errors import Refused
-from transport.lean import Any, signal
+from transport.lean import Any, contextlib, signal
 from transport.status import signal_number
 from transport.this_build import own_command
 
@@ -220,6 +219,7 @@ def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
     before = env.here()
     loop.record_end(0, "exec", f"exec: {validate.short(argv[0])} takes over")
     loop.shell.close()
+    origin.flush(loop.settings, loop.signals.ready)
     with loop.signals.block_signals():
         if loop.signals.fatal:
             raise Terminated(loop.signals.fatal)  # already recorded here, so the program would never get it
@@ -227,6 +227,7 @@ def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
     try:
         os.chdir(loop.shell.cwd)
         env.bequeath(loop.settings, loop.tree, loop.spec._replace(wisdom=wisdom))
+        procs.adopt_no_more()  # it outlives the exec, and most programs wait for their own children alone
         os.execve(path, argv, os.environ)
     except (OSError, ValueError) as error:
         loop.signals.install(loop.signals.mask)

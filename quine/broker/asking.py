@@ -1,0 +1,55 @@
+"""Questions to the brokers of this user that any of its processes may ask: their state, and a pause to end.
+
+Laws
+1. A broker is found by its socket in the runtime directory, so nothing is stale. One that does not answer is named.
+2. The other end may be a stranger's, of the same user: it is told nothing, and what it tells is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+
+from quine.broker import wire
+from quine.broker.client import Gone, connected
+from transport.address import runtime_directory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ANSWER = 2.0  # seconds for a broker to answer
+
+
+def status() -> list[dict[str, Any]]:
+    """Return what each broker tells of itself; of one that does not answer its `path`, and the reason as `error`."""
+    return _all_asked({"ask": "status"})
+
+
+def resume(tree: int = 0) -> int:
+    """Let a tree that is paused for a quota ask its provider again, or all trees; return how many pauses ended."""
+    answers = [answer.get("resumed") for answer in _all_asked({"ask": "resume", "tree": tree})]
+    return sum(answer for answer in answers if isinstance(answer, int))
+
+
+def _all_asked(question: dict[str, object]) -> list[dict[str, Any]]:
+    answers = []
+    directory = runtime_directory()
+    for name in sorted(os.listdir(directory)):
+        if name.endswith(wire.SUFFIX):
+            path = f"{directory}/{name}"
+            try:
+                answers.append(_asked(path, question))
+            except Gone:
+                pass  # it has ended, and left its name if it was killed
+            except OSError as error:
+                answers.append({"path": path, "error": str(error) or type(error).__name__})
+    return answers
+
+
+def _asked(path: str, question: dict[str, object]) -> dict[str, Any]:
+    line, _ = connected(path, ANSWER)
+    try:
+        wire.send(line, wire.packed(question))
+        return wire.receive_json(line)
+    finally:
+        line.close()

@@ -1,0 +1,124 @@
+"""The broker's end of a connection to a client: frames in an event loop, with the descriptors that come with them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+
+from quine.broker import wire
+from quine.broker.admission import Denied
+from transport import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FDS = struct.Struct(f"{1 + wire.MOST_PURSES}i")
+
+
+class Client:
+    """One connection, and the process at its other end."""
+
+    def __init__(self, line: socket.socket) -> None:
+        line.setblocking(False)
+        self.line = line
+        self.pid, self.uid = wire.peer(line)
+        self.fds: list[int] = []
+        self.proved = False
+        self._rest = b""
+
+    async def receive(self, most: int) -> bytes:
+        """Return the body of the next frame; b"" at the end. Raises OSError."""
+        head = await self._exactly(wire.SIZE.size)
+        if not head:
+            return b""
+        (size,) = wire.SIZE.unpack(head)
+        if not 0 < size <= most:
+            raise OSError(f"a frame of {size} bytes")
+        body = await self._exactly(size)
+        if not body:
+            raise ConnectionResetError("the client has gone in the middle of a frame")
+        return body
+
+    async def receive_json(self) -> dict[str, Any]:
+        """Return the next frame as an object, {} at the end. Raises OSError."""
+        body = await self.receive(wire.LONGEST_HELLO)
+        try:
+            value = quickjson.loads(body) if body else {}
+        except (ValueError, RecursionError):
+            raise OSError("a frame that is no JSON") from None
+        if not isinstance(value, dict):
+            raise OSError("a frame that is no object")
+        return value
+
+    async def _exactly(self, size: int) -> bytes:
+        got = bytearray()
+        while len(got) < size:
+            data = await self._some(min(size - len(got), 1 << 18))
+            if not data:
+                if got:
+                    raise ConnectionResetError("the client has gone in the middle of a frame")
+                return b""
+            got += data
+        return bytes(got)
+
+    async def _some(self, most: int) -> bytes:
+        while True:
+            try:
+                data, messages, _, _ = self.line.recvmsg(
+                    most, socket.CMSG_SPACE(FDS.size), socket.MSG_CMSG_CLOEXEC
+                )
+                break
+            except BlockingIOError:
+                await _readable(self.line)
+        for level, kind, value in messages:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self.fds += struct.unpack(f"{len(value) // 4}i", value[: len(value) // 4 * 4])
+        if len(self.fds) > 1 + wire.MOST_PURSES:
+            raise OSError("more descriptors than a client has to give")
+        return data
+
+    async def send(self, body: bytes) -> None:
+        data, self._rest = self._rest + wire.frame(body), b""
+        await asyncio.get_running_loop().sock_sendall(self.line, data)
+
+    def note(self, text: str) -> None:
+        """Send a note now, as far as the client takes it; it is for a log, and may be lost."""
+        try:
+            data = self._rest + wire.packed({"note": text})
+            self._rest = data[self.line.send(data) :]
+        except OSError:
+            pass
+
+    async def gone(self) -> None:
+        """Return once the client has gone, or has said what it may not say during an inference."""
+        await _readable(self.line)
+
+    def take_fds(self) -> tuple[int, list[int]]:
+        """Return the descriptors that came: of a ledger, and of purses. Raises Denied."""
+        fds, self.fds = self.fds, []
+        if not fds:
+            raise Denied("it has given no ledger")
+        return fds[0], fds[1:]
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.line.close()
+
+
+async def _readable(line: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def settle() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(line.fileno(), settle)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(line.fileno())
