@@ -93,7 +93,7 @@ def _handles(stage: Stage, bad: Host) -> bool:
     """Return whether the origin's node handles frames of the hostile one; received ones keep it busy for a while."""
 
     def count() -> int:
-        status = json.loads(stage.lab.run(["node", "--status"], check=True).stdout)
+        status = json.loads(stage.lab.run(["node", "--status", "--json"], check=True).stdout)
         lines = [line["frames_in"] for line in status["lines"] if line["name"] == bad.name]
         assert lines, stage.log()
         return int(lines[0])

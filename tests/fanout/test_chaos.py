@@ -171,7 +171,7 @@ def course(lab: Lab, path: Path, items: int, seed: int, events: Sequence[str], k
 
 def age(lab: Lab, host: str) -> float:
     """Seconds since the start of the node of a host."""
-    done = lab.run(["run", "--on", host, "--", "quine", "node", "--status"], check=True)
+    done = lab.run(["run", "--on", host, "--", "quine", "node", "--status", "--json"], check=True)
     return float(json.loads(done.stdout)["kept"]["remembers"])
 
 

@@ -18,7 +18,7 @@ from tests.system.breaks import proxy_process
 
 
 def killed_with_its_node(lab: Lab) -> None:
-    status = json.loads(lab.run(["node", "--status"], check=True).stdout)
+    status = json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)
     for pid in (status["launcher"], status["pid"]):
         os.kill(pid, signal.SIGKILL)
 

@@ -258,7 +258,7 @@ def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])
     assert lab.run(["node", "--status"]).returncode != 0
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
-    done = lab.run(["node", "--status"], check=True)
+    done = lab.run(["node", "--status", "--json"], check=True)
     facts = json.loads(done.stdout)
     (line,) = facts["lines"]
     assert facts["hosts"]["h1"] == {"up": True, "running": 0, "queued": 0}
@@ -272,11 +272,11 @@ def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
     assert job.stdout
     read_until(job.stdout.fileno(), b"up\n")
     lab["h1"].kill_sessions()
-    over_there = json.loads(lab.run(["run", "--on", "h1", "--", "quine", "node", "--status"]).stdout)
+    over_there = json.loads(lab.run(["run", "--on", "h1", "--", "quine", "node", "--status", "--json"]).stdout)
     (line,) = over_there["lines"]
     assert over_there["jobs"] == 2 and line["name"] == "origin" and line["reconnects"] == 1
     assert "sh -c echo up; read line" in [each["command"] for each in over_there["running"]]
-    (line,) = json.loads(lab.run(["node", "--status"], check=True).stdout)["lines"]
+    (line,) = json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)["lines"]
     assert line["up"] and line["reconnects"] == 1
     job.communicate(b"\n", timeout=120)
     lab.run(["node", "--stop"], check=True)
@@ -397,7 +397,7 @@ def test_a_jobs_end_is_the_end_of_all_it_held(lab: Lab, call: Callable[[], socke
     import json
 
     def facts() -> tuple[int, int]:
-        return json.loads(lab.run(["node", "--status"], check=True).stdout)["jobs"], len(
+        return json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)["jobs"], len(
             os.listdir(f"/proc/{node(lab).pid}/fd")
         )
 
