@@ -396,7 +396,13 @@ def test_after_the_first_interrupt_outputs_are_waited_for(lab: Lab) -> None:
 @pytest.mark.parametrize("stderr", ["&-", "/dev/full"])
 @pytest.mark.parametrize("words", ["-k", "--line-buffer", "--fold"])
 def test_a_stderr_that_cannot_be_written_ends_no_other_host(lab: Lab, stderr: str, words: str) -> None:
-    done = lab.sh(f"quine each {words} {ALL} -- sh -c 'echo x; echo y >&2' 2>{stderr}")
+    """Also where the stderr of a host comes before its stdout, which is in two pipes."""
+    for script in ("echo x; echo y >&2", "echo y >&2; echo x"):
+        done = lab.sh(f"quine each {words} {ALL} -- sh -c '{script}' 2>{stderr}")
+        check_without_stderr(done, words)
+
+
+def check_without_stderr(done: subprocess.CompletedProcess[bytes], words: str) -> None:
     assert done.returncode == 74
     if words == "-k":
         assert groups(done.stdout) == {"h1": "x\n", "h2": "x\n", "h3": "x\n"}

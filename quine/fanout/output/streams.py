@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Chunks = Iterator[tuple[int, bytes]]
 
 NEXT = "\n"
+STDERR = "stderr"  # the file name of an error of it
 MOST = 256 << 10  # bytes that wait in front of a descriptor before more is read from a spool
 
 
@@ -34,6 +35,7 @@ class Streams:
         self._alike = self.terminal and os.isatty(1) and os.fstat(1).st_rdev == os.fstat(2).st_rdev
         self._outputs = {1: stderr if self._alike else Output(1), 2: stderr}
         self.failed = 0  # outputs of jobs that were not passed on
+        self._error: OSError | None = None  # of stderr, in the first output that is queued
         self.painted = False
         self._view = b""
         self._at_line = True  # the terminal's last line is empty
@@ -137,19 +139,34 @@ class Streams:
             chunks, done = self._queue[0]
             try:
                 for stream, data in chunks:
-                    self.put(stream, data)
+                    self._put_of_head(stream, data)
                     if self.pending >= MOST:
                         break
                 else:
+                    self._raise_of_head()
                     self._queue.popleft()
                     self._unwritten.append((dict(self._put), done))
             except BaseException:
                 self._queue.popleft()  # it was not passed on: its item gets no line in the log
+                self._error = None
                 self.failed += 1
                 raise
         while self._unwritten and self._written(self._unwritten[0][0]):
             self._unwritten.popleft()[1]()
         self._watch()
+
+    def _put_of_head(self, stream: int, data: bytes) -> None:
+        """Put a piece of the first output. A stderr that cannot be written keeps nothing back of stdout."""
+        try:
+            self.put(stream, data)
+        except OSError as error:
+            if error.filename != STDERR:
+                raise
+            self._error = error
+
+    def _raise_of_head(self) -> None:
+        if self._error:
+            raise self._error
 
     def _written(self, put: dict[int, int]) -> bool:
         """Whether the kernel has taken the first so many bytes; a stream that takes no more is not waited for."""
@@ -163,7 +180,7 @@ class Streams:
         if output.write():
             return
         self._unwatch(2 if self._alike else stream)
-        name = "stdout" if stream == 1 else "stderr"
+        name = "stdout" if stream == 1 else STDERR
         if output.error and (stream == 1 or output.taken < self._owed[stream]):
             raise OSError(0, output.error, name)
         if stream == 1:
