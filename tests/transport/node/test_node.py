@@ -272,7 +272,9 @@ def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
     assert job.stdout
     read_until(job.stdout.fileno(), b"up\n")
     lab["h1"].kill_sessions()
-    over_there = json.loads(lab.run(["run", "--on", "h1", "--", "quine", "node", "--status", "--json"]).stdout)
+    over_there = json.loads(
+        lab.run(["run", "--on", "h1", "--", "quine", "node", "--status", "--json"]).stdout
+    )
     (line,) = over_there["lines"]
     assert over_there["jobs"] == 2 and line["name"] == "origin" and line["reconnects"] == 1
     assert "sh -c echo up; read line" in [each["command"] for each in over_there["running"]]
