@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.base.strict import Strict, flag, integer, items, mapping, number, parse, text
+from quine.base.strict import HEX, Strict, flag, integer, items, mapping, number, parse, text
 from transport.errors import RequestError
 
 JSON = st.recursive(
@@ -21,7 +21,8 @@ JSON = st.recursive(
 
 
 class _Model(Strict):
-    name: str = text(3, 1, pattern="[a-z]*")
+    name: str = text(3, 1, letters="abcdefghijklmnopqrstuvwxyz")
+    link: str = text(letters=HEX, sizes=(0, 4), default="")
     count: int = integer(9, default=0)
     share: float = number(1.0, default=0.5)
     done: bool = flag(False)
@@ -36,6 +37,9 @@ def test_a_body_and_its_defaults() -> None:
     found = parse(_Model, json.dumps(GOOD).encode())
     assert (found.name, found.count, found.share, found.done) == ("ab", 0, 0.5, False)
     assert (found.lines, found.more) == (["x"], {"k": 1})
+    assert all(
+        parse(_Model, json.dumps({**GOOD, "link": link}).encode()).link == link for link in ("", "0af9")
+    )
     found = parse(_Model, json.dumps({**GOOD, "share": 1, "done": True, "count": 9}).encode())
     assert (found.share, found.done, found.count) == (1, True, 9)
 
@@ -49,6 +53,9 @@ def test_a_body_and_its_defaults() -> None:
         ({"name": "abcd"}, "name: not between 1 and 3"),
         ({"name": "AB"}, "name: not of the form"),
         ({"name": "ab\n"}, "name: not of the form"),
+        ({"name": "aBc"}, "name: not of the form"),
+        ({"link": "abc"}, "link: not of the form"),
+        ({"link": "abcg"}, "link: not of the form"),
         ({"count": True}, "count: not of type integer"),
         ({"count": 1.0}, "count: not of type integer"),
         ({"count": -1}, "count: not between 0 and 9"),
