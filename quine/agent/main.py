@@ -62,12 +62,24 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
         _change_directory(options.cwd)
     signals = Signals()
     signals.install()
-    ask = origin.connect()
     try:
-        with signals.calling_out():
-            spec = origin.assigned(settings, ask)
+        return ending.leave(_run(mission, options, proxy or _no_proxy, settings, inventory, signals))
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
+
+
+def _run(
+    mission: str,
+    options: RunOptions,
+    proxy: Proxy,
+    settings: Settings,
+    inventory: str | None,
+    signals: Signals,
+) -> End:
+    """Run the session of this process. Raises Terminated for a signal before it begins, and Failure."""
+    ask = origin.connect()
+    with signals.calling_out():
+        spec = origin.assigned(settings, ask)
     assigned = spec is not None
     if spec is None:
         if ask is not None and "lineage" not in settings.memo:
@@ -78,33 +90,27 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
             os.environ["QUINE_INVENTORY"] = inventory  # valid in every directory, and for all descendants
     else:
         tree = env.join_tree(settings, spec.limits, share=True, age=spec.age)
-        settings = origin.settle_here(settings, spec, tree.ledger, os.environ)
-    origin.borrow_slots(tree.ledger, ask, signals, origin.is_direct(settings.memo))
+        settings = origin.settle_here(settings, spec, tree.ledger, os.environ, signals.calling_out)
+    origin.borrow_slots(tree.ledger, ask, settings.memo, signals)
     try:
         with signals.calling_out():  # a command that gives the key may ask a person
             guest, spec, price = _guest(settings, tree, spec, ask)
     except Failure as failure:
         if assigned and origin.is_direct(settings.memo):
             origin.part(settings, signals.ready)
+            _tidy(settings.data_dir, _make_data_dir(settings.data_dir, shared=True))
             raise Failure(failure.status, failure.detail, failure.hint, settings.node) from None
         raise
-    except Terminated as terminated:
-        return ending.leave(End(128 + terminated.number, terminated.number))
     held = _make_data_dir(settings.data_dir, shared=ask is not None)
-    keeps = ask is None and "lineage" not in settings.memo and policy.wanted(os.environ)
-    try:
-        if not assigned:
-            with signals.calling_out():
-                spec = spec._replace(hosts=allowed_hosts.at_start(inventory, ask))
-        slots = _admitted(tree.ledger, spec)
-        if keeps:
-            policy.begin(spec.root, os.environ, policy.of_the_store(settings.secrets))
-        if (options.binary or spec.binary) and not spec.material_file:
-            spec = prompt.save_material(spec, settings.data_dir, signals)
-    except Terminated as terminated:
-        return ending.leave(End(128 + terminated.number, terminated.number))
-    process = Process(settings, tree, guest, price, ask, signals, proxy or _no_proxy)
-    return ending.leave(_lives(process, spec, slots, held))
+    if not assigned:
+        with signals.calling_out():
+            spec = spec._replace(hosts=allowed_hosts.at_start(inventory, ask))
+    slots = _admitted(tree.ledger, spec)
+    if ask is None and "lineage" not in settings.memo and policy.wanted(os.environ):
+        policy.begin(spec.root, os.environ, policy.of_the_store(settings.secrets))
+    if (options.binary or spec.binary) and not spec.material_file:
+        spec = prompt.save_material(spec, settings.data_dir, signals)
+    return _lives(Process(settings, tree, guest, price, ask, signals, proxy), spec, slots, held)
 
 
 def _no_proxy(where: str, spec: SessionSpec, ledger: Ledger, **more: Any) -> Status:
@@ -162,10 +168,8 @@ def spec_from(
         broker = _broker(settings, tree.ledger, environ)
         spec = spec._replace(model=broker.guest.model)
         broker.close()
-    elif relayed and (ask := origin.connect()):
-        from quine.budget.leases import Grant
-
-        tree.ledger.beyond = Grant(tree.ledger, ask)
+    elif relayed:
+        origin.borrow_slots(tree.ledger, origin.connect(), settings.memo)
     if admit:
         _admitted(tree.ledger, spec)  # the slot belongs to this process, which ends after the remote agent
     return spec, settings, tree.ledger
@@ -181,10 +185,10 @@ def _again(settings: Settings, former: dict[str, Any], proxy: Proxy) -> int:
         os.set_inheritable(fd, False)
     signals.install({int(number) for number in former["mask"]})
     ask = origin.connect()
-    origin.borrow_slots(tree.ledger, ask, signals, origin.is_direct(settings.memo))
+    origin.borrow_slots(tree.ledger, ask, settings.memo, signals)
     guest, spec, price = _guest(settings, tree, spec, ask)
-    process = Process(settings, tree, guest, price, ask, signals, proxy)
     held = _make_data_dir(settings.data_dir, shared=ask is not None)
+    process = Process(settings, tree, guest, price, ask, signals, proxy)
     return ending.leave(_lives(process, spec, slots, held, former["record"], former["jobs"]))
 
 
@@ -198,8 +202,7 @@ def _lives(
 ) -> End:
     """Run the session of this process. A child forked in it returns to this loop and runs its own session.
 
-    `jobs` are the children of an earlier session of this process; `slots` and `record` are as in `Loop`; `held` is of
-    `_make_data_dir`.
+    `jobs`: children of its earlier session. `slots` and `record`: as in `Loop`. `held`: of `_make_data_dir`.
     """
     ours = os.getpid()
     forked: ForkedChild | None = None  # how this process began, if it is one

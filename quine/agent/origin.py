@@ -10,7 +10,7 @@ import select
 
 from quine.agent.session import SessionSpec
 from quine.base.errors import NOT_STARTED, TRY_AGAIN, Failure, Misconfigured, NoGuest
-from quine.base.sessions import tape_path
+from quine.base.sessions import COURIER, tape_path
 from quine.tape.writer import FileSink, RelaySink
 from transport import inherit, quickjson
 from transport.lean import Any, Callable, suppress
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from quine.agent.signals import Signals
     from quine.budget.ledger import Ledger
     from quine.tape.writer import Sink
-    from transport.lean import socket
+    from transport.lean import contextlib, socket
+
+    Context = contextlib.AbstractContextManager[object]
 
 INFERENCE = (
     "QUINE_INFERENCE"  # "direct" in the environment of an agent that the node starts, and of nothing below it
 )
-COURIER = "courier"  # in the memo: the socket of quine/tape/courier.py, and the folder of its tapes
 NO_KEY = 'inference = "direct", and this host has no key of its own'
 CURE = (
     "name QUINE_API_KEY_FILE or QUINE_API_KEY_COMMAND, and QUINE_MODEL_ID, in env of its table in the inventory; "
@@ -79,11 +80,16 @@ def is_direct(memo: Mapping[str, Any]) -> bool:
 
 
 def settle_here(
-    settings: Settings, spec: SessionSpec, ledger: Ledger, environ: MutableMapping[str, str]
+    settings: Settings,
+    spec: SessionSpec,
+    ledger: Ledger,
+    environ: MutableMapping[str, str],
+    calling_out: Callable[[], Context],
 ) -> Settings:
-    """Begin a job whose agents infer here, if this is one: borrow its budget, and make the courier of its tapes.
+    """Begin a job whose agents infer here, if this is one: make the courier of its tapes, and borrow its budget.
 
-    Return the settings with its place, for the memo. Raises Failure: without a guest here nothing is begun.
+    Return the settings with its place, for the memo. `calling_out` is open while this waits for the origin, and may
+    end that. Raises Failure: without a guest here nothing is begun.
     """
     if environ.pop(INFERENCE, "") != "direct":
         return settings
@@ -109,11 +115,13 @@ def settle_here(
         return relay.request(name, body, _for_ever)
 
     folder = os.path.join(settings.data_dir, f"direct-{spec.session}")
-    path = f"{runtime_directory()}/{spec.session}.tapes"
-    borrower = Borrower(ledger, send, suppress)  # of nothing: no signal is handled yet
+    path = f"{runtime_directory()}/{spec.session}-{os.urandom(4).hex()}{courier.SUFFIX}"
+    borrower = Borrower(ledger, send, suppress)
     try:
-        borrower.begin()
+        # First: it is small here yet, and it gives back what was lent should a signal come before the answer.
         courier.start(folder, path, send, borrower.report, borrower.return_rest)
+        with calling_out():
+            borrower.begin()
     except (OSError, RequestError) as error:
         why = str(error)
         if isinstance(error, OSError) and error.strerror:
@@ -169,10 +177,12 @@ def left_out(settings: Settings) -> Settings:
     return settings._replace(memo=memo)
 
 
-def borrow_slots(ledger: Ledger, ask: Ask | None, signals: Signals, pays: bool = False) -> None:
+def borrow_slots(
+    ledger: Ledger, ask: Ask | None, memo: Mapping[str, Any], signals: Signals | None = None
+) -> None:
     """With the origin elsewhere, let the ledger borrow slots for agents from it and give them back.
 
-    `pays`: this machine infers, and pays from what it borrows of the budget.
+    If this machine infers, its ledger pays from what it borrows of the budget. A signal may end a wait for the origin.
     """
     if ask is None:
         return
@@ -180,14 +190,18 @@ def borrow_slots(ledger: Ledger, ask: Ask | None, signals: Signals, pays: bool =
 
     def request(name: str, body: bytes) -> bytes:
         # A proxy has removed its signal handlers.
-        if signals.fd < 0:
+        if signals is None or signals.fd < 0:
             return ask(name, body)
         with signals.calling_out():
             return ask(name, body)
 
-    if not pays:
+    if not is_direct(memo):
         ledger.beyond = Grant(ledger, request)
         return
     from quine.budget.borrowing import Borrower
+    from quine.tape import courier
 
-    ledger.beyond = Borrower(ledger, request, signals.interruptible)
+    def call_courier() -> None:
+        courier.call(memo[COURIER][0])
+
+    ledger.beyond = Borrower(ledger, request, signals.interruptible if signals else suppress, call_courier)

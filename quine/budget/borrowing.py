@@ -31,12 +31,20 @@ LEAST, LEAST_MONEY = 1, 1e-9  # a limit of 0 would be none
 class Borrower(Grant):
     """Implements `ledger.Upstream` for the ledger of a share that pays its inferences itself.
 
-    `guard` is open while this waits for the origin; a signal may end the wait there.
+    `guard` is open while this waits for the origin; a signal may end the wait there. `call_courier` has the process
+    that waits for the origin give idle places back; None: this is that process.
     """
 
-    def __init__(self, ledger: Ledger, ask: Ask, guard: Callable[[], Guard]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        ask: Ask,
+        guard: Callable[[], Guard],
+        call_courier: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(ledger, ask)
         self._guard = guard
+        self._call_courier = call_courier
         self._told = Wanted()
 
     def begin(self) -> None:
@@ -51,19 +59,29 @@ class Borrower(Grant):
         """
         try:
             with self._guard(), self._asking(FOR_EVER):
-                if self._lacks(ledger, tokens, money):
+                # Others may reserve what was lent before this process does: then more is borrowed.
+                while self._lacks(ledger, tokens, money):
                     facts = self._book.numbers()
                     if _own_caps_lack(ledger, facts, tokens, money):
                         return False  # whatever the origin has
                     room, room_cost = self._room(facts)
                     lend, dear = max(0, tokens - room), max(0.0, money - room_cost)
-                    self._borrow(Wanted(facts.tokens, facts.cost, lend, dear))
-                return not self._lacks(ledger, tokens, money)
+                    if not self._borrow(Wanted(facts.tokens, facts.cost, lend, dear)):
+                        return not self._lacks(ledger, tokens, money)
+                return True
         except OSError:
             return False
 
+    def give_back(self) -> None:
+        """Return idle places to the origin. No agent waits for the link with that: the courier does."""
+        if self._call_courier is None:
+            super().give_back()
+        elif self._owes():
+            self._call_courier()
+
     def report(self) -> None:
-        """Tell what was used so far. Raises OSError without an answer."""
+        """Tell what was used so far, and return idle places. Raises OSError without an answer."""
+        self.give_back()
         facts = self._book.numbers()
         used = Wanted(facts.tokens, facts.cost)
         if used != self._told:
@@ -99,11 +117,14 @@ class Borrower(Grant):
             left.cost is not None and left.cost < money
         )
 
-    def _borrow(self, wanted: Wanted) -> None:
-        """Send a request; the caller holds the slot `ASKING`."""
+    def _borrow(self, wanted: Wanted) -> bool:
+        """Send a request, and return whether anything was lent; the caller holds the slot `ASKING`."""
+        lent = False
 
         def take(answer: Any, facts: Numbers) -> Numbers:
+            nonlocal lent
             tokens, cost = answer["tokens"], answer["cost"]
+            lent = not wanted.over and bool(tokens or cost)
             if tokens is not None and not wanted.over:
                 facts = facts._replace(limit_tokens=max(LEAST, facts.limit_tokens + int(tokens)))
             if cost is not None and not wanted.over:
@@ -111,6 +132,7 @@ class Borrower(Grant):
             return facts
 
         self._request(0, {"loan": True, **wanted._asdict()}, take)
+        return lent
 
 
 def _own_caps_lack(ledger: Ledger, facts: Numbers, tokens: int, money: float) -> bool:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 PATIENCE = 120.0  # seconds to wait for the request of another process
+MAX_LOANS = 64  # machines below one job that infer by themselves, where the number of agents has no limit
 MAX_SHARES = 4096  # machines below one job, over its whole time, that get places through it
 
 Ask = Callable[[str, bytes], bytes]
@@ -232,7 +233,10 @@ class Lender:
             share = self._share(ident)
             if share.over or (share.loan and share.loan.returned):
                 raise RequestError("ledger: its loan has ended")
-            loan = share.loan = share.loan or Loan(self._ledger, self._parts)
+            if share.loan is None:
+                self._require_another(numbered)
+                share.loan = Loan(self._ledger, self._parts)
+            loan = share.loan
             if not numbered and not wanted.over:
                 loan.count(wanted)
                 return None, None
@@ -240,6 +244,12 @@ class Lender:
             if (wanted.lend or wanted.money) and loan.lacks(wanted):
                 self._ledger.refuse()
             return lent
+
+    def _require_another(self, numbered: bool) -> None:
+        """Raise RequestError if no other machine may begin a loan: each has one agent at least."""
+        most = self._most if self._limit else MAX_LOANS
+        if not numbered or sum(share.loan is not None for share in self._shares.values()) >= most:
+            raise RequestError("ledger: no such loan" if not numbered else f"ledger: more than {most} loans")
 
     def end(self, ident: str) -> None:
         """Take all places of a share back after its job has ended; it gets no more."""

@@ -12,9 +12,9 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from quine.agent import env, tools
-from quine.agent.origin import COURIER
 from quine.agent.session import SessionSpec
 from quine.base.messages import GuestError, Spent, unheard
+from quine.base.sessions import COURIER
 from quine.base.strict import parse
 from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger

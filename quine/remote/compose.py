@@ -29,19 +29,19 @@ SERVICES = ("life", "infer", "tape", "ledger")
 
 def agent_here(mission: str, options: RunOptions) -> int:
     """Run the agent in this very process."""
-    if os.environ.get("QUINE_INFERENCE") == "direct":
+    from quine.base.sessions import COURIER
+    from transport import inherit
+
+    if os.environ.get("QUINE_INFERENCE") == "direct" or COURIER in inherit.read():
         _use_client()
     gc.disable()  # until its modules are loaded: a collection would find nothing
     from quine.broker import finding
 
     finding.begin()  # before the rest is loaded: there is little memory yet in which a key could lie
     import quine.agent.loop  # noqa: F401 - with all that an agent loads
-    from quine.agent import main, origin
-    from transport import inherit
+    from quine.agent import main
 
     gc.enable()
-    if origin.is_direct(inherit.read()):
-        _use_client()
     os.environ.pop("QUINE_DETACHED", None)
     if options.mount:
         os.environ["QUINE_MOUNT"] = "auto"

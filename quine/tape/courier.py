@@ -44,6 +44,7 @@ TRIES = 10
 PATIENCE = 5.0  # seconds for a client to say what it wants
 NEW, FLUSH, END = b"n", b"f", b"e"
 DONE = b"+"
+SUFFIX, MAKING = ".tapes", "~"  # of a socket's name, and of one that is not bound and listened at yet
 GONE = "the process that sends it has ended"
 
 
@@ -66,13 +67,16 @@ class SpooledSink:
             finally:
                 os.close(fd)
             self._begun = True
-        with contextlib.suppress(
-            OSError
-        ):  # it is busy with the origin, and looks again; or it shows at the end
-            _call(self._path, NEW, wait=False).close()
+        call(self._path)
 
     def close(self) -> None:
         self._file.close()
+
+
+def call(path: str) -> None:
+    """Tell the courier that there is something new."""
+    with contextlib.suppress(OSError):  # it is busy with the origin, and looks again; or it shows at the end
+        _call(path, NEW, wait=False).close()
 
 
 def ask(path: str, what: bytes, wait: Callable[[socket.socket, int], None]) -> str:
@@ -122,10 +126,12 @@ def start(
     `send` is a request to the origin. `report` tells it what was used so far, `return_rest` also gives back the rest.
     """
     _make_index(folder)
+    _remove_stale(os.path.dirname(path))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(path)
+        listener.bind(path + MAKING)
         listener.listen(BACKLOG)
+        os.rename(path + MAKING, path)  # where a socket is seen, somebody listens or has ended
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             whom = os.getpid()
@@ -138,6 +144,20 @@ def start(
             os.waitpid(pid, 0)
     finally:
         listener.close()
+
+
+def _remove_stale(directory: str) -> None:
+    """Remove the sockets of couriers that were killed."""
+    for name in os.listdir(directory):
+        if not name.endswith(SUFFIX):
+            continue
+        try:
+            _call(os.path.join(directory, name), NEW, wait=False).close()
+        except ConnectionRefusedError:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(directory, name))
+        except OSError:
+            pass  # it is busy
 
 
 def _make_index(folder: str) -> None:

@@ -313,16 +313,17 @@ def test_signals_at_any_moment(agents: Agents) -> None:
 
 # TERM comes when a `with` has entered its manager and does not know it yet, and HUP in the middle of the end
 WITHIN = """
-import contextlib, os, signal, sys
+import os, signal, sys
+from transport import lean
 
-class Manager(contextlib._GeneratorContextManager):
+class Manager(lean.Managed):
     def __enter__(self):
         entered = super().__enter__()
-        if self.gen.__name__ == "interruptible" and sys._getframe(1).f_code.co_name == "until_done":
+        if self._generator.__name__ == "interruptible" and sys._getframe(1).f_code.co_name == "until_done":
             os.kill(os.getpid(), signal.SIGTERM)
         return entered
 
-contextlib._GeneratorContextManager = Manager
+lean.Managed = Manager
 import quine.agent.shell
 close = quine.agent.shell.Shell.close
 
