@@ -205,7 +205,7 @@ class Loans(RuleBasedStateMachine):
         host = self.hosts[number]
         before = spoken_for(self.tree)
         host.wire.lender.close()
-        assert spoken_for(self.tree) <= before
+        assert spoken_for(self.tree) == before
         self.used_before = self.tree.totals()[1] - sum(
             each.wire.lender._shares[ident].loan._used  # type: ignore[union-attr]
             for each in self.hosts
@@ -319,6 +319,14 @@ def test_loans_are_no_more_than_machines_with_an_agent(tree: Ledger, limit: int)
         lender.budget("f" * 32, Wanted(begin=True), numbered=True)
     lender.close()
     assert spoken_for(tree) == tree.totals()[1]
+
+
+def test_after_the_rest_was_given_back_nothing_is_lent(tree: Ledger, host: Host) -> None:
+    host.borrower.return_rest()
+    ident = host.ledger.book.numbers().ident.hex()
+    with pytest.raises(RequestError, match="its loan has ended"):
+        host.wire.lender.budget(ident, Wanted(lend=PROMPT), numbered=True)
+    assert spoken_for(tree) == 0
 
 
 def test_a_host_that_says_it_used_more_than_it_was_lent_is_charged_what_it_was_lent(
