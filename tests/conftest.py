@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import hypothesis
 import pytest
 
+from quine.base import procs
 from tests.files.clouds import Azure, Google
 from tests.files.seaweed import Weed
 from tests.files.tiers import SERVERS
@@ -308,6 +309,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         # an agent's own code, run in this process, ends with SIGPIPE at its default: the next test dies of it
         if before is not None and signal.getsignal(number) != before:
             signal.signal(number, before)
+    procs.adopt_no_more()  # an agent's own code adopts orphans; here those would be nodes, by design nobody's children
     deadline = time.monotonic() + STRAGGLERS
     complaints = []
 

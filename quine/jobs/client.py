@@ -166,6 +166,22 @@ def caller(options: RunOptions) -> dict[str, object]:
     return dict(context)
 
 
+def infers_there(options: RunOptions) -> bool:
+    """Return whether every host that --on means infers by keys of its own, so that none is needed here."""
+    from pathlib import Path
+
+    from deploy.inventory import ConfigError, load
+    from transport.errors import Refused
+
+    path = find_inventory(options, os.environ)
+    try:
+        return path is not None and all(
+            host.inference == "direct" for host in load(Path(path), {}).matching(options.on)
+        )
+    except (ConfigError, Refused, OSError, ImportError):
+        return False  # the node tells it better
+
+
 def show(
     spawn: Spawn,
     options: RunOptions,

@@ -20,12 +20,13 @@ import sys
 from quine.agent.session import SessionSpec
 from quine.base import dirs, sizes
 from quine.base.cli_options import RunOptions, as_words, environment, limits, rows
-from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
+from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NoGuest, NotBuilt, complain, say
 from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from quine.jobs.client import (
     caller,
     directory_here,
+    infers_there,
     leave,
     seconds_of,
     services,
@@ -127,8 +128,13 @@ def _check_guest(options: RunOptions) -> None:
 
     settled = dict(os.environ)
     settings = env.adopt(options, settled)
-    if not finding.is_served(settled, settings.memo):
+    if finding.is_served(settled, settings.memo):
+        return
+    try:
         vendors.check(env.guest(settings, settled))
+    except NoGuest:
+        if not (options.elsewhere and infers_there(options)):
+            raise
 
 
 def batch(options: RunOptions, shown: str, inputs: Inputs, agents: bool) -> int:

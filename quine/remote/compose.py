@@ -75,7 +75,7 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     from quine.agent.session import another
     from quine.archive import policy
     from quine.base.errors import LOST
-    from quine.jobs.client import caller, callers_environment, show, staging, starting_directory
+    from quine.jobs.client import caller, callers_environment, infers_there, show, staging, starting_directory
 
     gc.enable()
     detached = os.environ.pop("QUINE_DETACHED", "") == "1"
@@ -125,23 +125,6 @@ def _preparing(context: Mapping[str, object]) -> Callable[[str], None]:
             hosts_for_agents.prepare(inventory, host)
 
     return prepare
-
-
-def infers_there(options: RunOptions) -> bool:
-    """Return whether every host that --on means infers by keys of its own, so that none is needed here."""
-    from pathlib import Path
-
-    from deploy.inventory import ConfigError, load
-    from quine.base.cli_options import find_inventory
-    from transport.errors import Refused
-
-    path = find_inventory(options, os.environ)
-    try:
-        return path is not None and all(
-            host.inference == "direct" for host in load(Path(path), {}).matching(options.on)
-        )
-    except (ConfigError, Refused, OSError, ImportError):
-        return False  # the node tells it better
 
 
 def _reach_again(host: str, options: RunOptions) -> None:

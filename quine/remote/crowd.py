@@ -18,8 +18,8 @@ from quine.base.cli_options import RunOptions, environment, limits
 from quine.base.errors import Misconfigured
 from quine.base.sessions import new_session
 from quine.budget.shared_counters import NAME, release
-from quine.jobs.client import caller, callers_environment, starting_directory
-from quine.remote.compose import agent_spawn, infers_there, log_of, services_of
+from quine.jobs.client import caller, callers_environment, infers_there, starting_directory
+from quine.remote.compose import agent_spawn, log_of, services_of
 from transport.inherit import held_above
 
 TYPE_CHECKING = False

@@ -1,8 +1,17 @@
-"""Agents on a host that infers by keys of its own: the key stays there, and the tape and the budget come here."""
+"""Agents on a host that infers by keys of its own: the key stays there, and the tape and the budget come here.
+
+QUINE_TEST_STOPPED=SECONDS: how long the node of this machine is stopped in the middle of an agent, else for a moment.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +19,10 @@ from typing import Any
 import pytest
 
 from tests.broker.serving import BYE, Plan, said
-from tests.lab import Lab
+from tests.lab import Lab, processes
 from tests.support.agents import call
 from tests.support.remote_agents import tapes
+from tests.support.waiting import read_until, until
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said, Seen
 
@@ -30,6 +40,7 @@ class Direct:
         self.host = lab[of]
         self.of = of
         self.keys = keys
+        self._clients = contextlib.ExitStack()
 
     def __enter__(self) -> Direct:
         self.provider.__enter__()
@@ -51,6 +62,7 @@ class Direct:
         self.lab.alias("d1", self.of, inference="direct", env=self.there, **self.keys)
 
     def __exit__(self, *args: Any) -> None:
+        self._clients.close()
         self.provider.__exit__(*args)
 
     def _choose(self, seen: Seen) -> Said | Fault:
@@ -72,6 +84,37 @@ class Direct:
     def verify(self) -> None:
         done = self.lab.run(["tape", "verify"], env=self.env)
         assert done.returncode == 0, done.stderr
+
+    def up(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a client, and wait until its agent has said "up"."""
+        process = self.lab.popen(words, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.own(process)
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\n")
+        return process
+
+    def own(self, process: subprocess.Popen[bytes]) -> None:
+        self._clients.enter_context(process)
+        self._clients.callback(process.kill)
+
+    def nodes(self) -> list[int]:
+        """The node of this machine."""
+        return [p.pid for p in processes.marked(self.lab.mark) if p.daemon and "--dial" not in p.argv]
+
+    def brokers(self) -> list[int]:
+        there = f"HOME={self.host.home}"
+        return [process.pid for process in processes.marked(there, brokers=True) if process.broker]
+
+    def courier(self) -> int:
+        """The process of the job that leads a group of its own, and whose parent has ended."""
+        found = [
+            process.pid
+            for process in self.host.jobs()
+            if process.pid == os.getpgid(process.pid) != os.getsid(process.pid)
+            and process.argv[-1] == "errand"
+        ]
+        assert len(found) == 1, [str(p) for p in self.host.jobs()]
+        return found[0]
 
     def litter(self) -> list[Path]:
         """Tapes and keys of an agent that stayed on the host."""
@@ -158,4 +201,135 @@ def test_what_it_is_lent_ends_it_where_the_tree_has_no_more(direct: Direct) -> N
     assert done.returncode == 77 and b"budget" in done.stderr
     facts = json.loads(report.read_text())
     assert 0 < facts["tokens_in"] + facts["tokens_out"] <= 12000
+    direct.verify()
+
+
+def pipes(top: Path, *names: str) -> list[Path]:
+    """Named pipes by which a test and a command of an agent wait for each other."""
+    for name in names:
+        os.mkfifo(top / name)
+    return [top / name for name in names]
+
+
+def test_it_goes_on_while_the_node_here_is_stopped(direct: Direct, tmp_path: Path) -> None:
+    (go,) = pipes(tmp_path, "go")
+    direct.plan = {"long errand": [said(f"echo up >&4; read x <{go}"), *[said("echo on")] * 3, BYE]}
+    report = tmp_path / "report"
+    words = ["--on", "d1", "--max-tokens", "100000", "--report", str(report), "long errand"]
+    client = direct.up(*words)
+    (node,) = direct.nodes()
+    os.kill(node, signal.SIGSTOP)
+    try:
+        go.write_text("x\n")
+        until(lambda: len(direct.provider.requests) == 5, "all is inferred")
+        time.sleep(float(os.environ.get("QUINE_TEST_STOPPED", "0")))
+        assert client.poll() is None and len(direct.tape("long errand")) < 12
+    finally:
+        os.kill(node, signal.SIGCONT)
+    assert client.wait(60) == 0
+    facts = json.loads(report.read_text())
+    assert (facts["tokens_in"], facts["tokens_out"]) == (500, 50)
+    assert sum(entry["type"] == "tool_result" for entry in direct.tape("long errand")) == 4
+    direct.verify()
+    assert direct.litter() == []
+
+
+def test_it_goes_on_while_the_link_is_down(direct: Direct, tmp_path: Path) -> None:
+    """The tapes of agents that ended before and meanwhile come later; a fork waits, if it needs another place."""
+    go, on = pipes(tmp_path, "go", "on")
+    proxy = direct.host.proxy
+    direct.keys["via"] = proxy
+    direct.alias()
+    fork = Said(calls=(call("fork", children=[{"intent": "errand-child"}], wait=True),))
+    direct.plan = {
+        "errand-child": [said(f"echo up >&4; read x <{go}"), BYE],
+        "errand-root": [fork, said("true"), said(f"read x <{on}"), said("quine errand-late"), BYE],
+        "errand-late": [said("true"), BYE],
+    }
+    words = ["--on", "d1", "--max-tokens", "100000", "errand-root"]
+    client = direct.lab.popen(words, env=direct.env)
+    direct.own(client)
+    with go.open("w") as writer:  # opened by the child, which is at work then
+        proxy.refuse()
+        proxy.cut()
+        try:
+            writer.write("x\n")
+            writer.flush()
+            until(lambda: len(direct.provider.requests) == 5, "all but the last is inferred")
+        finally:
+            proxy.heal()
+    on.write_text("x\n")
+    assert client.wait(90) == 0
+    assert sorted(tapes(direct.data)) == ["errand-child", "errand-late", "errand-root"]
+    direct.verify()
+    assert direct.litter() == []
+
+
+def test_the_broker_over_there_is_killed(direct: Direct, tmp_path: Path) -> None:
+    (go,) = pipes(tmp_path, "go")
+    direct.plan = {"errand": [said(f"echo up >&4; read x <{go}"), said("true"), BYE]}
+    client = direct.up("--on", "d1", "errand")
+    brokers = direct.brokers()
+    assert brokers
+    for pid in brokers:
+        os.kill(pid, signal.SIGKILL)
+    go.write_text("x\n")
+    assert client.wait(60) == 0
+    direct.verify()
+
+
+def test_a_courier_that_was_killed_leaves_the_tape_there_and_is_told_of(
+    direct: Direct, tmp_path: Path
+) -> None:
+    (go,) = pipes(tmp_path, "go")
+    direct.plan = {"errand": [said(f"echo up >&4; read x <{go}"), BYE]}
+    client = direct.up("--on", "d1", "errand")
+    os.kill(direct.courier(), signal.SIGKILL)
+    go.write_text("x\n")
+    _, said_ = client.communicate(timeout=60)
+    assert client.returncode == 74 and b"the process that sends it has ended" in said_
+    (kept,) = direct.litter()
+    assert json.loads(kept.read_text().splitlines()[-1])["type"] == "outcome"
+    shutil.rmtree(direct.host.home / "quine")
+    assert b"files are left" in said_
+
+
+def test_a_signal_ends_it_and_its_tape_says_so(direct: Direct) -> None:
+    direct.plan = {"errand": [said("echo up >&4; sleep 600"), BYE]}
+    client = direct.up("--on", "d1", "errand")
+    client.send_signal(signal.SIGTERM)
+    assert client.wait(60) == -signal.SIGTERM
+    assert direct.tape("errand")[-1]["data"]["termination_mode"] == "signal"
+    assert direct.litter() == []
+
+
+def test_a_batch_of_agents(direct: Direct) -> None:
+    direct.plan = {"errand": [said("echo done by $QUINE_NODE_NAME >&4"), BYE]}
+    words = [
+        "xargs",
+        "--on",
+        "d1",
+        "-k",
+        "-P2",
+        "--max-tokens",
+        "100000",
+        "errand {}",
+        ":::",
+        "1",
+        "2",
+        "3",
+        "4",
+    ]
+    done = direct.lab.run(words, env=direct.env)
+    assert (done.returncode, done.stdout) == (0, b"done by d1\n" * 4), done.stderr
+    assert len(list(direct.data.rglob("*.jsonl"))) == 4
+    assert direct.litter() == []
+
+
+def test_a_detached_agent(direct: Direct) -> None:
+    direct.plan = {"errand": [said("echo done >&4"), BYE]}
+    begun = direct.lab.run(["--detach", "--on", "d1", "errand"], env=direct.env, check=True)
+    id = begun.stdout.decode().strip()
+    assert direct.lab.run(["wait", id], env=direct.env).returncode == 0
+    assert direct.lab.run(["logs", id], env=direct.env).stdout == b"done\n"
     direct.verify()
