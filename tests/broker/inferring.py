@@ -51,6 +51,11 @@ def ledger(**limits: Any) -> Any:
         os.close(made.fd)
 
 
+def gates(made: Inferences) -> list[dict[str, Any]]:
+    """The state of each gate; keys are named by their first letters."""
+    return made.status(lambda key: key[:6])
+
+
 @contextlib.asynccontextmanager
 async def inferences() -> AsyncIterator[Inferences]:
     made = Inferences()

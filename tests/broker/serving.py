@@ -70,7 +70,7 @@ class Served(Agents):
             os.kill(pid, signal.SIGKILL)
 
     def sockets(self) -> list[Path]:
-        return sorted(self.runtime.rglob("*.sock"))
+        return sorted(self.runtime.rglob("*.broker"))
 
 
 def gone(pids: list[int], seconds: float = 60) -> bool:

@@ -18,7 +18,7 @@ from quine.budget.ledger import Ledger
 from quine.providers import metering
 from quine.providers.dialects.faults import NO_QUOTA_LEFT
 from quine.providers.relay import RelayGuest
-from tests.broker.inferring import config, inferences, ledger, payer, request, run
+from tests.broker.inferring import config, gates, inferences, ledger, payer, request, run
 from tests.vendors import anthropic, chat, gemini, responses
 from tests.vendors.limits import Limited
 from tests.vendors.server import KEY, Cut, Fault, Provider, Said, Silent, Turn
@@ -264,10 +264,10 @@ def test_siblings_with_a_fresh_prefix_wait_for_the_first_one() -> None:
                 for n in range(5)
             ]
             await seen(provider.silent)
-            (gate,) = made.status()["gates"]  # type: ignore[misc]
+            (gate,) = gates(made)
             while gate["waiting"] + gate["under_way"] < 5:
                 await asyncio.sleep(0)
-                (gate,) = made.status()["gates"]  # type: ignore[misc]
+                (gate,) = gates(made)
             assert (gate["under_way"], gate["waiting"]) == (1, 4)
             first = int(provider.bodies[0]["messages"][1]["content"])
             await cancelled(siblings.pop(first))  # it has not said a byte, so the next one goes first
@@ -302,7 +302,7 @@ def test_without_quota_a_tree_that_can_wait_is_paused_until_it_is_resumed(turn: 
             tasks = [asyncio.ensure_future(made.infer(paying, request(), note)) for _ in range(3)]
             await paused.wait()
             assert not any(task.done() for task in tasks)
-            assert made.status()["gates"][0]["without_quota"] == [tree_of(paid)]  # type: ignore[index]
+            assert [each["tree"] for each in gates(made)[0]["without_quota"]] == [tree_of(paid)]
             assert made.resume(tree_of(paid)) and not made.resume(tree_of(paid))
             return [json.loads(await task) for task in tasks]
 
@@ -349,7 +349,7 @@ def test_no_key_is_in_the_status() -> None:
     async def work() -> str:
         async with inferences() as made:
             await made.infer(payer(provider, paid), request(), unheard)
-            return json.dumps(made.status())
+            return json.dumps(gates(made))
 
     with Provider(chat, HI) as provider, ledger() as paid:
         told = run(work())

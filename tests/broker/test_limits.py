@@ -11,7 +11,7 @@ import json
 import pytest
 
 from quine.base.messages import unheard
-from tests.broker.inferring import inferences, ledger, payer, request, run
+from tests.broker.inferring import gates, inferences, ledger, payer, request, run
 from tests.vendors import chat
 from tests.vendors.limits import Limited
 from tests.vendors.server import Said
@@ -30,7 +30,7 @@ def test_a_hundred_at_once_get_their_replies(whole: bool) -> None:
                 assert answer["message"]["content"] == "hi"
 
             await asyncio.gather(*(agent() for _ in range(AGENTS)))
-            (gate,) = made.status()["gates"]  # type: ignore[misc]
+            (gate,) = gates(made)
             assert (gate["waiting"], gate["under_way"]) == (0, 0)
             assert gate["refused"] == len(provider.refusals)
 

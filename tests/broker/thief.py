@@ -185,7 +185,7 @@ def own_server() -> None:
 
 def squatted() -> None:
     """Kill the broker, and answer in its place. The squatter stays, for the agents that the user starts later."""
-    paths = [path for path in RUNTIME.rglob("*.sock") if len(path.stem) >= 24]  # not that of the node
+    paths = list(RUNTIME.rglob("*.broker"))
     while found := brokers():  # a killed worker has a successor
         for pid in found:
             with contextlib.suppress(ProcessLookupError):

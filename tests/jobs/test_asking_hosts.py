@@ -45,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Answer]]:
         os.write(out, b"fine")
         return Status("exited", 0, host=host)
 
-    monkeypatch.setattr(remote, "verb_there", lambda words, host, options: host)
+    monkeypatch.setattr(remote, "_asking", lambda words, host, options: host)
     monkeypatch.setattr(remote.client, "run", run)
     monkeypatch.setattr(remote.rendezvous, "connect", lambda: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(remote, "MOST", 1 << 20)

@@ -269,13 +269,6 @@ def test_on_local_is_the_same_line_without_a_link(lab: Lab, data: Path) -> None:
     assert result.startswith(f"[EXIT CODE] 0\n[STDOUT]\n1\n{lab.work}\n")
 
 
-def test_what_is_not_built_is_said_and_not_ignored(lab: Lab, data: Path) -> None:
-    env = environment(lab, data, leave())
-    lab.alias("direct", "h1", inference="direct")
-    done = lab.run(["--on", "direct", "m"], env=env)
-    assert done.returncode == 2 and b"not built yet" in done.stderr
-
-
 def test_verbose_speaks_on_stderr_alone(lab: Lab, data: Path) -> None:
     done = lab.run(["run", "-v", "--on", "h1", "--", "echo", "x"])
     assert done.stdout == b"x\n"

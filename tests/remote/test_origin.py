@@ -31,6 +31,7 @@ from quine.base.sessions import new_session
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.providers.relay import RelayGuest
+from quine.remote import between as third
 from quine.remote import handlers
 from quine.tape.lines import digest
 from quine.tape.writer import RelaySink, Tape
@@ -356,7 +357,7 @@ def test_brackets_are_not_worth_their_memory(services: Services, spec: SessionSp
 
 def between(services: Services, spec: SessionSpec, ledger: Ledger) -> Services:
     """Return the proxy of a child of `spec`, with the child's origin."""
-    return handlers.between(spec, ledger, ask(services))
+    return third.between(spec, ledger, ask(services))
 
 
 def test_a_proxy_on_the_way_passes_on_what_is_its_childs(
