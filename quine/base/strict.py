@@ -116,7 +116,7 @@ def mapping(each: Field | None = None) -> Any:
 
 def parse(model: type[Model], body: bytes) -> Model:
     """Return one body as a model. Raises RequestError, which names the error."""
-    name = model.__name__.removeprefix("_").lower()
+    name = model.__name__.removeprefix("_").removesuffix("Request").lower()
     if len(body) > MAX_BODY:
         raise RequestError(f"{name}: {len(body)} bytes, and {MAX_BODY} are possible")
     if _values(body) > MAX_VALUES:

@@ -29,7 +29,11 @@ OF_ORIGINS = {
     "transport/carrier/ssh/settings.py": {"asyncssh"},
 }
 OPTIONAL = {"_json"}  # looked for, and done without
-WITHOUT = {"quine/broker/memory.py _ctypes dlsym", "transport/lean.py _collections _tuplegetter"}
+WITHOUT = {
+    "quine/broker/memory.py _ctypes dlsym",
+    "transport/lean.py _ctypes dlsym",
+    "transport/lean.py _collections _tuplegetter",
+}
 DRIVERS = {"aiobotocore", "azure", "fsspec", "gcsfs", "s3fs"}
 
 

@@ -164,10 +164,10 @@ def test_each_build_has_a_node_of_its_own(own_lab: Callable[..., Lab], newer: Pa
     run = Quine(lab, newer)
     lab.run(["run", "--on", "local", "--", "true"], check=True)
     assert run("run", "--on", "local", "--", "true").returncode == 0
-    older = json.loads(lab.run(["node", "--status"], check=True).stdout)
-    assert json.loads(run("node", "--status").stdout)["pid"] != older["pid"]
+    older = json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)
+    assert json.loads(run("node", "--status", "--json").stdout)["pid"] != older["pid"]
     assert run("node", "--stop").returncode == 0
-    assert json.loads(lab.run(["node", "--status"], check=True).stdout)["pid"] == older["pid"]
+    assert json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)["pid"] == older["pid"]
     refused = run("node", "--stop")
     assert refused.returncode == 1 and b"no node of this build runs here" in refused.stderr
     assert f"by kill {older['pid']}, with" in refused.stderr.decode()

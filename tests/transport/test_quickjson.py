@@ -24,7 +24,8 @@ both = pytest.mark.parametrize("pair", [quickjson._from_c, quickjson._from_json]
 @both
 @given(value=values)
 def test_the_same_as_json(pair: object, value: object) -> None:
-    loads, dumps = pair()  # type: ignore[operator]
+    loads, dumps, readable = pair()  # type: ignore[operator]
+    assert readable(value) == json.dumps(value, ensure_ascii=False)
     text = dumps(value)
     assert text == json.dumps(value, separators=(",", ":"))
     assert loads(text) == json.loads(text) == value
@@ -34,7 +35,7 @@ def test_the_same_as_json(pair: object, value: object) -> None:
 @both
 @given(text=st.text(alphabet='{}[]",:0123eE+-.tfnul \\u"', max_size=30))
 def test_refuses_what_json_refuses(pair: object, text: str) -> None:
-    loads, _ = pair()  # type: ignore[operator]
+    loads, _, _ = pair()  # type: ignore[operator]
     try:
         want = json.loads(text)
         json.dumps(want, allow_nan=False)

@@ -252,7 +252,9 @@ class Services:
             result: tuple[int, bytes, str | None] = (number, handler(body), None)
         except (TransportError, OSError) as error:
             result = (number, b"", str(error) or type(error).__name__)
-        except Exception as error:
+        except (
+            BaseException
+        ) as error:  # also a SystemExit: nobody else would answer, and this thread would end
             import traceback  # loaded only for a defect
 
             self._defects.append(traceback.format_exc())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 import time
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +18,6 @@ from hypothesis import strategies as st
 
 from transport.carrier.ssh import connect, quick
 from transport.carrier.ssh.channel import SshDuplex
-from transport.carrier.ssh.packets import by_packet
 
 assert connect  # it installs the cipher
 KEY, IV = b"k" * 16, b"i" * 4 + b"\xff" * 7 + b"\xf0"
@@ -71,33 +73,57 @@ class Connection(SimpleNamespace):
 
     def _recv_pkthdr(self) -> None: ...
 
-    def taken(self, packets: list[bytes]) -> list[bytes]:
-        """Take packets, however they come; return those that the library was given."""
+    @property
+    def packets(self) -> list[bytes]:
+        """What was sent, whatever went by one write."""
+        stream, found = b"".join(map(bytes, self.sent)), []
+        while stream:
+            size = 4 + int.from_bytes(stream[:4], "big") + 16
+            found.append(stream[:size])
+            stream = stream[size:]
+        return found
+
+    def taken(self, packets: list[bytes], cuts: Iterable[int] = ()) -> list[bytes]:
+        """Take packets, in pieces that end at `cuts`; return those that the library was given."""
         library: list[bytes] = []
-        by_packet(quick.receiver(self, library.append))(b"".join(packets))
+        self.data_received = library.append
+        arrivals, stream = quick.Arrivals(self), b"".join(packets)
+        edges = [0, *sorted({cut % (len(stream) + 1) for cut in cuts}), len(stream)]
+        for first, last in itertools.pairwise(edges):
+            room = arrivals.get_buffer(-1)
+            room[: last - first] = stream[first:last]
+            arrivals.buffer_updated(last - first)
         return library
 
 
-@given(st.lists(st.binary(max_size=2500), max_size=6))
-def test_the_data_arrive_in_packets_that_the_library_understands(chunks: list[bytes]) -> None:
+@pytest.fixture(autouse=True)
+def delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session has no reader here: the data are seen as the channel gets them."""
+    monkeypatch.setattr(SshDuplex, "deliver", lambda self: None)
+
+
+@given(st.lists(st.binary(max_size=2500), max_size=6), st.lists(st.integers(0, 20_000), max_size=8))
+def test_the_data_arrive_in_packets_that_the_library_understands(
+    chunks: list[bytes], cuts: list[int]
+) -> None:
     connection = Connection()
     channel = connection.channel
     assert quick.Sender(connection, channel).send(chunks)
     whole = b"".join(chunks)
     count = -(-len(whole) // 1000)
-    assert len(connection.sent) == count
+    assert len(connection.packets) == count and len(connection.sent) <= 1
     assert channel._send_window == (1 << 20) - len(whole)
     assert connection._send_seq == (0xFFFFFFFF + count) & 0xFFFFFFFF
-    assert connection._rekey_bytes_sent == sum(len(packet) - 20 for packet in connection.sent)
+    assert connection._rekey_bytes_sent == sum(len(packet) - 20 for packet in connection.packets)
     theirs = GCMCipher("aes128-gcm", KEY, IV)
-    for number, packet in enumerate(connection.sent):
+    for number, packet in enumerate(connection.packets):
         plain = theirs.verify_and_decrypt(packet[:4], packet[4:-16], packet[-16:])
         assert plain is not None and len(plain) % 16 == 0 and plain[0] >= 4
         message = SSHPacket(plain[1 : -plain[0]])
         assert (message.get_byte(), message.get_uint32()) == (94, 7)
         assert message.get_string() == whole[1000 * number : 1000 * (number + 1)]
         message.check_end()
-    assert connection.taken(connection.sent) == []
+    assert connection.taken(connection.packets, cuts) == []
     assert b"".join(channel.got) == whole and channel._recv_window == channel._send_window
     assert connection._recv_seq == connection._send_seq
 
@@ -140,7 +166,7 @@ def test_data_that_waited_for_the_window_go_when_it_opens() -> None:
     assert channel._send_window == 5000
     vars(connection)["_kex_complete"] = True
     channel._flush_send_buf()  # as the library calls it
-    assert connection.taken(connection.sent) == []
+    assert connection.taken(connection.packets) == []
     assert b"".join(channel.got) == kept[0] + kept[1]
     assert channel._send_buf == [(b"stderr", 1), (b"x", None)] and channel._send_buf_len == 7
     assert channel.flushed == [4, 4, 2]  # it does the rest each time
@@ -163,7 +189,7 @@ def test_the_library_takes_what_it_has_to_decide(change: Any) -> None:
     connection = Connection()
     assert quick.Sender(connection, connection.channel).send([b"data"])
     change(connection)
-    assert connection.taken(connection.sent) == connection.sent
+    assert connection.taken(connection.packets) == connection.packets
     assert not connection.channel.got and connection._recv_seq == 0xFFFFFFFF
     gcm = connection._recv_encryption._cipher
     assert getattr(gcm, "_iv", IV) == IV  # the library opens it, too
@@ -180,10 +206,74 @@ def test_another_message_and_a_false_length_are_the_library_s(plain: bytes) -> N
 def test_a_packet_that_was_changed_is_the_library_s() -> None:
     connection = Connection()
     assert quick.Sender(connection, connection.channel).send([os.urandom(100)])
-    changed = bytearray(connection.sent[0])
+    changed = bytearray(connection.packets[0])
     changed[30] ^= 1
     assert connection.taken([bytes(changed)]) == [bytes(changed)]
     assert not connection.channel.got
+
+
+@given(
+    st.lists(st.one_of(st.binary(min_size=1, max_size=60), st.just(b"")), max_size=8),
+    st.lists(st.integers(0, 900), max_size=12),
+)
+def test_packets_and_data_keep_their_order_however_they_come(contents: list[bytes], cuts: list[int]) -> None:
+    """Data, and between them packets that are for the library, which counts on with the cipher as it finds it."""
+    connection = Connection()
+    sender, theirs = quick.Sender(connection, connection.channel), []
+    for content in contents:
+        if content:
+            assert sender.send([content])
+        else:
+            plain = b"\x0d" + b"\x50" + b"\0" * 14
+            gcm = connection._send_encryption._cipher
+            packet = b"".join(gcm.encrypt_and_sign(len(plain).to_bytes(4, "big"), plain))
+            connection.sent.append(packet)
+            theirs.append(packet)
+    gcm = connection._recv_encryption._cipher
+
+    def library(packet: bytes) -> None:
+        assert gcm.verify_and_decrypt(packet[:4], packet[4:-16], packet[-16:]) is not None
+        got.append(packet)
+
+    got: list[bytes] = []
+    connection.data_received = library
+    arrivals, stream = quick.Arrivals(connection), b"".join(map(bytes, connection.sent))
+    edges = [0, *sorted({cut % (len(stream) + 1) for cut in cuts}), len(stream)]
+    for first, last in itertools.pairwise(edges):
+        arrivals.data_received(stream[first:last])
+    assert got == theirs and b"".join(connection.channel.got) == b"".join(contents)
+
+
+@pytest.mark.parametrize("cut", range(12))
+def test_what_is_too_long_for_a_packet_passes_as_it_comes(cut: int) -> None:
+    whole = (3).to_bytes(4, "big") + b"abc" + b"t" * 16
+    stream = whole + quick.LONGEST.to_bytes(4, "big") + b"more"
+    connection, got = Connection(), []
+    connection.data_received = lambda data: got.append(bytes(data))
+    arrivals = quick.Arrivals(connection)
+    for part in (stream[: len(whole) + cut - 4], stream[len(whole) + cut - 4 :], b"and", whole):
+        arrivals.data_received(part)
+    assert got[0] == whole and b"".join(got) == stream + b"and" + whole
+    assert got[-2:] == [b"and", whole]  # at once, and nothing is held back
+
+
+def test_each_thread_reads_into_a_buffer_of_its_own() -> None:
+    """A read lets other threads go on: two loops once read into one buffer, and each deciphered bytes of the other."""
+    buffers, both = [], threading.Barrier(2)
+
+    def read() -> None:
+        arrivals = quick.Arrivals(connection)
+        buffers.append(arrivals.get_buffer(-1).obj)
+        both.wait(30)
+
+    connection = Connection()
+    connection.data_received = connection.sent.append
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert buffers[0] is not buffers[1]
 
 
 def test_an_sftp_channel_and_the_names_that_are_used_are_as_they_were() -> None:

@@ -44,13 +44,11 @@ def dead(tmp_path: Path) -> Iterator[Path]:
 def test_a_node_serves_others_while_a_job_starts_on_a_dead_mount(
     own_lab: Callable[..., Lab], dead: Path
 ) -> None:
-    lab = own_lab(["h1"])
+    lab, status = own_lab(["h1"]), ["node", "--status", "--json"]
     stuck = [lab.popen(["run", "--on", "local", "--cwd", str(dead), "--", "true"]) for _ in range(10)]
     try:
         until = time.monotonic() + 60
-        while (
-            len(json.loads(lab.run(["node", "--status"], timeout=60).stdout or b"{}").get("running", ())) < 10
-        ):
+        while len(json.loads(lab.run(status, timeout=60).stdout or b"{}").get("running", ())) < 10:
             assert time.monotonic() < until
         done = lab.run(["run", "--on", "local", "--", "echo", "healthy"], timeout=60)
         assert (done.returncode, done.stdout) == (0, b"healthy\n")

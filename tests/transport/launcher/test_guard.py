@@ -192,7 +192,7 @@ def test_a_node_in_the_foreground_is_guarded_too(own_lab: Callable[..., Lab]) ->
     lab = own_lab(["h1"])
     process = lab.popen(["node"])
     until(lambda: guards(lab) and lab.run(["node", "--status"]).returncode == 0)
-    assert json.loads(lab.run(["node", "--status"]).stdout)["pid"] == process.pid
+    assert json.loads(lab.run(["node", "--status", "--json"]).stdout)["pid"] == process.pid
     job = start(lab, "local", "sh", "-c", "echo up; sleep 73960")
     process.kill()
     process.wait()
@@ -227,7 +227,7 @@ jobs = [subprocess.Popen([*quine, "run", "--on", "local", "--", "sh", "-c", "ech
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(3)]
 for job in jobs:
     assert job.stdout.readline() == b"up\\n"
-facts = json.loads(subprocess.run([*quine, "node", "--status"], capture_output=True, check=True).stdout)
+facts = json.loads(subprocess.run([*quine, "node", "--status", "--json"], capture_output=True, check=True).stdout)
 os.kill(facts["pid"], 9)
 for job in jobs:
     assert job.wait() == 74

@@ -58,8 +58,8 @@ def held() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
-def children() -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+def children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_shell_that_cannot_be_started_leaves_nothing(tmp_path: Path, signals: 
         if failed:  # and a second try, with what there is then
             assert shell.run("echo x", 30, environ).stdout == "x\n"
         shell.close()
-        assert (held(), children()) == before, failed
+        assert held() == before[0] and children() <= before[1], failed
         if not failed:
             break
     assert number > 10
@@ -131,7 +131,7 @@ def test_a_child_that_cannot_be_made_leaves_nothing(
         if job in loop.jobs.running:
             reap(loop.jobs)
             continue
-        assert (held(), children()) == before, failed
+        assert held() == before[0] and children() <= before[1], failed
     assert number > 3
     reap(loop.jobs)
     os.close(null)
@@ -167,7 +167,7 @@ def test_bytes_of_tapes_that_come_at_one_time_are_all_counted(monkeypatch: pytes
     def take(put: Callable[[list[bytes]], None], line: bytes) -> None:
         tape: Any = tape_receiver._Arriving(SimpleNamespace(put=put, close=lambda: None), 0)  # type: ignore[arg-type]
         try:
-            both._take(tape, [SimpleNamespace(seq=0, prev="")], [line])  # type: ignore[list-item]
+            both._take("s", tape, [SimpleNamespace(seq=0, prev="", type="meta")], [line])  # type: ignore[list-item]
         except RequestError as error:
             refused.append(str(error))
 
@@ -199,12 +199,12 @@ UNBORN = """
 import os, sys
 from quine.agent import main
 from quine.base.cli_options import RunOptions
-real, ours = main._tape, os.getpid()
+real, ours = main.Tape, os.getpid()
 def tape(*args):
     if os.getpid() != ours:
         raise OSError(24, "Too many open files")
     return real(*args)
-main._tape = tape
+main.Tape = tape
 try:
     status = main.start("work", RunOptions())
 finally:

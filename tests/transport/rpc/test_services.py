@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
 import threading
@@ -77,7 +78,7 @@ def asker(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[As
         return b"%d" % len(body)
 
     def fail(body: bytes) -> bytes:
-        raise ValueError(f"no such {body!r}")
+        raise SystemExit(3) if body == b"leave" else ValueError(f"no such {body!r}")
 
     made = Asker({"work": work, "tape": lambda body: b"", "fail": fail})
     yield made
@@ -122,12 +123,12 @@ def test_a_cheap_request_does_not_wait_for_those_that_block(
 def test_where_no_thread_can_be_started_a_request_is_refused_and_never_runs(
     asker: Asker, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: threading.Thread) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     gate.set()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(_thread, "start_new_thread", refuse)
         first = asker.ask(b"a")
     assert asker.answers == {first: "no thread can be started at the origin"}
     second = asker.ask(b"b")  # its thread finds the first in the queue
@@ -140,6 +141,16 @@ def test_the_traceback_of_a_handlers_defect_is_for_the_log(asker: Asker) -> None
     asker.wait(1)
     assert asker.answers[failed] == "no such b'x'"
     assert any("Traceback" in note and "in fail" in note for note in asker.notes), asker.notes
+
+
+def test_a_handler_that_wants_to_end_the_process_is_answered_for_and_its_thread_goes_on(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "THREADS", 1)
+    for body, answer in ((b"leave", "3"), (b"x", "no such b'x'")):
+        failed = asker.ask(body, name="fail")
+        asker.wait(1)
+        assert asker.answers[failed] == answer
 
 
 def test_of_many_jobs_each_has_its_capability_and_its_services(asker: Asker) -> None:
