@@ -75,7 +75,7 @@ class Connection(SimpleNamespace):
 
     @property
     def packets(self) -> list[bytes]:
-        """What was sent, whatever went by one write."""
+        """Each packet that was sent, whatever went by one write."""
         stream, found = b"".join(map(bytes, self.sent)), []
         while stream:
             size = 4 + int.from_bytes(stream[:4], "big") + 16
