@@ -104,6 +104,7 @@ def defect(error: Exception, loop: Loop) -> End:
         loop.record_end(end.status, "error", f"{type(error).__name__}: {error}")
     with contextlib.suppress(Exception):
         loop.shell.close()
+    with contextlib.suppress(Exception):  # apart: without a descriptor left the shell cannot be closed
         loop.jobs.end(list(loop.jobs.running))
     return end
 

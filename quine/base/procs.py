@@ -185,6 +185,8 @@ def below(root: int) -> dict[int, Process]:
             for task in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{task}/children", "rb", buffering=0) as file:
                     parents += map(int, file.read().split())
+        except PermissionError:
+            continue  # of another user, as a set-user-id program is, where /proc is mounted with hidepid=1
         except (FileNotFoundError, ProcessLookupError):
             if os.path.exists(f"/proc/{pid}/task"):
                 return {pid: process for pid, process in of_session(root).items() if pid != root}
@@ -229,15 +231,13 @@ def of_command(shell: int, begun: int, older: frozenset[int]) -> list[int]:
 
 
 def tree(root: int) -> list[int]:
-    """The pids of a process and its descendants, except children of it in sessions of their own: it has adopted these.
+    """The pids of a process and its descendants, as far as they are in our session.
 
-    An agent starts none, and their commands asked for them to stay (setsid).
+    Any agent among them may have adopted daemons, whose commands asked for them to stay (setsid).
     """
     below: dict[int, list[int]] = {}
-    session = os.getsid(0)
-    for process in everyone():
-        if process.ppid != root or process.session == session:
-            below.setdefault(process.ppid, []).append(process.pid)
+    for process in everyone(os.getsid(0)):
+        below.setdefault(process.ppid, []).append(process.pid)
     found = [root]
     for pid in found:
         found += below.get(pid, ())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import sys
 import time
 
 from quine.broker import memory, wire
@@ -131,9 +130,14 @@ def _load() -> ModuleType:
 
 
 def _has_threads() -> bool:
-    """Return whether this is a program of threads, as one that uses `quine.Executor`. An agent loads no `threading`."""
-    threading = sys.modules.get("threading")
-    return threading is not None and bool(threading.active_count() > 1)
+    """Return whether this is a program of threads, as one that uses `quine.Executor` or whose requests have a pool.
+
+    Asked of the kernel: threads that were started by `_thread` are unknown to `threading`.
+    """
+    try:
+        return len(os.listdir("/proc/self/task")) > 1
+    except OSError:
+        return True
 
 
 def _let_go(keep: set[int]) -> None:

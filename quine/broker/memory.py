@@ -30,6 +30,7 @@ _PRESENT, _SWAPPED, _OF_FILE = 0x80, 0x40, 0x20
 _IS_WRITTEN = bytes(
     bool(flags & _SWAPPED or (flags & _PRESENT and not flags & _OF_FILE)) for flags in range(256)
 )
+_OF_NO_FILE = (b"/memfd:", b"/dev/zero", b"/anon_hugepage", b"/SYSV")  # memory that has an inode
 PIECE = 16  # bytes of the pieces of a key that are looked for; each piece is one look at the whole memory
 
 
@@ -188,19 +189,29 @@ def is_unlike_a_word(secret: bytes) -> bool:
 def _writable() -> Iterator[tuple[int, int]]:
     """Yield the writable regions of private memory: (begin, end).
 
-    Without those of files, a quarter of it all: they are the variables of programs and libraries, and a text that a
-    process gets while it runs is in none of them.
+    Without those of files, a quarter of it all: they are the variables of programs and libraries, and with glibc a text
+    that a process gets while it runs is in none of them. musl gives the last pages of its libraries to malloc.
     """
+    with_files = not _is_glibc()
     try:
         with open("/proc/self/maps", "rb") as file:
             lines = file.read().splitlines()
     except OSError:
         return
     for line in lines:
-        span, mode, _, _, inode = line.split(None, 5)[:5]
-        if mode.startswith(b"rw") and mode.endswith(b"p") and inode == b"0":
+        span, mode, _, _, inode, *name = line.split(None, 5)
+        if not (mode.startswith(b"rw") and mode.endswith(b"p")):
+            continue
+        if inode == b"0" or with_files or (name and name[0].startswith(_OF_NO_FILE)):
             begin, _, end = span.partition(b"-")
             yield int(begin, 16), int(end, 16)
+
+
+def _is_glibc() -> bool:
+    try:
+        return bool(os.confstr("CS_GNU_LIBC_VERSION"))
+    except (ValueError, OSError):
+        return False
 
 
 _wipe: list[Wipe] = []

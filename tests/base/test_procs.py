@@ -1,0 +1,96 @@
+"""Processes below another one: those of our session alone, and also where /proc hides those of other users."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The tested process has a child, which has another one, and a daemon below each of them.
+SESSIONS = """
+import os, sys, time
+from quine.base import procs
+
+def started(*below, daemon=False):
+    pid = os.fork()
+    if not pid:
+        if daemon:
+            os.setsid()
+        for each in below:
+            each()
+        os.write(said, b"%d %d\\n" % (os.getpid(), daemon))
+        os.read(go, 1)
+        os._exit(0)
+    return pid
+
+heard, said = os.pipe()
+go, end = os.pipe()
+daemon = lambda: started(daemon=True)
+child = started(daemon, lambda: started(daemon))
+lines = b""
+while lines.count(b"\\n") < 4:
+    lines += os.read(heard, 100)
+found = dict(map(int, line.split()) for line in lines.splitlines())
+here = sorted([os.getpid(), *(pid for pid, is_daemon in found.items() if not is_daemon)])
+assert len(here) == 3
+print(sorted(procs.tree(os.getpid())) == here, sorted([os.getpid(), *procs.below(os.getpid())]) == here)
+for _ in found:
+    os.write(end, b"x")
+"""
+
+# A process that is not root any more, with a child that is, below a /proc that hides it.
+HIDDEN = """
+import os, time
+from quine.base import procs
+
+def shown(pid):
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+go, end = os.pipe()
+hidden = os.fork()
+if not hidden:
+    os.read(go, 1)
+    os._exit(0)
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+seen = os.fork()
+if not seen:  # a process that has changed its user is hidden as well, until it is another program
+    os.dup2(go, 0)
+    os.execv("/usr/bin/head", ["head", "-c1"])
+until = time.monotonic() + 30
+while time.monotonic() < until and not shown(seen):
+    pass
+try:
+    os.listdir(f"/proc/{hidden}/task")
+except PermissionError:
+    print("hidden", end=" ")
+print(seen in procs.below(os.getpid()))
+os.write(end, b"xx")
+"""
+
+
+def run(*words: str) -> str:
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_daemons_below_any_of_them_are_left_out() -> None:
+    assert run(sys.executable, "-c", SESSIONS) == "True True\n"
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="no unshare")
+def test_a_process_of_another_user_hides_no_other(tmp_path: Path) -> None:
+    script = 'mount -t proc -o hidepid=1 proc /proc && exec "$0" -c "$1"'
+    words = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script, sys.executable, HIDDEN]
+    if subprocess.run([*words[:-1], "pass"], capture_output=True, timeout=60).returncode:
+        pytest.skip("no namespaces here")
+    assert run(*words) == "hidden True\nx"
