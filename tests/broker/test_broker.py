@@ -292,3 +292,18 @@ class Squatter:
                 for text in (b'{"nonce": "00"}', b'{"proof": "00"}'):
                     line.sendall(len(text).to_bytes(4, "big") + text)
                     self._heard.append(line.recv(1 << 16))
+
+
+def test_a_thread_of_any_kind_is_one() -> None:
+    """A maker with threads loads all modules before the fork; those of a pool of requests are not `threading`'s."""
+    code = """
+import _thread
+from quine.broker import keeper
+lock = _thread.allocate_lock()
+lock.acquire()
+print(keeper._has_threads())
+_thread.start_new_thread(lock.acquire, ())
+print(keeper._has_threads(), flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert done.stdout == b"False\nTrue\n", done.stderr
