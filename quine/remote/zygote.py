@@ -5,6 +5,7 @@ Law: nothing is done here but imports. An agent reads its environment and its di
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 
@@ -39,7 +40,7 @@ def serve(words: list[str], main: Callable[[], None]) -> int:
     ROOM is blank: the command lines of agents are written over that of this process. `main` is that of quine.
     """
     channel, files = map(int, words[:2])
-    own = own_command()
+    own = _own_words()
     exposure.argv([*own, "node", "--zygote", *words[:2]])
     build_hash()  # known from now on: it looks at every source
 
@@ -49,3 +50,13 @@ def serve(words: list[str], main: Callable[[], None]) -> int:
         main()
 
     return zygote.main(channel, files, become)
+
+
+def _own_words() -> list[str]:
+    """Return the words that show this program in `ps`: where its launcher has started it, not those of the launcher."""
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")]
+        return words[: words.index("--zygote") - 1]
+    except (OSError, ValueError):
+        return own_command()

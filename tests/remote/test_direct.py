@@ -20,13 +20,19 @@ import pytest
 
 from tests.broker.serving import BYE, Plan, said
 from tests.lab import Lab, processes
+from tests.lab.host import OTHER
 from tests.support.agents import call
 from tests.support.remote_agents import tapes
 from tests.support.waiting import read_until, until
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said, Seen
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(
+        "pypy" in OTHER, reason="the models of providers' answers need a newer Python than PyPy is of"
+    ),
+]
 
 
 class Direct:

@@ -40,5 +40,6 @@ def test_agents_that_follow_each_other_on_a_host_are_forks_and_look_like_program
             rest.add((own, name, secrets))
         batch.stdin.close()
         assert batch.wait(60) == 0
+    assert len(rest) == 1, rest
     ((own, name, secrets),) = rest
     assert own.endswith("lib|--") and name.startswith("py") and secrets == "0"
