@@ -8,7 +8,6 @@ Laws
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 
 from quine.budget.leases import Ask, Grant
 from quine.budget.ledger import Ledger
@@ -20,6 +19,7 @@ from transport.lean import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager as Context
 
     Guard = Context[object]

@@ -17,12 +17,11 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from quine.budget.ledger import Ledger
 from quine.budget.shared_counters import INFER
-from transport.lean import NamedTuple
+from transport.lean import NamedTuple, contextlib
 
 PARTS = 10  # of what is free, or one for each agent that the tree may have if those are fewer: a loan is one of them
 

@@ -8,7 +8,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from quine.agent import env, tools
@@ -28,7 +27,7 @@ from quine.tape.redact import Mask
 from quine.tape.writer import MaskedSink, RelaySink, Sink
 from transport import quickjson
 from transport.errors import RequestError
-from transport.lean import Any
+from transport.lean import Any, contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 
@@ -29,7 +28,7 @@ from quine.base.sessions import is_session, tape_path
 from quine.tape.writer import FileSink
 from transport import quickjson
 from transport.errors import RequestError
-from transport.lean import signal, socket
+from transport.lean import contextlib, signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

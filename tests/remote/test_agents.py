@@ -13,7 +13,8 @@ import pytest
 
 from tests.lab import Lab, processes
 from tests.support.agents import until
-from tests.support.remote_agents import environment, leave, tapes
+from tests.support.imports import HEAVY, imported_by
+from tests.support.remote_agents import environment, leave, tapes, warm
 from tests.support.waiting import read_until
 
 
@@ -267,6 +268,26 @@ def test_on_local_is_the_same_line_without_a_link(lab: Lab, data: Path) -> None:
     (tape,) = tapes(data).values()
     result = next(entry["data"]["content"] for entry in tape if entry["type"] == "tool_result")
     assert result.startswith(f"[EXIT CODE] 0\n[STDOUT]\n1\n{lab.work}\n")
+
+
+def test_a_proxy_loads_nothing_that_it_can_do_without(lab: Lab, data: Path) -> None:
+    """A module too many is a tenth of the memory that each proxy of a batch has for itself."""
+    warm(lab, "h1")
+    env = environment(lab, data, leave())
+    loaded = imported_by(lab, "--on", "h1", "m", env=env)
+    heavy = {
+        "asyncio",
+        "collections",
+        "contextlib",
+        "enum",
+        "functools",
+        "json",
+        "pathlib",
+        "re",
+        "threading",
+        "typing",
+    }
+    assert not loaded & {*heavy, *HEAVY, "ssl", "logging", "concurrent", "tomllib"}
 
 
 def test_verbose_speaks_on_stderr_alone(lab: Lab, data: Path) -> None:
