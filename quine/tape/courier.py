@@ -44,6 +44,7 @@ PATIENCE = 5.0  # seconds for a client to say what it wants
 NEW, FLUSH, END = b"n", b"f", b"e"
 DONE = b"+"
 SUFFIX, MAKING = ".tapes", "~"  # of a socket's name, and of one that is not bound and listened at yet
+LOOKS = 8  # sockets of others that one start looks at: with many jobs, all of them would be looked at by each
 GONE = "the process that sends it has ended"
 
 
@@ -147,9 +148,7 @@ def start(
 
 def _remove_stale(directory: str) -> None:
     """Remove the sockets of couriers that were killed."""
-    for name in os.listdir(directory):
-        if not name.endswith(SUFFIX):
-            continue
+    for name in [name for name in os.listdir(directory) if name.endswith(SUFFIX)][:LOOKS]:
         try:
             _call(os.path.join(directory, name), NEW, wait=False).close()
         except ConnectionRefusedError:
