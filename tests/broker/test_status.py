@@ -1,4 +1,4 @@
-"""`quine node --status` and `--resume` with brokers: what people see of gates, and pauses that end."""
+"""`quine node --status` and `--resume` with brokers: gates as people see them, and pauses that end."""
 
 from __future__ import annotations
 
