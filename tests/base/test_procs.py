@@ -94,3 +94,24 @@ def test_a_process_of_another_user_hides_no_other(tmp_path: Path) -> None:
     if subprocess.run([*words[:-1], "pass"], capture_output=True, timeout=60).returncode:
         pytest.skip("no namespaces here")
     assert run(*words) == "hidden True\nx"
+
+
+# A process that forks when it is told to end, as one does that is about to fork when its processes are listed
+FORKS = """
+import subprocess
+from quine.base import procs
+
+procs.adopt_orphans()
+script = 'trap "sleep 86391 >&2 & exit 0" TERM; echo; while :; do sleep 0.01; done'
+child = subprocess.Popen(["sh", "-c", script], process_group=0, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+child.stdout.readline()
+procs.end_all({child.pid: procs.look(child.pid)}, None, 60)
+child.wait()
+procs.reap_orphans()
+print(procs.is_empty(child.pid))
+"""
+
+
+def test_what_is_forked_while_its_parent_ends_is_ended_too() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], cwd=ROOT, capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"True\n", b"")

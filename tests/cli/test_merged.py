@@ -70,7 +70,7 @@ def test_pipes_terminals_and_what_cannot_be_written(tmp_path: Path) -> None:
     [
         "quine run --on {host} -- sh -c '{script}' 2>&1",
         "quine run --on {host} -- sh -c '{script}' >both 2>&1; cat both",
-        "quine run --on {host} -- sh -c '{script}' >>both 2>>both; cat both",
+        "quine run --on {host} -- sh -c '{script}' >>appended 2>>appended; cat appended",
         "quine rsh {host} '{script}' 2>&1",
         "quine xargs --on {host} -k -- sh -c '{script}' {{}} ::: 1 2>&1",
     ],
