@@ -118,18 +118,22 @@ class Borrower(Grant):
         )
 
     def _borrow(self, wanted: Wanted) -> bool:
-        """Send a request, and return whether anything was lent; the caller holds the slot `ASKING`."""
+        """Send a request, and return whether anything was lent; the caller holds the slot `ASKING`.
+
+        A limit that the tree has no more is taken away here too, which lends without end.
+        """
         lent = False
 
         def take(answer: Any, facts: Numbers) -> Numbers:
             nonlocal lent
+            if wanted.over:
+                return facts
             tokens, cost = answer["tokens"], answer["cost"]
-            lent = not wanted.over and bool(tokens or cost)
-            if tokens is not None and not wanted.over:
-                facts = facts._replace(limit_tokens=max(LEAST, facts.limit_tokens + int(tokens)))
-            if cost is not None and not wanted.over:
-                facts = facts._replace(limit_cost=max(LEAST_MONEY, facts.limit_cost + float(cost)))
-            return facts
+            unlimited = (tokens is None and facts.limit_tokens) or (cost is None and facts.limit_cost)
+            lent = bool(tokens or cost or unlimited)
+            more = 0 if tokens is None else max(LEAST, (facts.limit_tokens or facts.tokens) + int(tokens))
+            dearer = 0.0 if cost is None else max(LEAST_MONEY, (facts.limit_cost or facts.cost) + float(cost))
+            return facts._replace(limit_tokens=more, limit_cost=dearer)
 
         self._request(0, {"loan": True, **wanted._asdict()}, take)
         return lent

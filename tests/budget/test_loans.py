@@ -361,3 +361,37 @@ def test_idle_places_are_given_back_by_the_courier(tree: Ledger) -> None:
     assert calls == [1]
     host.wire.lender.close()
     host.close()
+
+
+def test_a_limit_that_the_tree_has_no_more_holds_on_no_host() -> None:
+    tree = Ledger.create(Limits(tokens=CAP, cost=1.0))
+    host = Host(tree)
+    host.begin()
+    for taken in ({"limit_tokens": 0}, {"limit_cost": 0.0}):
+        with tree.book.changing() as facts:
+            tree.book.put(facts._replace(**taken))
+        assert host.borrower.extend(host.ledger, CAP * 10, 0.5)
+        assert host.ledger.left(surely=True).tokens is None
+    assert host.borrower.extend(host.ledger, CAP * 10, 100.0)
+    left = host.ledger.left(surely=True)
+    assert (left.tokens, left.cost) == (None, None)
+    host.wire.lender.close()
+    host.close()
+    os.close(tree.fd)
+
+
+def test_a_loan_that_cannot_be_counted_is_charged(
+    tree: Ledger, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a proxy that was killed: its slot is free, and all of it is used."""
+    lent = host.ledger.mark.tokens
+    lender = host.wire.lender
+
+    def fails() -> Any:
+        raise OSError("no lock")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(lender._ledger.book, "changing", fails)
+        lender.close()
+    tree.collect()
+    assert (tree.totals()[1], spoken_for(tree)) == (lent, lent)
