@@ -14,7 +14,7 @@ Laws
 2. A line is sent once: the node repeats what a broken link has lost.
 3. The files are removed when everything has arrived, and else stay.
 4. It leads a process group of its own in the session of the job: signals to the agent do not reach it, and the end of
-   the job does. When the first agent is gone it has LINGER seconds.
+   the job does. When the first agent is gone it has LINGER seconds, or twice that if a request waits for the link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import select
 
-from quine.base import dirs
+from quine.base import dirs, procs
 from quine.base.errors import Failure
 from quine.base.sessions import is_session, tape_path
 from quine.tape.writer import FileSink
@@ -181,9 +181,8 @@ def _become(courier: _Courier) -> NoReturn:
         os.close(null)
         signal.set_wakeup_fd(-1)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGALRM}:
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         courier.serve()
     finally:
@@ -217,24 +216,27 @@ class _Courier:
         self._return_rest = return_rest
         self._tapes: list[_Tape] = []
         self._read = 0  # bytes of the index
+        self._pidfd = -1
+        self._gone = False  # the first agent
 
     def serve(self) -> None:
         """Send until the first agent ends."""
         import socket
 
-        pidfd = os.pidfd_open(self._whom)
+        self._pidfd = os.pidfd_open(self._whom)
+        signal.signal(signal.SIGALRM, self._on_alarm)
         listener = socket.socket(fileno=self._listener.detach())
         listener.setblocking(False)
         poll = select.poll()
         poll.register(listener, select.POLLIN)
-        poll.register(pidfd, select.POLLIN)
+        poll.register(self._pidfd, select.POLLIN)
         while True:
-            gone = pidfd in dict(poll.poll())
-            if gone:
-                signal.setitimer(signal.ITIMER_REAL, LINGER)
+            poll.poll()
+            self._gone = procs.wait([self._pidfd], 0)
+            signal.setitimer(signal.ITIMER_REAL, LINGER, LINGER)
             waiting = _callers(listener)
             self._flush()
-            ends = gone or any(what == END for what, _ in waiting)
+            ends = self._gone or any(what == END for what, _ in waiting)
             fault = next((tape.fault for tape in self._tapes if tape.fault), "")
             if ends:
                 fault = self._end() or fault
@@ -244,6 +246,13 @@ class _Courier:
                 line.close()
             if ends:
                 os._exit(0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _on_alarm(self, *_: object) -> None:
+        """End if the first agent has been gone for LINGER seconds. It may go while a request waits for the link."""
+        if self._gone:
+            os._exit(1)
+        self._gone = procs.wait([self._pidfd], 0)
 
     def _flush(self) -> None:
         """Send all that has been written."""
@@ -258,7 +267,7 @@ class _Courier:
             if not tape.fault:
                 try:
                     self._send_new(tape)
-                except (RequestError, OSError) as error:
+                except (RequestError, OSError, UnicodeDecodeError) as error:  # commands can write to the file
                     tape.fault = f"{tape_path(self._folder, tape.session)} has not arrived: {error}"
         with contextlib.suppress(OSError, Failure):
             self._report()

@@ -114,6 +114,19 @@ def test_a_tape_that_is_refused_stays_and_is_told_of(made: tuple[Origin, str, st
     assert Path(folder, f"{session}.jsonl").read_bytes() == b"line\n"
 
 
+def test_bytes_that_are_no_text_end_one_tape_and_not_the_courier(made: tuple[Origin, str, str]) -> None:
+    origin, folder, path = made
+    first, second = new_session(), new_session()
+    for session, line in ((first, b"\xff"), (second, b"text")):
+        sink = courier.SpooledSink(folder, path, session)
+        sink.put([line])
+        sink.close()
+    said = courier.ask(path, courier.END, wait)
+    assert said.startswith(f"{folder}/{first}.jsonl has not arrived: 'utf-8' codec can't decode")
+    assert origin.lines == [(second, "text"), ("", "")]
+    assert Path(folder, f"{first}.jsonl").read_bytes() == b"\xff\n"
+
+
 def test_sockets_of_couriers_that_were_killed_are_removed_and_no_others(tmp_path: Path) -> None:
     stale, alive, begun, other = (tmp_path / name for name in ("a.tapes", "b.tapes", "c.tapes~", "d.sock"))
     lines = []
@@ -143,3 +156,38 @@ def test_it_ends_with_the_first_agent_that_has_not_asked_it_to(tmp_path: Path) -
     until(lambda: origin.lines[-1:] == [("", "")], "the rest was returned")
     assert origin.lines == [(session, "last words"), ("", "")]
     until(lambda: not os.path.exists(folder), "the folder is gone")
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_it_does_not_wait_for_ever_for_a_link_that_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The first agent is killed before or while a request waits."""
+    monkeypatch.setattr(courier, "LINGER", 0.1)
+    folder, path, session = str(tmp_path / "data"), str(tmp_path / "a.tapes"), new_session()
+    alive, held = os.pipe()  # its end is that of the last process that holds it
+    waits = tmp_path / "waits"
+    go, end = os.pipe()
+
+    def never(name: str, body: bytes) -> bytes:
+        waits.touch()
+        while True:
+            select.select([alive], [], [], 60)
+
+    agent = os.fork()
+    if not agent:
+        try:
+            courier.start(folder, path, never, lambda: None, lambda: None)
+            courier.SpooledSink(folder, path, session).put([b"line"])
+            if when == "meanwhile":
+                os.read(go, 1)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.close(held)
+    until(waits.exists, "a request waits")
+    os.write(end, b"x")
+    os.waitpid(agent, 0)
+    assert select.select([alive], [], [], 60)[0] and os.read(alive, 1) == b""
+    assert Path(folder, f"{session}.jsonl").read_bytes() == b"line\n"
+    for fd in (alive, go, end):
+        os.close(fd)
