@@ -92,7 +92,8 @@ class Run:
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
         self.fault: Exception | None = None  # of the input, or of what is kept
-        self._ending = self.killed = False  # the last: by a signal, which ends what runs
+        self._ending = self._said_waiting = False
+        self.killed = False  # by a signal, which ends what runs
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -251,6 +252,7 @@ class Run:
         task.started()
         self._timeout.started(task)
         self._progress.started(task.entry.host, task.began)
+        self._say_waiting()
 
     # -- ends --------------------------------------------------------------------------------------
 
@@ -372,7 +374,13 @@ class Run:
             self._stop_all()
             return
         self._start_no_more()
-        if left := sum(task.running for task in self._running):
+        self._say_waiting()
+
+    def _say_waiting(self) -> None:
+        """Say once what ^C waits for. A job can have begun and not been heard of at that time."""
+        left = sum(task.running for task in self._running)
+        if left and self.ended_by == signal.SIGINT and not (self.killed or self._said_waiting):
+            self._said_waiting = True
             self._messages.say(f"waiting for {left} jobs; ^C again ends them")
 
     def text(self) -> str:

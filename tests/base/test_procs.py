@@ -45,7 +45,7 @@ for _ in found:
 
 # A process that is not root any more, with a child that is, below a /proc that hides it.
 HIDDEN = """
-import os, time
+import os, sys, time
 from quine.base import procs
 
 def shown(pid):
@@ -73,7 +73,9 @@ try:
 except PermissionError:
     print("hidden", end=" ")
 print(seen in procs.below(os.getpid()))
+sys.stdout.flush()
 os.write(end, b"xx")
+os.waitpid(seen, 0)  # all processes of the namespace are killed with this one
 """
 
 

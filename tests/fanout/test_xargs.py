@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -429,6 +429,23 @@ def test_the_first_interrupt_drains(lab: Lab, tmp_path: Path) -> None:
         assert process.stdout.read() == b"a\n"
         assert process.wait(PATIENCE) == -signal.SIGINT
     assert [row[12] for row in rows(tmp_path / "log")] == ["done"]
+
+
+def test_an_interrupt_that_is_before_the_news_of_a_begin_says_what_it_waits_for(
+    lab: Lab, through: Callable[..., str], tmp_path: Path
+) -> None:
+    """The command has begun over there, and the news of it is under way."""
+    host = through("h1")
+    lab["h1"].proxy.delay(0.5)
+    words = ["xargs", "--on", host, *SH, f'cd {tmp_path}; touch up; {WAIT_FOR_GO}; echo "$0"', ":::", "a"]
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        until((tmp_path / "up").exists, "it has begun")
+        process.send_signal(signal.SIGINT)
+        assert process.stdout and process.stderr
+        read_until(process.stderr.fileno(), b"waiting for 1 jobs; ^C again ends them\n")
+        (tmp_path / "go").touch()
+        assert process.stdout.read() == b"a\n"
+        assert process.wait(PATIENCE) == -signal.SIGINT
 
 
 def test_an_item_whose_next_try_does_not_begin_keeps_the_end_and_the_output_of_the_one_before(
