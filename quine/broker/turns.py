@@ -1,6 +1,7 @@
 """A gate with its clock: inferences wait here for leave to send, and trees whose provider has no quota left.
 
-Law: a tree that is paused sends nothing until it is resumed, its pause is over, or its deadline has passed.
+Law: a tree that is paused sends nothing until it is resumed, its pause is over, its deadline has passed, or none of its
+inferences waits any more.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Turns:
         self._timer: asyncio.TimerHandle | None = None
         self.answered_429 = 0
         self._paused: dict[int, tuple[asyncio.Event, Patience | None]] = {}  # by tree
+        self._waiting: dict[int, int] = {}  # inferences that wait for the end of a pause, by tree
         self._ends: dict[int, asyncio.TimerHandle] = {}  # of pauses whose length is known
 
     async def enter(self, ticket: Ticket) -> None:
@@ -105,7 +107,20 @@ class Turns:
         return tree in self._paused
 
     async def resumed(self, tree: int, patience: Patience) -> None:
-        """Wait until the tree is not paused. A raise of its budgets resumes it. Raises Refused at its deadline."""
+        """Wait until the tree is not paused. A raise of its budgets resumes it. Raises Refused at its deadline.
+
+        A pause ends with the last that waits for it: a tree whose agents were killed was shown as paused for ever.
+        """
+        self._waiting[tree] = self._waiting.get(tree, 0) + 1
+        try:
+            await self._resumed(tree, patience)
+        finally:
+            self._waiting[tree] -= 1
+            if not self._waiting[tree]:
+                del self._waiting[tree]
+                self.resume(tree)
+
+    async def _resumed(self, tree: int, patience: Patience) -> None:
         before = patience.raises() if patience.raises else 0
         while (paused := self._paused.get(tree)) is not None:
             event, left = paused[0], patience.time_left()

@@ -86,10 +86,12 @@ def test_a_pause_for_a_quota_is_shown_and_ended(served: Served) -> None:
     assert done.returncode == 1 and "nothing is paused" in done.stderr
 
 
-def test_a_paused_agent_is_ended_by_a_signal(served: Served) -> None:
+def test_a_paused_agent_is_ended_by_a_signal_and_its_pause_with_it(served: Served) -> None:
+    served.env["QUINE_BROKER_IDLE"] = "600"  # the pause does not end because the broker does
     served.provider.choose = lambda seen: Fault(429, "quota")
     with served.start(FIRST, "--deadline", "600") as agent:
         until(lambda: "without quota" in node(served, "--status").stdout)
         os.kill(agent.pid, signal.SIGTERM)
         assert agent.wait(PATIENCE) == -signal.SIGTERM
     until(lambda: "without quota" not in node(served, "--status").stdout)
+    assert len(served.sockets()) == 1
