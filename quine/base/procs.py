@@ -282,13 +282,14 @@ def end_all(found: dict[int, Process], root: int | None, grace: float) -> None:
     A `root` of None is no group. 0 is one: that of a process put into this PID namespace from outside, maybe our own.
     A process of `found` can fork just before it takes its TERM: its child is then an orphan of ours in its group.
     """
-    session, ours, parted = os.getsid(0), os.getpid(), set()
+    session, ours = os.getsid(0), os.getpid()
+    groups: set[int] = set()  # of those that were seen alive
 
     def left() -> dict[int, Process]:
         table = {p.pid: p for p in everyone(session) if p.pid != ours}
         mine = {pid for pid, p in found.items() if pid in table and table[pid].started == p.started}
-        parted.update({found[pid].group for pid in mine} - {os.getpgrp()})
-        mine |= {pid for pid, p in table.items() if p.group == root or (p.ppid == ours and p.group in parted)}
+        groups.update({found[pid].group for pid in mine} - {os.getpgrp()})
+        mine |= {pid for pid, p in table.items() if p.group == root or (p.ppid == ours and p.group in groups)}
         return {pid: table[pid] for pid in _grown(mine, table)}
 
     for number, pause in ((signal.SIGTERM, grace), (signal.SIGKILL, 1.0)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 
 from quine.base.errors import DEADLINE
@@ -33,7 +34,7 @@ class Turns:
         self._timer: asyncio.TimerHandle | None = None
         self.answered_429 = 0
         self._paused: dict[int, tuple[asyncio.Event, Patience | None]] = {}  # by tree
-        self._waiting: dict[int, int] = {}  # inferences that wait for the end of a pause, by tree
+        self._waiting: Counter[int] = Counter()  # inferences that wait for the end of a pause, by tree
         self._ends: dict[int, asyncio.TimerHandle] = {}  # of pauses whose length is known
 
     async def enter(self, ticket: Ticket) -> None:
@@ -111,7 +112,9 @@ class Turns:
 
         A pause ends with the last that waits for it: a tree whose agents were killed was shown as paused for ever.
         """
-        self._waiting[tree] = self._waiting.get(tree, 0) + 1
+        if tree not in self._paused:
+            return
+        self._waiting[tree] += 1
         try:
             await self._resumed(tree, patience)
         finally:

@@ -104,18 +104,15 @@ class Loan:
         """End the loan: the rest comes back if it was returned, and is charged if not."""
         if self._fd < 0:
             return
-        try:
-            with contextlib.suppress(
-                OSError
-            ):  # then its record is charged, as that of a proxy that was killed
-                if not self.returned:
-                    self._count(self._used + self._rest, self._used_cost + self._rest_cost)
-                self._rest, self._rest_cost = 0, 0.0
-                with self._book.changing():
-                    self._note()
-        finally:
-            os.close(self._fd)
-            self._fd = -1
+        # On an error its record stays, and is charged as that of a proxy that was killed.
+        with contextlib.suppress(OSError):
+            if not self.returned:
+                self._count(self._used + self._rest, self._used_cost + self._rest_cost)
+            self._rest, self._rest_cost = 0, 0.0
+            with self._book.changing():
+                self._note()
+        os.close(self._fd)
+        self._fd = -1
 
     def count(self, wanted: Wanted) -> None:
         """Count what was used so far."""

@@ -378,8 +378,8 @@ class Run:
 
     def _say_waiting(self) -> None:
         """Say once what ^C waits for. A job can have begun and not been heard of at that time."""
-        left = sum(task.running for task in self._running)
-        if left and self.ended_by == signal.SIGINT and not (self.killed or self._said_waiting):
+        due = self.ended_by == signal.SIGINT and not (self.killed or self._said_waiting)
+        if due and (left := sum(task.running for task in self._running)):
             self._said_waiting = True
             self._messages.say(f"waiting for {left} jobs; ^C again ends them")
 

@@ -231,8 +231,7 @@ class _Courier:
         poll.register(listener, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
         while True:
-            poll.poll()
-            self._gone = procs.wait([self._pidfd], 0)
+            self._gone = self._pidfd in dict(poll.poll())
             signal.setitimer(signal.ITIMER_REAL, LINGER, LINGER)
             waiting = _callers(listener)
             self._flush()

@@ -417,17 +417,24 @@ def test_halt_now_ends_what_runs(lab: Lab) -> None:
     assert b"2 of 2 items are not done: 1 failed, 1 killed" in done.stderr
 
 
+def drained(process: subprocess.Popen[bytes], tmp_path: Path) -> bytes:
+    """Interrupt a batch that has one job running, let the job end, and return the rest of stdout."""
+    process.send_signal(signal.SIGINT)
+    assert process.stdout and process.stderr
+    read_until(process.stderr.fileno(), b"waiting for 1 jobs; ^C again ends them\n")
+    (tmp_path / "go").touch()
+    out = process.stdout.read()
+    assert process.wait(PATIENCE) == -signal.SIGINT
+    return out
+
+
 def test_the_first_interrupt_drains(lab: Lab, tmp_path: Path) -> None:
     script = f'echo up >&2; {WAIT_FOR_GO}; echo "$0"'
     words = ["xargs", "-P1", "--joblog", "log", "--line-buffer", *SH, script, ":::", "a", "b"]
     with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
-        assert process.stdout and process.stderr
+        assert process.stderr
         read_until(process.stderr.fileno(), b"up\n")
-        process.send_signal(signal.SIGINT)
-        read_until(process.stderr.fileno(), b"waiting for 1 jobs; ^C again ends them\n")
-        (tmp_path / "go").touch()
-        assert process.stdout.read() == b"a\n"
-        assert process.wait(PATIENCE) == -signal.SIGINT
+        assert drained(process, tmp_path) == b"a\n"
     assert [row[12] for row in rows(tmp_path / "log")] == ["done"]
 
 
@@ -440,12 +447,7 @@ def test_an_interrupt_that_is_before_the_news_of_a_begin_says_what_it_waits_for(
     words = ["xargs", "--on", host, *SH, f'cd {tmp_path}; touch up; {WAIT_FOR_GO}; echo "$0"', ":::", "a"]
     with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
         until((tmp_path / "up").exists, "it has begun")
-        process.send_signal(signal.SIGINT)
-        assert process.stdout and process.stderr
-        read_until(process.stderr.fileno(), b"waiting for 1 jobs; ^C again ends them\n")
-        (tmp_path / "go").touch()
-        assert process.stdout.read() == b"a\n"
-        assert process.wait(PATIENCE) == -signal.SIGINT
+        assert drained(process, tmp_path) == b"a\n"
 
 
 def test_an_item_whose_next_try_does_not_begin_keeps_the_end_and_the_output_of_the_one_before(
@@ -460,12 +462,7 @@ def test_an_item_whose_next_try_does_not_begin_keeps_the_end_and_the_output_of_t
     command = ["xargs", *words, *SH, script, ":::", "bad", "long"]
     with lab.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
         until((tmp_path / "up").exists, "the other item has the place")
-        process.send_signal(signal.SIGINT)
-        assert process.stdout and process.stderr
-        read_until(process.stderr.fileno(), b"waiting for 1 jobs; ^C again ends them\n")
-        (tmp_path / "go").touch()
-        assert process.stdout.read() == b"out\n"
-        assert process.wait(PATIENCE) == -signal.SIGINT
+        assert drained(process, tmp_path) == b"out\n"
     assert [(row[6], row[11], row[12]) for row in rows(tmp_path / "log")] == [
         ("3", "1", "failed"),
         ("0", "1", "done"),

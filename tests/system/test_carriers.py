@@ -31,11 +31,13 @@ def far(lab: Lab, request: pytest.FixtureRequest) -> tuple[str, Breaker]:
         return name, lambda: until(lab["h1"].proxy.cut, "there is a connection to cut")
     name = lab.by_command("far", "h1", lease=60)
 
+    def dials() -> list[int]:
+        return [process.pid for process in lab["h1"].processes() if "--dial" in process.argv]
+
     def kill() -> None:
-        dials = [process for process in lab["h1"].processes() if "--dial" in process.argv]
-        assert dials
-        for dial in dials:
-            processes.kill(dial.pid)
+        # The node has the streams of a dial, and may use them for a while after it was killed: then comes the next one.
+        for pid in until(dials, "there is a dial to kill"):
+            processes.kill(pid)
 
     return name, kill
 
