@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 WAITING = 32  # jobs that wait for a host to take them, where `most` does not bound them
 MOST = 4096  # jobs at one time, where nothing else bounds them
-GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
+GRACE = 5.0  # seconds between TERM and KILL
+PATIENCE = 5.0  # seconds after KILL in which the end of a job is waited for
 LOOK = 0.5  # seconds until a place among the agents of the tree is looked for again
 # Seconds before a host that failed to start a job is tried again with it.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
@@ -257,7 +258,7 @@ class Crew:
 
         if first != signal.SIGKILL:
             self.at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
-        self.at(now + 2 * GRACE, later(job.abandon))
+        self.at(now + GRACE + PATIENCE, later(job.abandon))
 
     # -- notes -------------------------------------------------------------------------------------
 

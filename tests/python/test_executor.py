@@ -33,6 +33,7 @@ from transport.client.batch import Batch
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD = 'touch "$0.here"; until test -e "$0"; do sleep 0.01; done; echo "$1"'  # until a file is there
+# Says at which host it is, and waits until it is said of both.
 BOTH = 'home=${HOME%/home}; touch "$0${home##*/}"; until test -e "$0"h1 && test -e "$0"h2; do sleep 0.01; done; cat'
 
 
@@ -77,15 +78,18 @@ def test_a_result_has_status_outputs_host_and_report(there: Lab) -> None:
 def test_the_functions_of_concurrent_futures_work_on_many_jobs_over_two_hosts(
     there: Lab, tmp_path: Path
 ) -> None:
-    # No job ends before both hosts have started one: a host whose link comes late would find nothing left to do.
+    # No job ends before both hosts have started one. Places are few, for the first host that is reached would take
+    # all jobs, and the other one would find nothing left to do.
+    for host in ("h1", "h2"):
+        there.alias(f"{host}-few", host, slots=4)
     command = ["sh", "-c", BOTH, str(tmp_path / "started.")]
-    with quine.Executor("h1,h2") as executor:
+    with quine.Executor("h1-few,h2-few") as executor:
         jobs = {executor.submit(command, stdin=b"%d" % index): b"%d" % index for index in range(100)}
         first = wait(jobs, PATIENCE, FIRST_COMPLETED)
         assert first.done
         found = {job: job.result() for job in as_completed(jobs, PATIENCE)}
     assert {job: result.stdout for job, result in found.items()} == jobs
-    assert {result.host for result in found.values()} == {"h1", "h2"}
+    assert {result.host for result in found.values()} == {"h1-few", "h2-few"}
     assert wait(jobs).not_done == set()
 
 

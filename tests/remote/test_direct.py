@@ -70,6 +70,9 @@ class Direct:
     def __exit__(self, *args: Any) -> None:
         self._clients.close()
         self.provider.__exit__(*args)
+        (self.host.home / "key").unlink(
+            missing_ok=True
+        )  # the host is also other tests', who look for keys there
 
     def _choose(self, seen: Seen) -> Said | Fault:
         """The word of a plan is in the mission or, for a fork, in the last message before its own replies."""
