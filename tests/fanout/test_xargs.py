@@ -510,11 +510,13 @@ def test_by_lines_what_a_signal_has_ended_before_its_output_was_read_is_run_agai
 ) -> None:
     """It has no line in the log, and its host tells of an end that was not its own."""
     words = ["xargs", "--joblog", "log", "--line-buffer"]
-    # More than the reader and its pipe take, less than a window beside that: so the end comes here.
-    items = [*SH, "echo >>ran; yes | head -c 140000; test -e go || exec sleep 1000", ":::", "1"]
+    # More than xargs and its pipe take, less than a window beside that: so the end comes here.
+    script = "echo >>ran; yes | head -c 140000; touch written; test -e go || exec sleep 1000"
+    items = [*SH, script, ":::", "1"]
     with lab.popen([*words, *items], stdout=subprocess.PIPE, cwd=tmp_path) as process:
         assert process.stdout
-        read_until(process.stdout.fileno(), b"y\n")
+        assert os.read(process.stdout.fileno(), 2) == b"y\n"  # no more: what is read makes room
+        until((tmp_path / "written").exists, "all of its output is under way")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == -signal.SIGTERM
     assert rows(tmp_path / "log") == [] and "\nhalted " in (tmp_path / "log.started").read_text()
