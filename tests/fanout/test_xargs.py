@@ -515,7 +515,7 @@ def test_by_lines_what_a_signal_has_ended_before_its_output_was_read_is_run_agai
     items = [*SH, script, ":::", "1"]
     with lab.popen([*words, *items], stdout=subprocess.PIPE, cwd=tmp_path) as process:
         assert process.stdout
-        assert os.read(process.stdout.fileno(), 2) == b"y\n"  # no more: what is read makes room
+        assert os.read(process.stdout.fileno(), 2) == b"y\n"  # no more: a read makes room
         until((tmp_path / "written").exists, "all of its output is under way")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == -signal.SIGTERM

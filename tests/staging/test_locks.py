@@ -27,6 +27,8 @@ from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
 from tests.staging.wired import there as there
 
+LINES = int(os.environ.get("QUINE_TEST_LINES", 7))  # from one line to the next at which a signal comes
+
 
 @pytest.fixture
 def layout(here: Path) -> Iterator[Layout]:
@@ -151,8 +153,8 @@ def test_what_is_renamed_is_renamed_by_a_process_that_no_signal_to_ours_reaches(
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-@pytest.mark.timeout(900)  # a process for each of 780 lines
-@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.timeout(900)  # a process for each of 780 lines, if it is each
+@pytest.mark.parametrize("step", [LINES, pytest.param(3, marks=pytest.mark.long)])
 def test_a_signal_at_any_line_leaves_nothing_aside(here: Path, there: Path, cache: Path, step: int) -> None:
     """A directory of its own stayed for ever: the signal had come between the mkdir and the open of it."""
     (here / "t" / "d").mkdir(parents=True)

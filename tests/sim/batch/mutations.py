@@ -180,12 +180,12 @@ MUTATIONS = {
     "guessed-never": TakenBack(guessed_never, frozenset({"twice"}), 20),
     "slots-ignored": TakenBack(slots_ignored, frozenset({"slots"}), 20),
     "done-unseen": TakenBack(done_unseen, frozenset({"done", "truth"}), 20),
-    "never-sent": TakenBack(never_sent, frozenset({"defect"}), 350),
-    "hosts-unnoted": TakenBack(hosts_unnoted, frozenset({"twice"}), 200),
 }
 
 # Few seeds show them; each has courses of its own in `test_batch`.
 RARE = {
+    "never-sent": TakenBack(never_sent, frozenset({"defect"}), 350),
+    "hosts-unnoted": TakenBack(hosts_unnoted, frozenset({"twice"}), 200),
     "refused-kept": TakenBack(refused_kept, frozenset({"lost"}), 10_000),
     "memory-acknowledged": TakenBack(memory_acknowledged, frozenset({"lost"}), 10_000),
     "unanswered-lost": TakenBack(unanswered_lost, frozenset({"lost"}), 10_000),
