@@ -27,8 +27,10 @@ from tests.support.waiting import read_until, until
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said, Seen
 
+STOPPED = float(os.environ.get("QUINE_TEST_STOPPED", "0"))  # seconds
+
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(240 + STOPPED),
     pytest.mark.skipif(
         "pypy" in OTHER, reason="the models of providers' answers need a newer Python than PyPy is of"
     ),
@@ -231,7 +233,7 @@ def test_it_goes_on_while_the_node_here_is_stopped(direct: Direct, tmp_path: Pat
     try:
         go.write_text("x\n")
         until(lambda: len(direct.provider.requests) == 5, "all is inferred")
-        time.sleep(float(os.environ.get("QUINE_TEST_STOPPED", "0")))
+        time.sleep(STOPPED)
         assert client.poll() is None and len(direct.tape("long errand")) < 12
     finally:
         os.kill(node, signal.SIGCONT)
