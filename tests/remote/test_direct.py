@@ -224,6 +224,8 @@ def pipes(top: Path, *names: str) -> list[Path]:
 
 def test_it_goes_on_while_the_node_here_is_stopped(direct: Direct, tmp_path: Path) -> None:
     (go,) = pipes(tmp_path, "go")
+    direct.keys["lease"] = 600  # the default; hosts of the lab have seconds
+    direct.alias()
     direct.plan = {"long errand": [said(f"echo up >&4; read x <{go}"), *[said("echo on")] * 3, BYE]}
     report = tmp_path / "report"
     words = ["--on", "d1", "--max-tokens", "100000", "--report", str(report), "long errand"]
