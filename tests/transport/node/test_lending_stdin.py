@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import random
@@ -54,9 +55,12 @@ def feeding(lab: Lab, words: list[str], size: int = 2 * MiB) -> tuple[subprocess
     """A client whose stdin has carried so much; returns it, and the end of the pipe for more."""
     before = lent(lab)
     read, write = os.pipe()
+    data = memoryview(random.Random(4).randbytes(size))
+    # A pipe that is full before it is read: a client that reads faster than we write sees no bulk.
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, MiB)
+    data = data[os.write(write, data[:MiB]) :]
     client = lab.popen(words, stdin=read, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     os.close(read)
-    data = memoryview(random.Random(4).randbytes(size))
     while data:
         data = data[os.write(write, data) :]
     until(lambda: lent(lab) - before)
