@@ -99,7 +99,7 @@ def guest(base: str) -> Iterator[BlockingGuest]:
     guest.close()
 
 
-def test_a_plain_reply_is_streamed_and_counted(guest: BlockingGuest) -> None:
+def test_a_plain_reply_is_streamed_and_counted(base: str) -> None:
     asked = Request([Message("system", "You are brief."), Message("user", "Say hello.")], ())
     chunks: list[object] = []
 
@@ -112,11 +112,12 @@ def test_a_plain_reply_is_streamed_and_counted(guest: BlockingGuest) -> None:
         def stream(self) -> ChatStream:
             return Watched(self.fault)
 
-    guest._dialect = Watching("any")
+    guest = BlockingGuest(lambda: HttpGuest(Watching("any"), base, ""))
     first = guest.infer(asked)
     assert first.message.text and first.stop in ("end", "length")
     assert 10 < first.usage.input < 100 and 0 < first.usage.output <= LONGEST
     again = guest.infer(asked)
+    guest.close()
     assert again.usage.cache_read > 0
     assert again.message.text == first.message.text
     assert chunks.count("[DONE]") == 2 and len(chunks) > 10
@@ -158,8 +159,8 @@ def test_a_call_comes_in_fragments_and_goes_back(guest: BlockingGuest) -> None:
     assert guest.infer(Request([*messages, reply.message, result], [shell])).usage.output > 0
 
 
-def test_an_overflow_is_known_as_one(guest: BlockingGuest) -> None:
-    size = httpx.get(guest._url.replace("/v1/chat/completions", "/props")).json()
+def test_an_overflow_is_known_as_one(guest: BlockingGuest, base: str) -> None:
+    size = httpx.get(f"{base.removesuffix('/v1')}/props").json()
     assert size["default_generation_settings"]["n_ctx"] == WINDOW
     asked = Request([Message("system", "You are brief."), Message("user", "word " * (WINDOW + 1000))], ())
     with pytest.raises(Overflow, match="exceeds the available context size"):
