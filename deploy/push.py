@@ -34,7 +34,9 @@ UPLOADS = 5  # at one time
 WAIT = 3600.0  # seconds for a place among them, which do not count for the deadline of a host
 UNPACK_SECONDS = 2 * installer.START_SECONDS
 VAIN = 4  # connections in a row that bring nothing new
-PAUSE = 0.5  # seconds before an upload is taken up again
+PAUSE = (
+    0.5  # seconds before an upload is taken up again; doubled after each connection that brought nothing new
+)
 
 _T = TypeVar("_T")
 
@@ -59,7 +61,9 @@ async def repeated(attempt: Callable[[], Awaitable[_T]], again: Callable[[str], 
                 raise
             kept = max(kept, cut.kept)
             again(cut.detail)
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(
+                PAUSE * 2**vain
+            )  # the installer before may still write, on a host that is busy
 
 
 async def push(
