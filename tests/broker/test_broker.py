@@ -162,6 +162,7 @@ def ended(agents: list[subprocess.Popen[bytes]]) -> list[tuple[int, bytes, bytes
     return [(agent.returncode, *end) for agent, end in zip(agents, ends, strict=True)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["worker", "keeper"])
 def test_a_killed_one_under_many_agents(served: Served, victim: str) -> None:
     """The next worker makes each inference again; without a keeper the worker goes on."""

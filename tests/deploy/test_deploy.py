@@ -482,6 +482,7 @@ def test_a_build_that_does_not_start_is_planned_and_replaced(lab: Lab, odd_host:
 HANGS = "#!/bin/sh\nexec sleep 1000\n"
 
 
+@pytest.mark.long
 def test_a_python_that_hangs_does_not_block_a_host(lab: Lab, odd_host: Callable[..., Host]) -> None:
     odd_host("slow", scripts={"python3": HANGS})
     checked = lab.run(["hosts", "check", "-v", "slow"], check=True)
@@ -490,6 +491,7 @@ def test_a_python_that_hangs_does_not_block_a_host(lab: Lab, odd_host: Callable[
     assert lab.run(["run", "--on", "slow", "--", "true"]).returncode == 0
 
 
+@pytest.mark.long
 def test_the_only_python_hangs_and_is_named(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("stuck", python=False, scripts={"python3": HANGS})
     assert f"its {host.base}/bin/python3 does not start within 6 s" in refused(lab, "stuck")

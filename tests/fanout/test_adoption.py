@@ -384,6 +384,7 @@ def test_what_a_signal_has_ended_does_not_go_on_and_is_run_again(
     assert sorted(ran.read_text().split()) == ["1", "1", "2", "2"]
 
 
+@pytest.mark.long
 def test_an_item_whose_end_is_not_heard_of_after_kill_is_named(
     lab: Lab, through: Callable[..., str], tmp_path: Path
 ) -> None:

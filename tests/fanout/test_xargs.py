@@ -198,6 +198,7 @@ def test_json(lab: Lab) -> None:
     assert second["command"] == ["sh", "-c", script, "3"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [[], ["-k"], ["--line-buffer"]])
 def test_a_slow_consumer_slows_the_jobs_and_nothing_is_lost(
     lab: Lab, tmp_path: Path, options: list[str]

@@ -198,6 +198,7 @@ def test_sources_that_are_replaced_in_place(own_lab: Callable[..., Lab], newer: 
         assert (attached.returncode, out) == (0, b"two\n")
 
 
+@pytest.mark.long
 def test_the_installation_of_a_running_job_stays(lab: Lab, newer: Path, upgraded: Quine) -> None:
     """Old installations are removed but for the newest few, and but for those in use."""
     with echoing(lab, "h2") as job:

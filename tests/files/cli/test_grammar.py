@@ -204,6 +204,7 @@ class Interrupting:
         sys.settrace(None)
 
 
+@pytest.mark.long
 def test_a_signal_at_any_step_of_the_caller_ends_the_crew() -> None:
     """Inside of a Condition it became "release unlocked lock", thus a defect, or left a lock that is held for ever."""
 
