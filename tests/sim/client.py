@@ -188,6 +188,8 @@ class Client:
             self.soon(lambda: self._take(stream), len(queued) / self.rate if self.rate else 0.0)
         self._pump()
 
+    def written(self, stream: int, count: int) -> None: ...
+
     def close_stdin(self) -> None:
         self._typed = self.stdin + 1
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
         def write(self, stream: int, data: bytes) -> None:
             """Queue bytes for stdout or stderr; report to Core.took how many were taken."""
 
+        def written(self, stream: int, count: int) -> None:
+            """The node has written so many bytes of a lent stream, for this process."""
+
         def close_stdin(self) -> None:
             """The job reads no more: a writer to this process shall get SIGPIPE."""
 
@@ -134,6 +137,9 @@ class Core(JobCore):
     def on_output(self, stream: int, data: bytes) -> None:
         self._driver.write(stream, data)
 
+    def on_written(self, stream: int, count: int) -> None:
+        self._driver.written(stream, count)
+
     def on_started(self) -> None:
         self._driver.started(self.pid, self.host)
         if self._escapes:
@@ -195,15 +201,21 @@ class Core(JobCore):
             return CHUNK
         return super().room
 
-    @property
-    def lends(self) -> bool:
-        """True if the node may read stdin in place of this process: it passes the bytes on to another machine."""
-        return bool(self.host) and not self._escapes and self.room > 0
+    def lends(self, stream: int) -> bool:
+        """True if the node may move the bytes of stdin or stdout in place of this process: the job is elsewhere."""
+        if not self.host or self._escapes:
+            return False
+        if stream == STDIN:
+            return self.room > 0
+        if self.spawn.keep or self.number not in self.session.channels:
+            return False
+        flow = self.session.flow(self.number, stream)
+        return not (flow.lent or flow.ended or flow.stopped)
 
-    def lend(self, count: int) -> None:
-        """The node reads stdin, of which it has descriptor number `count`, until it gives it back."""
-        flow = self.session.flow(self.number, STDIN)
-        self.session.lend(self.number, STDIN, flow.offset, {"fd": count, "at": 0, "length": 0})
+    def lend(self, stream: int, count: int) -> None:
+        """The node reads or writes this stream, of which it has descriptor number `count`, until it returns it."""
+        flow = self.session.flow(self.number, stream)
+        self.session.lend(self.number, stream, flow.offset, {"fd": count, "at": 0, "length": 0})
 
     def typed(self, data: bytes, now: float) -> None:
         """Take bytes of stdin, at most `room`; b"" is its end."""

@@ -77,6 +77,9 @@ class JobCore:
     def on_output(self, stream: int, data: bytes) -> None:
         """Take bytes of stdout or stderr; report to `took` how many were taken."""
 
+    def on_written(self, stream: int, count: int) -> None:
+        """Hear that the node has written so many bytes of a stream that was lent to it."""
+
     def on_started(self) -> None:
         """The job runs: `pid` and `host` are known."""
 
@@ -128,6 +131,10 @@ class JobCore:
         if kind == Kind.DATA:
             self._given[frame.stream] += len(frame.payload)
             self.on_output(frame.stream, frame.payload)
+        elif kind == Kind.RETURN and frame.stream != STDIN:
+            self._given[frame.stream] += frame.offset
+            self._taken[frame.stream] += frame.offset
+            self.on_written(frame.stream, frame.offset)
         elif kind == Kind.ACK:
             flow = self.session.flow(self.number, STDIN)
             self.session.spare -= flow.measure_acked(now, self.session.spare)
@@ -226,9 +233,12 @@ class JobCore:
             self._taken[stream] = self._given[stream]  # the rest was dropped
             self._errors[stream] = error
         if channel := self.session.channels.get(self.number):
-            if not self._held:
+            flow = channel.flows[stream]
+            if flow.lent and taken > flow.acked:
+                self.session.ack(self.number, stream, taken)  # the node waits for these before it writes
+            elif not self._held:
                 self.session.took(self.number, stream, taken)
-            if not alive and not channel.flows[stream].stopped:
+            if not alive and not flow.stopped:
                 self.session.stop(self.number, stream)
 
     # -- signals -----------------------------------------------------------------------------------

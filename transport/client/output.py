@@ -15,6 +15,7 @@ import select
 import stat
 
 from transport.lean import deque, socket
+from transport.wire.frames import BULK, BULK_PAYLOAD, CHUNK
 
 
 class Used:
@@ -144,6 +145,18 @@ class Output:
         # A pipe says POLLERR; a socket or a terminal whose other end has gone says only POLLHUP.
         return any(events & (select.POLLERR | select.POLLNVAL | select.POLLHUP) for _, events in poll.poll(0))
 
+    def lendable(self) -> int:
+        """Return the descriptor by which the node may write in place of this process, -1 if it must not."""
+        from transport.rpc import lendable  # here: few clients have so much to write
+
+        if self._broken or not lendable.output(self._fd):
+            return -1
+        if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
+            return self._fd
+        if self._owned >= 0:
+            enlarged(self._owned)
+        return self._owned
+
     def close(self) -> None:
         """Close the descriptors opened here; the caller's stays open."""
         if self._owned >= 0:
@@ -153,3 +166,17 @@ class Output:
             self._socket.close()
             self._socket = None
         self.poll_fd = -1
+
+
+def enlarged(fd: int) -> int:
+    """Give a pipe that was full the room of large frames; return how many bytes are worth a read of `fd`.
+
+    A read that asks for more than comes costs the mapping of memory for it.
+    """
+    import fcntl  # here: few clients have so much to read
+
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 2 * BULK_PAYLOAD)
+        return BULK
+    except (OSError, AttributeError):
+        return CHUNK

@@ -17,12 +17,12 @@ import time
 from transport import node_socket, this_build
 from transport.carrier.unix import Wire
 from transport.client.core import FATAL, FORWARDED, OURS, Core
-from transport.client.output import Output, Used
+from transport.client.output import Output, Used, enlarged
 from transport.client.signals import Caught
 from transport.errors import ProtocolError
 from transport.lean import signal
 from transport.stop import stop_process
-from transport.wire.frames import BULK, BULK_PAYLOAD, CHUNK
+from transport.wire.frames import CHUNK
 from transport.wire.session import STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False
@@ -168,7 +168,7 @@ class Proxy:
         if len(data) == CHUNK == self._most:
             self._most = enlarged(self._stdin)
         self._core.typed(data, time.monotonic())
-        if len(data) > CHUNK and not self._offered and self._core.lends:
+        if len(data) > CHUNK and not self._offered and self._core.lends(STDIN):
             self._offered = True
             self._lend_stdin()
 
@@ -179,12 +179,14 @@ class Proxy:
             fd = os.open(f"/proc/self/fd/{self._stdin}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return  # a pipe of another user
+        self._lend(STDIN, fd)
+        os.close(fd)
+
+    def _lend(self, stream: int, fd: int) -> None:
         try:
-            self._core.lend(self._wire.attach(fd))
+            self._core.lend(stream, self._wire.attach(fd))
         except OSError:
-            pass
-        finally:
-            os.close(fd)
+            pass  # too many descriptors wait to be sent
 
     def _write(self, stream: int) -> None:
         output = self._outputs[stream]
@@ -196,6 +198,13 @@ class Proxy:
     def write(self, stream: int, data: bytes) -> None:
         self._outputs[stream].put(data)
         self._write(stream)
+        if len(data) > CHUNK and stream == STDOUT and self._core.lends(STDOUT):
+            fd = self._outputs[STDOUT].lendable()
+            if fd >= 0:
+                self._lend(STDOUT, fd)
+
+    def written(self, stream: int, count: int) -> None:
+        self._outputs[stream].taken += count
 
     def close_stdin(self) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
@@ -261,17 +270,3 @@ class Proxy:
             self._terminal.close()
         for output in self._outputs.values():
             output.close()
-
-
-def enlarged(fd: int) -> int:
-    """Give a pipe that was full the room of large frames; return how many bytes are worth a read of `fd`.
-
-    A read that asks for more than comes costs the mapping of memory for it.
-    """
-    import fcntl  # here: few clients have so much to read
-
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 2 * BULK_PAYLOAD)
-        return BULK
-    except (OSError, AttributeError):
-        return CHUNK

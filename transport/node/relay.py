@@ -274,6 +274,8 @@ class Relay:
 
     def refuse(self, status: Status) -> None:
         """Tell the near side how the job or request ended, in place of the far side."""
+        if self._lending:
+            self._lending.return_outputs()
         self.near.finish(status)
 
     def end(self) -> None:

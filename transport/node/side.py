@@ -20,6 +20,7 @@ class Passage(Protocol):
     far: Side | None
     lease: float
     keep: bool
+    request: bool
     asker: Asker | None
 
     def from_side(self, side: Side, frame: Frame) -> None: ...

@@ -17,6 +17,7 @@ from transport.file_systems import is_local_device
 from transport.writes import write_all
 
 LEAST = 256 * 1024  # bytes from which lending is worth its frames
+NULL = os.makedev(1, 3)
 ROUND = 256 * 1024  # bytes moved at once where the node does not
 
 # Is it local, by device number. Only block devices (major > 0): other numbers are reused after an unmount.
@@ -37,9 +38,7 @@ def source(fd: int) -> tuple[int, int]:
 
 def target(fd: int) -> int:
     """Position of the next write to a descriptor; -1 if it must not be lent."""
-    import resource  # here: each proxy loads this module, and few lend a descriptor
-
-    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+    if _bounded():
         return -1
     try:
         facts = os.fstat(fd)
@@ -52,6 +51,23 @@ def target(fd: int) -> int:
     except OSError:
         pass
     return -1
+
+
+def output(fd: int) -> bool:
+    """Return whether the output of a job may be written by the node: to a pipe, a local file, or /dev/null."""
+    try:
+        facts = os.fstat(fd)
+    except OSError:
+        return False
+    if stat.S_ISREG(facts.st_mode):
+        return _local(facts.st_dev) and not _bounded()
+    return stat.S_ISFIFO(facts.st_mode) or (stat.S_ISCHR(facts.st_mode) and facts.st_rdev == NULL)
+
+
+def _bounded() -> bool:
+    import resource  # here: each proxy loads this module, and few lend a descriptor
+
+    return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
 
 
 def _local(device: int) -> bool:

@@ -75,7 +75,7 @@ class Channel:
         if (
             state is None
             or (kind in (Kind.EXIT, Kind.REPLY) and kind != _ENDS[self.request])
-            or (kind in LENT and not self.request and stream != STDIN)  # of a job the caller's stdin alone
+            or (kind in LENT and not self.request and stream == STDERR)  # too little ever comes on it
         ):
             name = NAMES[kind].lower()
             raise ProtocolError(f"{name} from the {sender} on stream {stream} while {self.state}")

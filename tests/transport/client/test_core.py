@@ -57,6 +57,9 @@ class Job:
         if self.reads[stream]:
             self.core.took(stream, len(self.written[stream]), self.now)
 
+    def written(self, stream: int, count: int) -> None:
+        self.asked.append(("written", stream, count))
+
     def close_stdin(self) -> None:
         self.asked.append(("close stdin",))
 
