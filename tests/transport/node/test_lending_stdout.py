@@ -1,0 +1,256 @@
+"""stdout that takes bulk, written by the node: the same bytes, whatever it is, and whatever ends first."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import hashlib
+import os
+import resource
+import signal
+import subprocess
+import termios
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from tests.lab import Lab
+from tests.support.agents import PATIENCE, until
+from tests.system import breaks
+from tests.system.breaks import MiB
+
+pytestmark = pytest.mark.timeout(300)
+SIZE = 24 * MiB
+TRIES = 5
+# Bytes of which each has its place: the numbers of their lines.
+BULK = f"seq 100000000 | head -c {SIZE}"
+
+
+@pytest.fixture(scope="module")
+def bulk() -> bytes:
+    return subprocess.run(["sh", "-c", BULK], capture_output=True, check=True).stdout
+
+
+def of_the_node(lab: Lab, fd: int) -> bool:
+    """True if the node of this machine has the file of this descriptor open to write."""
+    mine = os.fstat(fd)
+    for process in lab.processes():
+        if not process.daemon or "--dial" in process.argv:
+            continue
+        folder = f"/proc/{process.pid}/fd"
+        for number in os.listdir(folder):
+            try:
+                facts = os.stat(f"{folder}/{number}")
+            except OSError:
+                continue
+            if os.path.samestat(facts, mine):
+                return True
+    return False
+
+
+def flooded(lab: Lab, rest: str, **more: Any) -> tuple[subprocess.Popen[bytes], int]:
+    """A client whose stdout the node writes, after 4 MiB of bulk; then `rest` runs. Returns it, and the end to read.
+
+    A window that is slow to grow shows the client no bulk, on a busy machine: then another client is made.
+    """
+    for _ in range(TRIES):
+        read, write = os.pipe()
+        client = lab.popen(
+            ["run", "--on", "h1", "--", "sh", "-c", f"head -c {4 * MiB} /dev/zero; {rest}"],
+            stdin=subprocess.PIPE,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            **more,
+        )
+        os.close(write)
+        left = 4 * MiB
+        while left:
+            left -= len(os.read(read, left))
+        try:
+            until(lambda: of_the_node(lab, read), seconds=10)  # noqa: B023
+        except AssertionError:
+            os.close(read)
+            client.kill()
+            client.communicate()
+        else:
+            return client, read
+    pytest.fail("no client has lent its stdout")
+
+
+@pytest.mark.parametrize("to", ["pipe", "file", "appended", "fifo", "socket"])
+def test_the_same_bytes(lab: Lab, tmp_path: Path, bulk: bytes, to: str) -> None:
+    """Between other writers to the same file, and whatever the file is."""
+    path = tmp_path / "out"
+    run = f'quine run --on h1 -- sh -c "{BULK}"'
+    script = {
+        "pipe": f"(echo before; {run}; echo $?) | cat >{path}",
+        "file": f"(echo before; {run}; echo $?) >{path}",
+        "appended": f"echo before >{path}; {run} >>{path}; echo $? >>{path}",
+        "fifo": f"mkfifo {path}.f; cat {path}.f >{path} & exec 3>{path}.f; echo before >&3; {run} >&3; "
+        "echo $? >&3; exec 3>&-; wait",
+        "socket": "python3 -c 'import socket, subprocess, sys, threading\n"
+        "ours, theirs = socket.socketpair()\n"
+        'theirs.send(b"before\\n")\n'
+        "done = subprocess.Popen(sys.argv[1:], stdout=theirs)\n"
+        "theirs.close()\n"
+        f'with open("{path}", "wb") as out:\n'
+        "    while data := ours.recv(1 << 16): out.write(data)\n"
+        f'    out.write(b"%d\\n" % done.wait())\' {run}',
+    }[to]
+    ended = lab.sh(script, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    got = path.read_bytes()
+    assert len(got) == SIZE + len(b"before\n0\n")
+    assert got == b"before\n" + bulk + b"0\n"
+
+
+def test_bytes_over_cuts(lab: Lab, through: Callable[..., str], bulk: bytes) -> None:
+    host, proxy = through("h1"), lab["h1"].proxy
+    lab.run(["run", "--on", host, "--", "true"], check=True)
+    done = proxy.cuts()
+    proxy.cut_after(*breaks.plan(12, 6, SIZE))
+    ended = lab.sh(f"quine run --on {host} -- sh -c '{BULK}' | sha256sum", timeout=200)
+    assert (ended.returncode, ended.stdout.split()[0].decode()) == (0, hashlib.sha256(bulk).hexdigest())
+    assert proxy.cuts() > done
+
+
+def test_little_after_much_comes_at_once(lab: Lab) -> None:
+    client, read = flooded(lab, "cat")
+    assert client.stdin
+    for line in (b"one\n", b"two\n"):
+        client.stdin.write(line)
+        client.stdin.flush()
+        assert os.read(read, 100) == line
+    _, err = client.communicate(timeout=PATIENCE)
+    assert (client.returncode, err, os.read(read, 1)) == (0, b"", b"")
+    os.close(read)
+
+
+def test_after_a_signal_it_is_written_as_before(lab: Lab) -> None:
+    """The signal arrives, the client writes by itself, and the node takes over again with the next bulk."""
+    script = f"trap 'echo caught; head -c {4 * MiB} /dev/zero; exit 4' USR1; echo ready; while :; do sleep 0.1; done"
+    client, read = flooded(lab, script)
+    assert os.read(read, 100) == b"ready\n"
+    client.send_signal(signal.SIGUSR1)
+    assert os.read(read, len(b"caught\n")) == b"caught\n"
+    left = 4 * MiB
+    while left:
+        data = os.read(read, left)
+        assert data and not any(data)
+        left -= len(data)
+    assert os.read(read, 1) == b"" and client.wait(PATIENCE) == 4
+    os.close(read)
+    client.communicate()
+
+
+def test_a_reader_that_leaves_ends_the_job(lab: Lab) -> None:
+    client, read = flooded(lab, "while echo more; do :; done")
+    assert os.read(read, 5) == b"more\n"
+    os.close(read)
+    client.communicate(timeout=PATIENCE)
+    assert client.returncode == -signal.SIGPIPE or client.returncode == 128 + signal.SIGPIPE
+    assert lab.wait_idle() == []
+
+
+def test_a_quiet_job_hears_that_its_reader_has_left(lab: Lab) -> None:
+    """Before it writes again, as by the client: it meets SIGPIPE at its next write."""
+    client, read = flooded(lab, "read x; echo more")
+    assert client.stdin
+    os.close(read)
+    client.stdin.write(b"go\n")
+    client.stdin.close()
+    client.stdin = None
+    client.communicate(timeout=PATIENCE)
+    assert client.returncode != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_client_that_ends_takes_its_pipe_along(lab: Lab, number: int) -> None:
+    client, read = flooded(lab, "cat /dev/zero")
+    client.send_signal(number)
+    while os.read(read, MiB):  # until its end
+        pass
+    assert client.wait(PATIENCE) == -number
+    os.close(read)
+    client.communicate()
+    assert lab.wait_idle() == []
+
+
+def test_after_term_nobody_waits_for_a_reader_that_takes_nothing(lab: Lab) -> None:
+    client, read = flooded(lab, "cat /dev/zero")
+    client.terminate()
+    assert client.wait(PATIENCE) == -signal.SIGTERM
+    os.close(read)
+    client.communicate()
+
+
+def test_a_reader_that_sleeps_stops_the_job(lab: Lab) -> None:
+    """No more comes than a window and the pipes between hold, and the node goes on for others."""
+    client, read = flooded(lab, f"while head -c {MiB} /dev/zero; do echo >&2; done")
+    assert client.stderr
+    counts: list[int] = []
+
+    def still() -> bool:
+        lab.run(["run", "--on", "h1", "--", "true"], check=True)
+        counts.append(_waiting(client.stderr))
+        return len(counts) > 2 and counts[-1] == counts[-2] == counts[-3]
+
+    until(still)
+    assert counts[-1] < 100
+    client.kill()
+    client.communicate()
+    os.close(read)
+    assert lab.wait_idle() == []
+
+
+def _waiting(pipe: IO[bytes]) -> int:
+    """Bytes that nobody has read."""
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe.fileno(), termios.FIONREAD, count)
+    return count[0]
+
+
+def test_the_node_is_killed_meanwhile(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    client, read = flooded(lab, "cat /dev/zero")
+    for process in lab.processes():
+        if process.daemon and "--dial" not in process.argv:
+            os.kill(process.pid, signal.SIGKILL)
+    while os.read(read, MiB):
+        pass
+    _, err = client.communicate(timeout=PATIENCE)
+    assert client.returncode == 74 and b"its outcome is not known" in err
+    os.close(read)
+
+
+def test_a_full_disk_is_said_as_by_the_client(lab: Lab) -> None:
+    """A file that may not grow: the limit is the client's own, so it writes by itself."""
+
+    def small() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6 * MiB, 6 * MiB))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    path = lab.work / "full"
+    with path.open("wb") as out:
+        ended = lab.popen(
+            ["run", "--on", "h1", "--", "sh", "-c", BULK],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            preexec=small,
+        )
+        _, err = ended.communicate(timeout=PATIENCE)
+    assert ended.returncode == 74 and b"cannot write stdout: file too large" in err
+    assert path.stat().st_size == 6 * MiB
+    path.unlink()
+
+
+def test_no_descriptor_of_the_caller_is_made_non_blocking(lab: Lab) -> None:
+    client, read = flooded(lab, "read x")
+    assert not fcntl.fcntl(read, fcntl.F_GETFL) & os.O_NONBLOCK
+    assert client.stdin
+    client.stdin.write(b"go\n")
+    client.communicate(timeout=PATIENCE)
+    assert client.returncode == 0
+    os.close(read)
