@@ -5,7 +5,7 @@ from __future__ import annotations
 from quine.agent.tools import validate
 from quine.agent.tools.exec import EXEC
 from quine.agent.tools.exit import EXIT
-from quine.agent.tools.fork_call import FORK
+from quine.agent.tools.fork import FORK
 from quine.agent.tools.sh import SH
 from quine.base.messages import Tool
 

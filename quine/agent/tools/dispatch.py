@@ -5,8 +5,7 @@ from __future__ import annotations
 from quine.agent import prompt, tools
 from quine.agent.tools import exec as exec_tool
 from quine.agent.tools import exit as exit_tool
-from quine.agent.tools import fork as fork_tool
-from quine.agent.tools import fork_call
+from quine.agent.tools import fork, fork_start
 from quine.agent.tools import sh as sh_tool
 
 TYPE_CHECKING = False
@@ -20,7 +19,7 @@ def carry_out(loop: Running, index: int, call: ToolCall, calls: tuple[ToolCall, 
     """Execute a call; return results by index. A fork call executes all fork calls of the reply."""
     if call.name == "fork":
         forks = [(i, c) for i, c in enumerate(calls) if i >= index and _may_fork(loop, c)]
-        return fork_tool.run(loop, forks, calls)
+        return fork_start.run(loop, forks, calls)
     if call.name == "sh":
         loop.account.turns += 1
         return {index: sh_tool.run(loop, call.args)}
@@ -44,7 +43,7 @@ def objection(loop: Running, call: ToolCall) -> str:
     if fault := tools.fault(call.name, call.args):
         return f"Bad call: {fault}; send it again"
     if call.name == "fork":
-        return fork_call.fault(call.args)
+        return fork.fault(call.args)
     if call.name == "sh" and loop.account.out_of_turns:
         return prompt.last_refusal("turn_exhaustion")
     return ""
