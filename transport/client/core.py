@@ -216,6 +216,8 @@ class Core(JobCore):
         """The node reads or writes this stream, of which it has descriptor number `count`, until it returns it."""
         flow = self.session.flow(self.number, stream)
         self.session.lend(self.number, stream, flow.offset, {"fd": count, "at": 0, "length": 0})
+        if stream == STDOUT:
+            self.acknowledge()
 
     def typed(self, data: bytes, now: float) -> None:
         """Take bytes of stdin, at most `room`; b"" is its end."""

@@ -234,12 +234,18 @@ class JobCore:
             self._errors[stream] = error
         if channel := self.session.channels.get(self.number):
             flow = channel.flows[stream]
-            if flow.lent and taken > flow.acked:
-                self.session.ack(self.number, stream, taken)  # the node waits for these before it writes
+            if flow.lent:
+                self.acknowledge()
             elif not self._held:
                 self.session.took(self.number, stream, taken)
             if not alive and not flow.stopped:
                 self.session.stop(self.number, stream)
+
+    def acknowledge(self) -> None:
+        """Tell the node of all that was taken of a lent stdout: it writes nothing before that."""
+        taken = self._taken[STDOUT]
+        if taken > self.session.flow(self.number, STDOUT).acked:
+            self.session.ack(self.number, STDOUT, taken)
 
     # -- signals -----------------------------------------------------------------------------------
 

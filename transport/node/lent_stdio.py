@@ -118,6 +118,8 @@ class OutputSink(Sink):
 
     def _write(self) -> None:
         self._due = blocked = False
+        if self.fd < 0:
+            return  # returned, or its relay has ended, before its turn
         until = self.moved + TURN
         while self._queue and self.fd >= 0 and self.moved < until and not self._waits:
             data = self._queue[0]
@@ -126,8 +128,10 @@ class OutputSink(Sink):
             except BlockingIOError:
                 blocked = True
                 break
-            except OSError:
-                self.finish()  # the client will meet the same error, and knows what it means
+            except OSError as error:
+                self.finish(
+                    error.errno or 0
+                )  # the client writes by itself from now on, and says what it meets
                 return
             self.moved += done
             if done == len(data):
@@ -166,4 +170,5 @@ class OutputSink(Sink):
 
     def close(self) -> None:
         self._watch(False)
+        self._queue.clear()
         super().close()
