@@ -14,6 +14,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import select
 import socket
 from collections import deque
 from collections.abc import Sequence
@@ -275,6 +276,13 @@ class ClientDuplex(FdDuplex):
         if flags & socket.MSG_CTRUNC:  # some had no room, and later ones would get their numbers
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return data
+
+    @property
+    def gone(self) -> bool:
+        """True if the client has ended, also while bytes from before that are not read yet."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def _make_room(self) -> None:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BULK_PIPE)  # or as much as is allowed

@@ -107,6 +107,7 @@ class Core(JobCore):
         self._services: Services | None = None
         self._interrupts: list[float] = []
         self._patience: tuple[int, float] | None = None  # a forwarded fatal signal, and our deadline
+        self._alone = False  # the node cannot write our stdout
         self._silence = Silence()
 
     # -- the node ----------------------------------------------------------------------------------
@@ -137,7 +138,8 @@ class Core(JobCore):
     def on_output(self, stream: int, data: bytes) -> None:
         self._driver.write(stream, data)
 
-    def on_written(self, stream: int, count: int) -> None:
+    def on_written(self, stream: int, count: int, errno: int) -> None:
+        self._alone = self._alone or errno != 0
         self._driver.written(stream, count)
 
     def on_started(self) -> None:
@@ -207,10 +209,14 @@ class Core(JobCore):
             return False
         if stream == STDIN:
             return self.room > 0
-        if self.spawn.keep or self.number not in self.session.channels:
-            return False
+        if self._alone or self._patience or self.spawn.keep or self.number not in self.session.channels:
+            return False  # after a fatal signal a reader that takes nothing has to be noticed here
         flow = self.session.flow(self.number, stream)
         return not (flow.lent or flow.ended or flow.stopped)
+
+    def writes_alone(self) -> None:
+        """Our stdout must not be lent."""
+        self._alone = True
 
     def lend(self, stream: int, count: int) -> None:
         """The node reads or writes this stream, of which it has descriptor number `count`, until it returns it."""

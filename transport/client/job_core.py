@@ -77,8 +77,8 @@ class JobCore:
     def on_output(self, stream: int, data: bytes) -> None:
         """Take bytes of stdout or stderr; report to `took` how many were taken."""
 
-    def on_written(self, stream: int, count: int) -> None:
-        """Hear that the node has written so many bytes of a stream that was lent to it."""
+    def on_written(self, stream: int, count: int, errno: int) -> None:
+        """Hear that the node has written so many bytes of a stream that was lent to it; 0, or the error that it met."""
 
     def on_started(self) -> None:
         """The job runs: `pid` and `host` are known."""
@@ -134,7 +134,7 @@ class JobCore:
         elif kind == Kind.RETURN and frame.stream != STDIN:
             self._given[frame.stream] += frame.offset
             self._taken[frame.stream] += frame.offset
-            self.on_written(frame.stream, frame.offset)
+            self.on_written(frame.stream, frame.offset, frame.number("errno"))
         elif kind == Kind.ACK:
             flow = self.session.flow(self.number, STDIN)
             self.session.spare -= flow.measure_acked(now, self.session.spare)

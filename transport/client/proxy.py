@@ -202,6 +202,8 @@ class Proxy:
             fd = self._outputs[STDOUT].lendable()
             if fd >= 0:
                 self._lend(STDOUT, fd)
+            else:
+                self._core.writes_alone()
 
     def written(self, stream: int, count: int) -> None:
         self._outputs[stream].taken += count

@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 
+from transport.carrier.duplex import ClientDuplex
 from transport.lean import deque
 from transport.node.lent import TURN, Lender, Sink, Source
 from transport.wire.frames import Frame, Kind
@@ -91,9 +92,11 @@ class OutputSink(Sink):
     _watched = _due = False
 
     def __init__(self, lending: Lender, side: Side, stream: int, fd: int, at: int, left: int) -> None:
-        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISFIFO(mode):
             os.set_blocking(fd, False)
         super().__init__(lending, side, stream, fd, at, left)
+        self._file = stat.S_ISREG(mode)
         self._queue: deque[memoryview] = deque()
 
     def take(self, frame: Frame) -> bool:
@@ -122,6 +125,8 @@ class OutputSink(Sink):
             return  # returned, or its relay has ended, before its turn
         until = self.moved + TURN
         while self._queue and self.fd >= 0 and self.moved < until and not self._waits:
+            if self._file and _gone(self.side):
+                return  # its next writer must not find our bytes behind its own; the relay ends
             data = self._queue[0]
             try:
                 done = os.write(self.fd, data)
@@ -172,3 +177,10 @@ class OutputSink(Sink):
         self._watch(False)
         self._queue.clear()
         super().close()
+
+
+def _gone(side: Side) -> bool:
+    """Return whether the client has ended, though we have not heard of it yet."""
+    connection = side.link.connection
+    duplex = connection.duplex if connection else None
+    return isinstance(duplex, ClientDuplex) and duplex.gone

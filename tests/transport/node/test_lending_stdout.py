@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import resource
+import select
 import signal
 import subprocess
 import termios
@@ -145,6 +146,64 @@ def test_after_a_signal_it_is_written_as_before(lab: Lab) -> None:
     client.communicate()
 
 
+def test_what_follows_a_signal_is_not_held_up(lab: Lab) -> None:
+    """One burst of bulk: the client lends again with nothing under way, and the node must not wait for it."""
+    script = f"trap 'head -c {MiB} /dev/zero; echo' USR1; echo ready; while :; do sleep 0.05; done"
+    client, read = flooded(lab, script)
+    assert os.read(read, 100) == b"ready\n"
+    for _ in range(8):
+        client.send_signal(signal.SIGUSR1)
+        data = b""
+        while not data.endswith(b"\n"):
+            assert select.select([read], [], [], PATIENCE)[0], "no output"
+            data = os.read(read, MiB)
+    client.kill()
+    client.communicate()
+    os.close(read)
+    assert lab.wait_idle() == []
+
+
+@pytest.mark.parametrize("to", ["pipe", "file"])
+def test_a_client_that_is_killed_leaves_the_node_idle(lab: Lab, to: str) -> None:
+    """Whatever waits to be written is dropped; and nothing is written to a file that has its next writer."""
+    for _ in range(8):
+        path = lab.work / "late"
+        reader = None
+        if to == "pipe":
+            reader = subprocess.Popen(["sh", "-c", "cat >/dev/null"], stdin=subprocess.PIPE)
+        with path.open("wb") as file:
+            out = reader.stdin if reader else file
+            client = lab.popen(
+                ["run", "--on", "h1", "--", "cat", "/dev/zero"], stdout=out, stderr=subprocess.PIPE
+            )
+            if to == "file":
+                until(lambda: path.stat().st_size > 4 * MiB)  # noqa: B023
+            else:
+                assert reader and reader.stdin
+                until(lambda: of_the_node(lab, reader.stdin.fileno()))  # noqa: B023
+            client.kill()
+            client.communicate()
+        path.write_bytes(b"next")
+        assert lab.wait_idle() == []
+        assert path.read_bytes() == b"next"
+        path.unlink()
+        if reader:
+            reader.communicate()
+    before = _processor(lab)
+    lab.run(["run", "--on", "h1", "--", "sleep", "0.5"], check=True)
+    assert _processor(lab) - before < 0.4 * os.sysconf("SC_CLK_TCK"), "it spins"
+
+
+def _processor(lab: Lab) -> int:
+    """Ticks of a processor that the node here has taken."""
+    taken = 0
+    for process in lab.processes():
+        if process.daemon and "--dial" not in process.argv:
+            words = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            taken += int(words[11]) + int(words[12])
+    return taken
+
+
 def test_a_reader_that_leaves_ends_the_job(lab: Lab) -> None:
     client, read = flooded(lab, "while echo more; do :; done")
     assert os.read(read, 5) == b"more\n"
@@ -184,6 +243,45 @@ def test_after_term_nobody_waits_for_a_reader_that_takes_nothing(lab: Lab) -> No
     assert client.wait(PATIENCE) == -signal.SIGTERM
     os.close(read)
     client.communicate()
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+def test_after_term_the_rest_is_written_as_long_as_it_is_taken(lab: Lab, stalls: bool) -> None:
+    """A slow reader gets all of it; one that takes nothing is left after five seconds."""
+    more = (64 if stalls else 12) * MiB
+    client, read = flooded(
+        lab, f"trap 'head -c {more} /dev/zero; exit 0' TERM; echo; while :; do sleep 0.05; done"
+    )
+    assert os.read(read, 1) == b"\n"
+    client.terminate()
+    if stalls:
+        os.read(read, MiB)
+        assert client.wait(PATIENCE) == -signal.SIGTERM
+    else:
+        got = 0
+        while data := os.read(read, 256 * 1024):
+            got += len(data)
+            select.select(
+                [], [], [], 0.13
+            )  # 2 MB/s: longer than a client waits for a reader that takes nothing
+        assert (got, client.wait(PATIENCE)) == (more, 0)
+    os.close(read)
+    client.communicate()
+    assert lab.wait_idle() == []
+
+
+def test_a_node_that_may_not_write_so_much_leaves_it_to_the_client(own_lab: Callable[..., Lab]) -> None:
+    def small() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5 * MiB, 5 * MiB))
+
+    lab = own_lab(["h1"])
+    lab.popen(["run", "--on", "h1", "--", "true"], preexec=small).wait(PATIENCE)
+    path = lab.work / "much"
+    with path.open("wb") as out:
+        ended = lab.popen(["run", "--on", "h1", "--", "sh", "-c", BULK], stdout=out)
+        assert ended.wait(PATIENCE) == 0
+    assert path.stat().st_size == SIZE
+    path.unlink()
 
 
 def test_a_reader_that_sleeps_stops_the_job(lab: Lab) -> None:

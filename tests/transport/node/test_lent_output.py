@@ -40,7 +40,7 @@ class Caller(JobCore):
         assert stream == STDOUT
         self.queue.append(bytes(data))
 
-    def on_written(self, stream: int, count: int) -> None:
+    def on_written(self, stream: int, count: int, errno: int) -> None:
         assert stream == STDOUT and not (count and self.queue), (
             "the node waits for what comes before its bytes"
         )
