@@ -175,7 +175,6 @@ class OutputSink(Sink):
 
     def close(self) -> None:
         self._watch(False)
-        self._queue.clear()
         super().close()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from transport.client.job_core import JobCore
+from transport.client.core import Core
 from transport.errors import ProtocolError
 from transport.node import lent_stdio
 from transport.node.link import Link
@@ -26,12 +26,12 @@ SIZE = 600_000
 PIPE = 4096  # bytes that the pipe holds
 
 
-class Caller(JobCore):
+class Caller(Core):
     """A client whose stdout is a pipe: it writes, and lends, when it is told to."""
 
     def __init__(self, write: int) -> None:
-        super().__init__(Spawn(["true"], capability="c"), eager=False)
-        self.session = Session(opener=True, hello={"build": "x"})
+        nobody: Any = None
+        super().__init__(Spawn(["true"], capability="c"), {"build": "x"}, nobody)
         self.pipe = write
         self.queue: deque[bytes] = deque()
         self.taken = 0
@@ -39,6 +39,8 @@ class Caller(JobCore):
     def on_output(self, stream: int, data: bytes) -> None:
         assert stream == STDOUT
         self.queue.append(bytes(data))
+
+    def on_started(self) -> None: ...
 
     def on_written(self, stream: int, count: int, errno: int) -> None:
         assert stream == STDOUT and not (count and self.queue), (
@@ -48,6 +50,7 @@ class Caller(JobCore):
         self.taken += count
 
     def write(self) -> None:
+        """As the proxy: what was written is reported when something was."""
         while self.queue:
             try:
                 done = os.write(self.pipe, self.queue[0])
@@ -61,16 +64,12 @@ class Caller(JobCore):
             rest = self.queue.popleft()[done:]
             if rest:
                 self.queue.appendleft(rest)
-        self.took(STDOUT, self.taken, 0.0)
+            self.took(STDOUT, self.taken, 0.0)
 
-    def lend(self) -> bool:
-        channel = self.session.channels.get(self.number)
-        if not self.pid or not channel:
+    def try_to_lend(self) -> bool:
+        if not self.lends(STDOUT):
             return False
-        flow = channel.flows[STDOUT]
-        if flow.lent or flow.ended or flow.stopped:
-            return False
-        self.session.lend(self.number, STDOUT, flow.offset, {"fd": 0, "at": 0, "length": 0})
+        self.lend(STDOUT, 0)
         return True
 
 
@@ -150,7 +149,7 @@ class Course:
             self.caller.signal(10)
 
     def lend(self) -> None:
-        self.lends += self.caller.lend()
+        self.lends += self.caller.try_to_lend()
 
     def steps(self) -> list[Callable[[], None]]:
         caller, near, far, there = self.caller.session, self.near.session, self.far.session, self.there
@@ -271,6 +270,28 @@ def test_a_reader_that_leaves_stops_the_job(seed: int) -> None:
         assert one.caller.over and one.ended
 
     run(course, seed)
+
+
+def test_a_client_that_ends_leaves_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that was due then was made due again for ever."""
+    monkeypatch.setattr(lent_stdio, "TURN", 1)
+
+    async def course(one: Course) -> None:
+        for _ in range(10_000):
+            await walk(one, [1] * 8, 1)
+            lending = one.relay._lending
+            sink: Any = lending.sinks.get(STDOUT) if lending else None
+            if sink and sink._due:
+                break
+        assert sink._due
+        one.relay.lost(one.relay.near, "killed")
+        writes: list[int] = []
+        monkeypatch.setattr(type(sink), "credit", lambda _: writes.append(1))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(writes) < 2 and sink.fd == -1 and not sink._due
+
+    run(course, 3)
 
 
 def test_before_a_signal_the_client_hears_what_is_unread() -> None:
