@@ -50,7 +50,7 @@ class Caller(Core):
         self.taken += count
 
     def write(self) -> None:
-        """As the proxy: what was written is reported when something was."""
+        """As the proxy does: it reports what it has written, and nothing if that was nothing."""
         while self.queue:
             try:
                 done = os.write(self.pipe, self.queue[0])
