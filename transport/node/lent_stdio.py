@@ -134,9 +134,8 @@ class OutputSink(Sink):
                 blocked = True
                 break
             except OSError as error:
-                self.finish(
-                    error.errno or 0
-                )  # the client writes by itself from now on, and says what it meets
+                # The client writes by itself from now on, and says what it meets
+                self.finish(error.errno or 0)
                 return
             self.moved += done
             if done == len(data):
