@@ -281,7 +281,7 @@ class ClientDuplex(FdDuplex):
     def gone(self) -> bool:
         """True if the client has ended, also while bytes from before that are not read yet."""
         poll = select.poll()
-        poll.register(self._socket, select.POLLRDHUP)
+        poll.register(self._socket, 0)  # an end is always told
         return bool(poll.poll(0))
 
     def _make_room(self) -> None:
