@@ -13,7 +13,6 @@ import os
 
 from transport import quickjson
 from transport.errors import ProtocolError
-from transport.status import clip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,6 +119,8 @@ class Spawn:
 
     def facts(self) -> dict[str, object]:
         """Return facts that tell people which job it is, cut short. `own` says that the command is quine itself."""
+        from transport.status import clip  # here: a client that has no job yet needs none of it
+
         command = clip(" ".join(self.argv[:SHOWN])[:SHOWN])
         return {"id": self.id, "tree": self.tree, "own": self.own, "command": command}
 

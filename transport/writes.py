@@ -1,4 +1,4 @@
-"""Writes to descriptors that write all of their data: one write may take only a part.
+"""Writes to descriptors: all of some data, where one write may take a part; and whether two are of one file.
 
 Law: a failed write does not hold on to its data, so that the caller may change a bytearray.
 """
@@ -6,6 +6,7 @@ Law: a failed write does not hold on to its data, so that the caller may change 
 from __future__ import annotations
 
 import os
+import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,32 @@ def write_at(fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
     with memoryview(data) as view:
         while done < len(view):
             done += os.pwrite(fd, view[done:], at + done)
+
+
+def is_one_file(first: int, second: int) -> bool:
+    """Return whether writes to both descriptors land in one place, in the order in which they are made.
+
+    So it is after `2>&1`, and on a terminal. Of a file both have the same position, or append.
+    """
+    try:
+        one, other = os.fstat(first), os.fstat(second)
+        if (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino):
+            return False
+        import fcntl  # here: of most clients they are two files
+
+        flags = [fcntl.fcntl(fd, fcntl.F_GETFL) for fd in (first, second)]
+        if any(each & os.O_ACCMODE == os.O_RDONLY for each in flags):
+            return False  # writes fail, for each of them by itself
+        if not (stat.S_ISREG(one.st_mode) or stat.S_ISBLK(one.st_mode)):
+            return True
+        append = [bool(each & os.O_APPEND) for each in flags]
+        return all(append) or (not any(append) and _position(first) == _position(second))
+    except OSError:
+        return False  # closed
+
+
+def _position(fd: int) -> int:
+    return os.lseek(fd, 0, os.SEEK_CUR)
 
 
 def closed() -> TextIO:

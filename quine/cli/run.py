@@ -76,8 +76,8 @@ def main(words: list[str], detach: Callable[[RunOptions, list[str], str, Staging
 
 def by_node(options: RunOptions, command: list[str], stage: Staging | None = None) -> int:
     """Run a command through the node of this machine, with this process as its proxy; leave as it left."""
-    from transport.client.output import is_one_file
     from transport.spawn import Spawn
+    from transport.writes import is_one_file
 
     env, limited = environment(options, os.environ), limits(options)
     terminal = _terminal() if options.terminal else None

@@ -12,10 +12,10 @@ from quine.fanout.cleanup import Cleanup
 from quine.fanout.tasks import Task
 from quine.files.select import Services
 from quine.jobs.client import Notes, caller, callers_environment, reach, starting_directory
-from transport.client.output import is_one_file
 from transport.errors import Refused
 from transport.spawn import Spawn
 from transport.status import Status
+from transport.writes import is_one_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -200,7 +200,6 @@ def show(
     """
     from transport import inherit
     from transport.client import client
-    from transport.client.output import Used
 
     if freeze := getattr(gc, "freeze", None):  # not in every Python
         freeze()  # else the first collection looks at everything that modules have made
@@ -209,7 +208,11 @@ def show(
     started, begun = time.time(), time.monotonic()
     tries, run = tries_of(options), stage.run if stage else client.run
     while True:
-        used = Used() if tries else None
+        used = None
+        if tries:
+            from transport.client.output import Used  # here: most jobs are tried once
+
+            used = Used()
         status = _run(run, spawn, options, services, on_refused, used)
         if services:
             services.close()
@@ -249,7 +252,6 @@ def _run(
 ) -> Status:
     """Call `run`, which is that of the client or of its staging; return how the job ended, or why it was refused."""
     from transport.errors import Refused
-    from transport.status import Status
 
     links = not spawn.own or spawn.argv[:2] == ["run", "--mount"]
     try:
@@ -262,6 +264,8 @@ def _run(
             used=used,
         )
     except Refused as refused:
+        from transport.status import Status
+
         return Status(
             refused.state, refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
         )

@@ -16,8 +16,7 @@ import tempfile
 import weakref
 from typing import Any, BinaryIO, NamedTuple
 
-from transport.client.output import is_one_file
-from transport.writes import write_all
+from transport.writes import is_one_file, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tests.lab import Lab
 from tests.support.agents import PATIENCE
 from tests.system import breaks
 from tests.transport.client.test_batch import origin
-from transport.client.output import is_one_file
+from transport.writes import is_one_file
 
 LINES = 300
 # Each line by another of the two streams, each by one write(2)

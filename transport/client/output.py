@@ -27,32 +27,6 @@ class Used:
         self.stdin = self.stdout = False
 
 
-def is_one_file(first: int, second: int) -> bool:
-    """Return whether writes to both descriptors land in one place, in the order in which they are made.
-
-    So it is after `2>&1`, and on a terminal. Of a file both have the same position, or append.
-    """
-    try:
-        one, other = os.fstat(first), os.fstat(second)
-        if (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino):
-            return False
-        import fcntl  # here: of most clients they are two files
-
-        flags = [fcntl.fcntl(fd, fcntl.F_GETFL) for fd in (first, second)]
-        if any(each & os.O_ACCMODE == os.O_RDONLY for each in flags):
-            return False  # writes fail, for each of them by itself
-        if not (stat.S_ISREG(one.st_mode) or stat.S_ISBLK(one.st_mode)):
-            return True
-        append = [bool(each & os.O_APPEND) for each in flags]
-        return all(append) or (not any(append) and _position(first) == _position(second))
-    except OSError:
-        return False  # closed
-
-
-def _position(fd: int) -> int:
-    return os.lseek(fd, 0, os.SEEK_CUR)
-
-
 class Output:
     """A queue in front of a descriptor. `poll_fd` is -1 when there is nothing to wait for."""
 
