@@ -63,7 +63,9 @@ def make(path: str, key: bytes, keys: Mapping[str, str], environ: Mapping[str, s
             ChildProcessError
         ):  # where SIGCHLD is ignored, or the program reaps all its children
             os.waitpid(pid, 0)
-        select.select([ready], [], [], LOADS)
+        poll = select.poll()  # select(2) takes no descriptor from 1024 on, and a program may have as many
+        poll.register(ready, select.POLLIN)
+        poll.poll(1000 * LOADS)
         os.set_blocking(ready, False)
         if _read(ready) != b"+":
             os.unlink(beside)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.lab.machine import readable
 from tests.support.agents import LOOK, OK, PATIENCE, Agents, call, left, says, sh, until
 
 FATAL = (S.SIGTERM, S.SIGHUP, S.SIGPIPE, S.SIGQUIT, S.SIGUSR1, S.SIGUSR2)
@@ -213,7 +213,7 @@ def test_during_exit(tmp_path: Path) -> None:
         one.agents.script(says(sh(STUBBORN), text="first"), says(sh("echo alive >&4"), OK))
 
     def begun(one: One) -> bool:
-        said = select.select([one.process.stdout], [], [], 0)[0]
+        said = readable(one.process.stdout, 0)
         return bool(said) and one.on_tape('"name":"exit"')
 
     with each(tmp_path, (*FATAL, *HARMLESS, S.SIGINT, S.SIGALRM), begin) as ones:

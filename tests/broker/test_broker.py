@@ -87,6 +87,30 @@ def test_other_keys_have_another_broker(served: Served) -> None:
     assert len(served.brokers()) == 4
 
 
+CROWDED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 2048))
+for _ in range(1100):
+    os.set_inheritable(os.dup(0), True)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_program_with_a_thousand_descriptors_gets_one(served: Served) -> None:
+    """select(2) takes none from 1024 on."""
+    command = [sys.executable, "-c", CROWDED, *QUINE, "--", FIRST]
+    done = subprocess.run(
+        command,
+        cwd=served.directory,
+        env=served.env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"hi\n"), done.stderr
+
+
 def test_it_ends_when_it_is_idle(served: Served) -> None:
     assert served.run(mission=FIRST, env={"QUINE_BROKER_IDLE": "0.3"}).returncode == 0
     brokers = served.brokers()

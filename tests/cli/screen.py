@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import select
 import subprocess
 import termios
 import time
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.lab import Lab
+from tests.lab.machine import readable
 
 
 class Screen:
@@ -89,7 +89,7 @@ class Screen:
         while (at := self.seen.find(text, self._looked)) < 0:
             left = max(0, deadline - time.monotonic())
             new = self.seen[self._looked :]
-            assert select.select([self.master], [], [], left)[0], f"only {new[-2000:]!r} came"
+            assert readable(self.master, left), f"only {new[-2000:]!r} came"
             self.seen += os.read(self.master, 65536)
         before = self.seen[self._looked : at]
         self._looked = at + len(text)

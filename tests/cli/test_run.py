@@ -6,7 +6,6 @@ import hashlib
 import os
 import pty
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab, Process, peak_rss, processes
+from tests.lab.machine import readable
 from tests.support.agents import PATIENCE, until
 from tests.support.machine import nodes
 from tests.support.waiting import read_until
@@ -294,7 +294,7 @@ def test_a_reader_that_sleeps_stops_the_producer(lab: Lab) -> None:
     got = read_until(process.stdout.fileno(), b"x")
     # A small command gets through meanwhile, and the producer has not finished: it is held back.
     assert lab.run(["run", "--on", "h1", "--", "echo", "alive"]).stdout == b"alive\n"
-    assert select.select([process.stderr], [], [], 0.5)[0] == []
+    assert not readable(process.stderr, 0.5)
     for node in nodes(lab.processes()) + nodes(lab["h1"].processes()):
         assert peak_rss(node.pid) < most(node), str(node)
     out, err = process.communicate(timeout=120)

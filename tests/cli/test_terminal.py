@@ -6,7 +6,6 @@ import hashlib
 import os
 import pty
 import random
-import select
 import shutil
 import signal
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 
 from tests.cli.screen import Screen
 from tests.lab import Lab
+from tests.lab.machine import readable
 from tests.support.agents import PATIENCE, until
 from tests.support.machine import nodes
 from tests.support.waiting import read_until
@@ -367,7 +367,7 @@ def test_ten_megabytes_for_a_slow_reader(lab: Lab, screen: Screen, tmp_path: Pat
     client = screen.start(lab, sh(f"stty raw; cat {tmp_path}/material; echo end"))
     total, got = len(material) + 4, hashlib.sha256()
     while total:
-        assert select.select([screen.master], [], [], PATIENCE)[0]
+        assert readable(screen.master, PATIENCE)
         data = os.read(screen.master, min(1000, total))
         got.update(data)
         total -= len(data)
@@ -458,7 +458,7 @@ def test_a_child_with_a_terminal() -> None:
             break
     assert out.split()[1:] == [b"7", b"9", b"err"] and out.startswith(b"/dev/pts/")
     assert os.read(child.stderr, 1) == b""
-    assert select.select([child.pidfd], [], [], PATIENCE)[0]
+    assert readable(child.pidfd, PATIENCE)
     assert child.reap().code == 0
     for fd in (child.stdin, child.stdout, child.stderr, child.pidfd):
         os.close(fd)

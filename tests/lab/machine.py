@@ -15,6 +15,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO, Any
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
 SYSTEM = Path("/usr/bin")
@@ -89,8 +90,8 @@ def can_mount() -> bool:
     return bool(shutil.which("unshare")) and subprocess.run(probe, capture_output=True).returncode == 0
 
 
-def readable(fd: int, seconds: float) -> bool:
-    """Does `fd` become readable (or end) within `seconds`?"""
+def readable(fd: int | IO[Any], seconds: float) -> bool:
+    """Does `fd` become readable (or end) within `seconds`? `select` would fail from descriptor 1024 on."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(int(seconds * 1000)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from quine.mount import mounts
+from tests.lab.machine import readable
 from tests.support.agents import QUINE, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,13 +112,13 @@ def ending(pids: list[int]) -> Iterator[None]:
             stack.callback(os.close, fd)
         yield
         for fd in fds:
-            assert select.select([fd], [], [], 60)[0], "still there"
+            assert readable(fd, 60), "still there"
 
 
 def first_line(process: subprocess.Popen[bytes]) -> bytes:
     """Return the first line of a process's stdout."""
     assert process.stdout is not None
-    assert select.select([process.stdout], [], [], 120)[0], "nothing came"
+    assert readable(process.stdout, 120), "nothing came"
     return process.stdout.readline()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from quine.base.errors import Misconfigured
 from quine.fanout.timers import Timers
 from quine.python import crew, outputs
 from tests.lab import Lab
+from tests.lab.machine import readable
 from tests.support.agents import OK, PATIENCE, call, says
 from tests.support.machine import only_node
 from tests.support.waiting import until
@@ -367,7 +367,7 @@ def test_what_ran_when_the_node_was_killed_is_lost_and_the_next_job_runs(
         node = only_node(lab.processes).pid
         gone = os.pidfd_open(node)
         os.kill(node, signal.SIGKILL)
-        assert select.select([gone], [], [], PATIENCE)[0]
+        assert readable(gone, PATIENCE)
         os.close(gone)
         assert executor.submit(["true"]).result(PATIENCE).status == 0
 

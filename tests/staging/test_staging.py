@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import resource
-import select
 import signal
 import stat
 import subprocess
@@ -26,6 +25,7 @@ from quine.staging.caller_side import Staging
 from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
 from quine.staging.manifest import SIZE, BadManifest, Manifest, digest_of, parse, stays
 from quine.staging.source import Tree, bits, set_bits
+from tests.lab.machine import readable
 from tests.staging.wired import Relay, bring, stage
 from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
@@ -569,7 +569,7 @@ def test_who_comes_after_a_crash_finds_old_or_finishes(
             os._exit(status)
     ended = os.pidfd_open(pid)
     try:
-        if not select.select([ended], [], [], 100)[0]:
+        if not readable(ended, 100):
             os.kill(pid, signal.SIGKILL)
     finally:
         os.close(ended)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import select
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tests.lab import processes
+from tests.lab.machine import readable
 from tests.support.agents import Agents
 
 # Inferences meet where a file `meet/<first word of the mission>.<ordinal>` says so.
@@ -87,14 +87,14 @@ class Crowd(Agents):
         data = b""
         while data.count(b"\n") < count:
             left = deadline - time.monotonic()
-            ready = select.select([self._fifos["roll"]], [], [], max(0, left))[0]
+            ready = readable(self._fifos["roll"], max(0, left))
             assert ready, f"{data.count(10)} of {count} have come"
             data += os.read(self._fifos["roll"], 1)  # no more than ours: the next meeting has the same door
         return data.decode().splitlines()
 
     def nobody_else(self) -> bool:
         """Whether every agent that came to the meeting was counted by `arrive`."""
-        return not select.select([self._fifos["roll"]], [], [], 0)[0]
+        return not readable(self._fifos["roll"], 0)
 
     def let_go(self, count: int = 1000, gate: str = "gate") -> None:
         os.write(self._fifos[gate], b"\n" * count)

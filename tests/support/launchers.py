@@ -7,13 +7,13 @@ import contextlib
 import ctypes
 import os
 import resource
-import select
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.lab.machine import readable
 from transport.inherit import PR_SET_CHILD_SUBREAPER
 from transport.job.interface import Order
 from transport.job.launched_job import Child
@@ -75,7 +75,7 @@ class Started:
     def close(self) -> None:
         """It sees that its node is gone, and goes."""
         if self.beside.pid:
-            assert select.select([self.beside.pidfd], [], [], 60)[0]
+            assert readable(self.beside.pidfd, 60)
             self.beside.forget()
         os.close(self.beside.table.fd)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.lab.machine import readable
 from tests.support.agents import LOOK, PATIENCE
 
 
@@ -25,7 +25,7 @@ def read_until(pipe: int, text: bytes, seconds: float = PATIENCE) -> bytes:
     """Read a pipe until `text` has come; readiness by what the far command says, never by sleeping."""
     deadline, got = time.monotonic() + seconds, b""
     while text not in got:
-        assert select.select([pipe], [], [], max(0, deadline - time.monotonic()))[0], f"only {got!r} came"
+        assert readable(pipe, max(0, deadline - time.monotonic())), f"only {got!r} came"
         data = os.read(pipe, 65536)
         assert data, f"ended after {got!r}"
         got += data

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import random
-import select
 import signal
 import subprocess
 import threading
@@ -23,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.lab import Lab, Process, processes
+from tests.lab.machine import readable
 from tests.support.agents import OK, call, says, sh
 from tests.support.detached import folder, record
 from tests.support.waiting import until
@@ -147,7 +147,7 @@ class Round:
         if clock == "agents":
             up = b""
             while up.count(b"\n") < value:
-                assert select.select([self.gates["up"]], [], [], DEADLINE)[0], f"only {up!r} came"
+                assert readable(self.gates["up"], DEADLINE), f"only {up!r} came"
                 up += os.read(self.gates["up"], 100)
             return
         with self.progress:

@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import resource
-import select
 import shutil
 import signal
 import socket
@@ -25,6 +24,7 @@ from quine.files.stores.object import io
 from quine.files.stores.object.client import Found
 from tests.cli.screen import Screen
 from tests.files.commands import HOSTILE, Shelf, fill, many, snapshot
+from tests.lab.machine import readable
 from tests.support.agents import QUINE, until
 
 BINARY = bytes(range(256)) * 5000
@@ -620,7 +620,7 @@ def test_a_tree_may_be_deep(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def drain(screen: Screen) -> None:
-    while select.select([screen.master], [], [], 0)[0]:
+    while readable(screen.master, 0):
         screen.seen += os.read(screen.master, 65536)
 
 

@@ -146,6 +146,8 @@ import asyncio, os, select, signal, sys
 from transport.job import process
 from transport.launcher import child as starting
 from transport.status import restore_signals
+
+from tests.lab.machine import readable
 make = starting.Start
 def become(*argv):
     def run():
@@ -156,7 +158,7 @@ def ended(child):
     out = b''
     while data := os.read(child.stdout, 65536):
         out += data
-    select.select([child.pidfd], [], [])
+    readable(child.pidfd, 60)
     return child.reap(), out
 def start(inside, cwd='/', keep=(), limits=()):
     starting.Start = lambda *words, **more: make(*words, **more, inside=inside)

@@ -18,6 +18,7 @@ from typing import IO, Any
 import pytest
 
 from tests.lab import Lab
+from tests.lab.machine import readable
 from tests.support.agents import PATIENCE, until
 from tests.system import breaks
 from tests.system.breaks import MiB
@@ -155,7 +156,7 @@ def test_what_follows_a_signal_is_not_held_up(lab: Lab) -> None:
         client.send_signal(signal.SIGUSR1)
         data = b""
         while not data.endswith(b"\n"):
-            assert select.select([read], [], [], PATIENCE)[0], "no output"
+            assert readable(read, PATIENCE), "no output"
             data = os.read(read, MiB)
     client.kill()
     client.communicate()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import _thread
 import os
-import select
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.lab.machine import readable
 from transport.rpc import services
 from transport.rpc.services import Services
 from transport.wire.frames import Kind
@@ -56,7 +56,7 @@ class Asker:
     def wait(self, count: int) -> None:
         """Until so many handlers have answered."""
         while count:
-            assert select.select([self.read], [], [], 60)[0]
+            assert readable(self.read, 60)
             count -= len(os.read(self.read, count))
         self.services.send()
         self.carry()
