@@ -271,6 +271,7 @@ def test_a_folder_holds_no_more_than_one_looks_through() -> None:
     assert not {name_of(folder): count for folder, count in folders.items() if count > FOLDER}
 
 
+@pytest.mark.long
 def test_no_statement_begins_with_who_or_what() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/prose.py"], cwd=ROOT, capture_output=True, text=True, timeout=120

@@ -28,6 +28,7 @@ def agents(tmp_path: Path) -> Agents:
     return made
 
 
+@pytest.mark.long
 def test_a_thousand_bad_calls(agents: Agents) -> None:
     drawn = random.Random(SEED)
     calls = [bad_call(drawn) for _ in range(1000)]

@@ -134,6 +134,7 @@ def test_while_a_child_is_waited_for(tmp_path: Path) -> None:
                 went_on(one)
 
 
+@pytest.mark.long
 def test_during_an_inference(tmp_path: Path) -> None:
     """The server does not answer. After a harmless signal the server refuses, and the agent ends by itself."""
     with ExitStack() as stack:

@@ -98,6 +98,7 @@ def robbed() -> Iterator[Robbed]:
         shutil.rmtree(directory)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", [(), ("--on", "local")], ids=["here", "by a node"])
 def test_a_thief(robbed: Robbed, where: tuple[str, ...]) -> None:
     done = robbed.rob(*where)

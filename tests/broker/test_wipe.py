@@ -36,6 +36,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [16, 18, 28, 33, 108])
 def test_keys_go_and_the_process_goes_on(size: int) -> None:
     done = subprocess.run(

@@ -176,6 +176,7 @@ def test_another_system(lab: Lab, odd_host: Callable[..., Host]) -> None:
     failing(lab, "bsd", "find the binary", "it is FreeBSD, and quine runs on Linux", "choose another host")
 
 
+@pytest.mark.long
 def test_a_damaged_installation_is_replaced(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("broken")
     lab.run(["deploy", "broken"], check=True)

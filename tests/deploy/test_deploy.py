@@ -448,6 +448,7 @@ def test_host_without_python(lab: Lab, odd_host: Callable[..., Host]) -> None:
     nothing_is_there(host)
 
 
+@pytest.mark.long
 def test_a_build_whose_python_has_gone(lab: Lab, odd_host: Callable[..., Host]) -> None:
     """The build is there by its files; every verb says that it cannot start."""
     host = odd_host("nopy", python=False, scripts={"python3": f'#!/bin/sh\nexec {REAL} "$@"\n'})
@@ -467,6 +468,7 @@ def test_a_build_whose_python_has_gone(lab: Lab, odd_host: Callable[..., Host]) 
     assert b"this build is there and does not start" in examined and b"is not there" not in examined
 
 
+@pytest.mark.long
 def test_a_build_that_does_not_start_is_planned_and_replaced(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("moved")
     lab.run(["deploy", "moved"], check=True)

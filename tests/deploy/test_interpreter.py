@@ -230,6 +230,7 @@ def test_a_python_that_is_of_no_use_there_is_not_kept(
     until(lambda: cache(host) == [], "nothing is left")
 
 
+@pytest.mark.long
 def test_a_full_disk_is_seen_before_it_is_sent(lab: Lab, odd_host: Callable[..., Host], packed: Path) -> None:
     host = odd_host("full", python=False, mount="size=2m")
     done = lab.run(["deploy", "--python", packed, "full"])
@@ -244,6 +245,7 @@ def test_a_cache_where_no_file_is_kept_is_not_called_full(
     assert done.returncode == 69 and "its cache for quine cannot be written: /proc/x" in done.stderr.decode()
 
 
+@pytest.mark.long
 def test_a_python_of_the_inventory_comes_first(lab: Lab, odd_host: Callable[..., Host], packed: Path) -> None:
     host = odd_host("bare", python=False, inventory={"python": "python3.13"})
     done = lab.run(["deploy", "--python", packed, "bare"])

@@ -198,6 +198,7 @@ def made(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if not path.name.startswith(".")]
 
 
+@pytest.mark.long
 def test_same_packages_same_bytes(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = wheels.layer("sftp", HERE, None)
     first.path.write_bytes(first.path.read_bytes()[:-1])  # damaged: made again
@@ -226,6 +227,7 @@ def wheel(folder: Path, name: str, tag: str, version: str = "", *requires: str) 
     return f"{module}/there.so"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["pip", "directory"])
 def test_wheels_for_another_platform(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
@@ -251,6 +253,7 @@ def test_wheels_for_another_platform(
     assert len(made(cache)) == 1
 
 
+@pytest.mark.long
 def test_pip_chooses_other_versions_where_it_must(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

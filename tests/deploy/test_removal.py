@@ -75,6 +75,7 @@ def test_a_deployment_is_removed_and_nothing_else_is(lab: Lab, odd_host: Callabl
     assert not cache(host).exists(), "the empty cache goes, too"
 
 
+@pytest.mark.long
 def test_an_installation_in_use_stays_and_is_named(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("busy")
     old = installation(host, "0" * 64)
@@ -97,6 +98,7 @@ def test_an_installation_in_use_stays_and_is_named(lab: Lab, odd_host: Callable[
     assert said(lab, "--remove", "busy") == ["busy: removed 1 installation"]
 
 
+@pytest.mark.long
 def test_a_host_without_python_is_cleaned_too(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("bare", python=False, shell="/bin/sh", banner="Welcome!\n")
     old = installation(host, "0" * 64)

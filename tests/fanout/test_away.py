@@ -106,6 +106,7 @@ def test_a_second_start_of_a_job_starts_nothing(lab: Lab, work: Path) -> None:
     assert (work / "ran").read_text() == "1\n"
 
 
+@pytest.mark.long
 def test_it_reaches_other_hosts_by_the_ssh_program_of_its_host(lab: Lab, work: Path, odd_host: Any) -> None:
     """Hosts of the inventory here, which that host does not know; one of them is itself."""
     odd_host("far", scripts=ssh(lab))
@@ -123,6 +124,7 @@ def test_it_reaches_other_hosts_by_the_ssh_program_of_its_host(lab: Lab, work: P
     assert str(lab.identity) not in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("python", ["", "pypy3"])
 def test_its_own_host_is_one_of_several(lab: Lab, work: Path, odd_host: Any, python: str) -> None:
     """Also where its Python reads no TOML."""

@@ -281,8 +281,17 @@ CASES: list[tuple[str, list[str]]] = [  # stdin, words
 ]
 
 
+OFTEN = 5  # of so many cases one is for `make test`: `parallel` takes half a second of a processor to start
+
+
 @needs_parallel
-@pytest.mark.parametrize(("stdin", "line"), CASES, ids=[" ".join(line) for _, line in CASES])
+@pytest.mark.parametrize(
+    ("stdin", "line"),
+    [
+        pytest.param(*case, id=" ".join(case[1]), marks=[pytest.mark.long] if at % OFTEN else [])
+        for at, case in enumerate(CASES)
+    ],
+)
 def test_the_commands_are_those_of_gnu_parallel(tmp_path: Path, stdin: str, line: list[str]) -> None:
     """Its --dry-run prints them as a shell would read them; quine prints them so, too."""
     (tmp_path / "one").write_text("1\n2\n")

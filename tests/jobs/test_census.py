@@ -185,6 +185,7 @@ def test_a_node_that_does_not_answer_is_told_of_once(capfd: pytest.CaptureFixtur
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.long
 def test_a_list_without_what_the_node_here_knows_is_not_success(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])
     lab.run(["run", "--on", "local", "--", "true"], check=True)

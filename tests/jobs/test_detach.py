@@ -252,6 +252,7 @@ quine kill "$job" || echo $?
     assert "hint: make room for ~/.local/state" in said and "it has ended" in said
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
 def test_a_job_that_has_ended_on_a_full_disk_waits_for_room_until_it_is_killed(
     lab: Lab, tmp_path: Path

@@ -222,6 +222,7 @@ def pipes(top: Path, *names: str) -> list[Path]:
     return [top / name for name in names]
 
 
+@pytest.mark.long
 def test_it_goes_on_while_the_node_here_is_stopped(direct: Direct, tmp_path: Path) -> None:
     (go,) = pipes(tmp_path, "go")
     direct.keys["lease"] = 600  # the default; hosts of the lab have seconds

@@ -16,7 +16,7 @@ from tests.sim.shrink import shrink
 from tests.sim.simulation import simulate
 from tests.sim.taken_back import TAKEN_BACK
 
-SEEDS, SHORT = 1000, 250  # of `make test-all`, and of `make test`
+SEEDS, SHORT = 1000, 150  # of `make test-all`, and of `make test`
 PART = 50  # of one test, so that workers share them
 QUICK = 100  # a fix that so many seeds show to be missing is taken back in `make test`, too
 

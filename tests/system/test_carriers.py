@@ -137,6 +137,7 @@ def name_is_command(lab: Lab) -> bool:
     return 'transport = "command"' in lab.inventory.read_text()
 
 
+@pytest.mark.long
 def test_a_first_deployment(lab: Lab, odd_host: Callable[..., Host], far: tuple[str, Breaker]) -> None:
     odd_host("bare")
     if name_is_command(lab):
@@ -159,6 +160,7 @@ def refused(lab: Lab, name: str) -> str:
     return f"{error} | {hint}"
 
 
+@pytest.mark.long
 def test_errors_of_ssh_have_a_cure(lab: Lab, tmp_path: Path) -> None:
     port = lab["h1"].port
     alias = partial(lab.alias, "wrong", "h1", transport="openssh")
@@ -213,6 +215,7 @@ def test_commands_that_come_to_nothing(lab: Lab) -> None:
     assert "its last words: no such container" in text and "ssh" not in text
 
 
+@pytest.mark.long
 def test_the_end_of_a_command_is_told(lab: Lab) -> None:
     """Its status is shown; one that has to be killed, as it closed its output and runs on, has none."""
     script = "echo no such pod >&2; exit 3"

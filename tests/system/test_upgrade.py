@@ -99,6 +99,7 @@ def test_they_are_two_builds(lab: Lab, upgraded: Quine) -> None:
     assert older and newer and older != newer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["h1", ""])
 def test_a_detached_job(lab: Lab, upgraded: Quine, where: str) -> None:
     """Listed, read, given its stdin, waited for; and the older build reads the record, too."""
@@ -124,6 +125,7 @@ def test_a_detached_job_is_killed(lab: Lab, upgraded: Quine, where: str) -> None
     assert job not in facts(upgraded("ps", *flags(where), "--json"))
 
 
+@pytest.mark.long
 def test_without_the_host_being_named(lab: Lab, upgraded: Quine) -> None:
     """All hosts of the inventory are asked, by nodes of the newer build."""
     job = detached(lab, "h1", "--", "sh", "-c", "echo here; exit 3")
@@ -131,6 +133,7 @@ def test_without_the_host_being_named(lab: Lab, upgraded: Quine) -> None:
     assert upgraded("logs", job).stdout == b"here\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["h1", ""])
 def test_an_attached_job_runs_on(lab: Lab, upgraded: Quine, where: str) -> None:
     """Its node and that of the newer build serve side by side."""
@@ -173,6 +176,7 @@ def test_each_build_has_a_node_of_its_own(own_lab: Callable[..., Lab], newer: Pa
     assert f"by kill {older['pid']}, with" in refused.stderr.decode()
 
 
+@pytest.mark.long
 def test_sources_that_are_replaced_in_place(own_lab: Callable[..., Lab], newer: Path, tmp_path: Path) -> None:
     """As pip does it: processes of the older build run on, with the newer one's files under their names."""
     shutil.copytree(newer, tmp_path / "root", ignore=shutil.ignore_patterns("__pycache__"))

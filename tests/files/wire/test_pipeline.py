@@ -81,6 +81,7 @@ def plant(top: Path, number: int, seed: int = 1, most: int = 3000) -> None:
 # -- round trips -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_requests_of_a_command_do_not_grow_with_its_files(
     tier: Remote, relay: Relay, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_the_requests_of_a_command_do_not_grow_with_its_files(
         assert asked("sync", here, f"tier:synced-{number}", delete=True) <= MOST
 
 
+@pytest.mark.long
 def test_over_a_link_too(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[int] = []
     stream = Remote.stream

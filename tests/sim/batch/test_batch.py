@@ -13,7 +13,7 @@ from tests.sim.batch.simulation import BATCHES, simulate
 from tests.sim.run import report, run_seeds
 from tests.sim.scenario import ORIGIN, Fault, Job
 
-SEEDS, SHORT = 1000, 200  # of `make test-all`, and of `make test`
+SEEDS, SHORT = 1000, 100  # of `make test-all`, and of `make test`
 PART = 25  # of one test, so that workers share them
 LONG = int(os.environ.get("QUINE_TEST_SEEDS", 0))
 QUICK = 20  # a mutation that so many seeds show is tried in `make test`, too
@@ -101,6 +101,7 @@ def test_a_job_that_is_not_heard_of_in_time_after_term_is_asked_for(monkeypatch:
     fails_without("unanswered-lost", Course(1, ("h1",), (), faults, 1, lease=60.0, items=items, again=0.3))
 
 
+@pytest.mark.long
 def test_a_seed_is_the_same_again_and_leaves_no_descriptor_open() -> None:
     before, traces = set(os.listdir("/proc/self/fd")), []
     for _ in range(2):

@@ -148,6 +148,7 @@ WORKING = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", WORKING)
 def test_a_form_of_the_configuration_works(user: User, form: str) -> None:
     conf = user.ssh / "conf.d"
@@ -260,6 +261,7 @@ def ssh_takes(user: User) -> bool:
     return done.returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", ["config", "included"])
 def test_a_configuration_that_others_can_write_is_refused(user: User, which: str) -> None:
     ran = user.ssh / "ran"
@@ -545,6 +547,7 @@ def trusting(user: User, authority: Path) -> Iterator[Host]:
     user.lab.drop("ca")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "form", ["beside the key", "CertificateFile", "agent", "certificate with the agent's key"]
 )
@@ -625,6 +628,7 @@ def certified(user: User, authority: Path) -> Iterator[Host]:
     user.lab.drop("signed")
 
 
+@pytest.mark.long
 def test_an_authority_for_host_keys(user: User, authority: Path, certified: Host) -> None:
     public = Path(f"{authority}.pub").read_text()
     known = user.ssh / "known_hosts"

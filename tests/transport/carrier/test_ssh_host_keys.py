@@ -58,6 +58,7 @@ def stranger(lab: Lab) -> Iterator[Stranger]:
     (lab.home / ".ssh" / "known_hosts").unlink(missing_ok=True)
 
 
+@pytest.mark.long
 def test_where_nothing_is_said_a_first_contact_is_recorded_and_its_fingerprint_printed(
     stranger: Stranger,
 ) -> None:

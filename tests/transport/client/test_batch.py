@@ -249,6 +249,7 @@ def test_a_killed_node_loses_what_runs_and_the_next_one_gets_what_waits(own_jobs
     assert bytes(jobs.out[waiting]) == b"later\n" and jobs.status[waiting].code == 0
 
 
+@pytest.mark.long
 def test_a_killed_host_loses_its_own_jobs_and_no_other(own_jobs: Jobs) -> None:
     jobs = own_jobs
     here, there = jobs.start(["cat"], "h1", lambda room: None), jobs.start(["sleep", "600"], "h2")

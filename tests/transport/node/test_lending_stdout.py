@@ -238,6 +238,7 @@ def test_a_client_that_ends_takes_its_pipe_along(lab: Lab, number: int) -> None:
     assert lab.wait_idle() == []
 
 
+@pytest.mark.long
 def test_after_term_nobody_waits_for_a_reader_that_takes_nothing(lab: Lab) -> None:
     client, read = flooded(lab, "cat /dev/zero")
     client.terminate()
@@ -246,6 +247,7 @@ def test_after_term_nobody_waits_for_a_reader_that_takes_nothing(lab: Lab) -> No
     client.communicate()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stalls", [False, True])
 def test_after_term_the_rest_is_written_as_long_as_it_is_taken(lab: Lab, stalls: bool) -> None:
     """A slow reader gets all of it; one that takes nothing is left after five seconds."""
