@@ -96,7 +96,7 @@ def warm_client(lab: Lab) -> list[Row]:
             installed(lab, "system", systems_python()) as usual,
             installed(lab, "this", sys.executable) as this,
         ):
-            # A figure and its peer alone: what runs between them takes the caches of both, and 200 ms of ssh the most
+            # A figure and its peer alone: each command between them takes their caches, and 200 ms of ssh the most
             ours, mux_time, bare = (1000 * t for t in alternate(41, usual.run, mux, usual.python))
             own, editable, own_mux, own_bare = (
                 1000 * t for t in alternate(25, this.run, checkout, mux, this.python)
