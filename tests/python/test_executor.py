@@ -395,7 +395,9 @@ def test_a_defect_is_the_end_of_the_jobs_under_way_and_not_of_the_executor(
 # -- threads, callbacks, processes -----------------------------------------------------------------
 
 
-def test_functions_of_futures_hold_up_no_job(there: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_functions_of_futures_hold_up_no_job(
+    there: Lab, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     heard: list[object] = []
     with quine.Executor("h1") as executor:
 
@@ -405,9 +407,10 @@ def test_functions_of_futures_hold_up_no_job(there: Lab, caplog: pytest.LogCaptu
         def fail(job: Future[Any]) -> None:
             raise ValueError("a function's own")
 
-        job = executor.submit(["cat"])
+        job = executor.submit(["sh", "-c", HELD, str(tmp_path / "go"), "0"])
         for function in (look, fail, lambda job: heard.append(job.result().status)):
             job.add_done_callback(function)
+        (tmp_path / "go").touch()  # one that is given later is called in this thread, before `look` has heard
         assert job.result(PATIENCE).status == 0
         late: list[Future[Any]] = []
         with caplog.at_level(logging.CRITICAL):
