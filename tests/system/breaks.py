@@ -42,14 +42,18 @@ def block(seed: int, number: int) -> bytes:
     return random.Random(seed << 32 | number).randbytes(BLOCK)
 
 
-def feed(pipe: IO[bytes], seed: int, size: int) -> threading.Thread:
-    """Write `size` bytes of the stream `seed` into a pipe and close it, in a thread."""
+def feed(
+    pipe: IO[bytes], seed: int, size: int, hold: Callable[[], object] = lambda: None
+) -> threading.Thread:
+    """Write `size` bytes of the stream `seed` into a pipe and close it when `hold` returns, in a thread."""
 
     def write() -> None:
         try:
             with pipe:
                 for number in range(size // BLOCK):
                     pipe.write(block(seed, number))
+                pipe.flush()
+                hold()
         except BrokenPipeError:
             pass  # the reader reports the reason
 
@@ -65,10 +69,24 @@ def carried(
     size: int,
     between: Callable[[int], None] | None = None,
 ) -> tuple[str, int, bytes]:
-    """Feed one stream, check the other; return (fault, status, stderr): ("", 0, b"") if all is well."""
+    """Feed one stream, check the other; return (fault, status, stderr): ("", 0, b"") if all is well.
+
+    The far end is not over before the last block has been read here: a link that is cut until then is made again.
+    """
     assert process.stdin and process.stdout and process.stderr
-    thread = feed(process.stdin, seed_in, size)
-    wrong = check(process.stdout, seed_out, size, between)
+    read = threading.Event()
+
+    def after(number: int) -> None:
+        if between:
+            between(number)
+        if number + 1 == size // BLOCK:
+            read.set()
+
+    thread = feed(process.stdin, seed_in, size, read.wait)
+    try:
+        wrong = check(process.stdout, seed_out, size, after)
+    finally:
+        read.set()
     if wrong:
         process.kill()
     thread.join()
