@@ -47,11 +47,14 @@ def job_of(host: Host, word: object) -> processes.Process:
     return found
 
 
-def alone(lab: Lab, host: str, proxy: Proxy) -> None:
-    """A link by way of this proxy and no other: tests before this one leave theirs, which have another lease."""
-    proxy.cut()
+def alone(own_lab: Callable[..., Lab]) -> tuple[Lab, str, Proxy]:
+    """A lab whose proxy carries one link: with a shared one those of other tests are counted that come back."""
+    lab = own_lab(["h1"])
+    proxy = lab["h1"].proxy
+    host = lab.alias("h1x", "h1", proxy)
     lab.run(["run", "--on", host, "--", "true"], check=True)
     until(lambda: proxy.connections() == 1)
+    return lab, host, proxy
 
 
 def far_node(host: Host) -> processes.Process:
@@ -172,10 +175,9 @@ def survives(lab: Lab, host: str, go: Path, broken: Callable[[], None]) -> None:
 
 
 @pytest.mark.long
-def test_a_half_open_connection(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+def test_a_half_open_connection(own_lab: Callable[..., Lab], tmp_path: Path) -> None:
     """Packets vanish without notice: the silence ends the connection. It wakes up late, and its bytes are ignored."""
-    host, proxy = through("h1"), lab["h1"].proxy
-    alone(lab, host, proxy)
+    lab, host, proxy = alone(own_lab)
     accepted = proxy.accepted()
 
     def half_open() -> None:
@@ -338,12 +340,8 @@ def test_the_far_node_is_killed_meanwhile(lab: Lab, through: Callable[..., str],
 
 @pytest.mark.long
 def test_an_idle_link_that_breaks_is_dialled_by_the_next_command(own_lab: Callable[..., Lab]) -> None:
-    """The command prints nothing about the break. The test has its own proxy, which counts no links of others."""
-    lab = own_lab(["h1"])
-    proxy = lab["h1"].proxy
-    host = lab.alias("h1x", "h1", proxy)
-    lab.run(["run", "--on", host, "--", "true"], check=True)
-    until(lambda: proxy.connections() == 1)
+    """The command prints nothing about the break."""
+    lab, host, proxy = alone(own_lab)
     accepted = proxy.accepted()
     assert proxy.cut() == 1
     time.sleep(1)  # the door is open: whoever dials is counted
