@@ -143,7 +143,7 @@ class Run:
 
     def _waits_for(self) -> str:
         """Return for what the batch waits that is none of its jobs; "" if it does not."""
-        if self._sink.clogged or self._sink.stopped:
+        if self._sink.clogged or (self._sink.stopped and not self._sink.in_line):
             return READER
         return SLOT if self._batch.is_full and not self._progress.running else ""
 

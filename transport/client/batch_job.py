@@ -107,10 +107,17 @@ class BatchJob(JobCore):
         """From now on bytes that were taken are not acknowledged, so that they come again if this process dies."""
         self._held = True
 
-    def persisted(self, stream: int, size: int) -> None:
-        """So many bytes of a stream will be found again after a death of this process."""
+    def persisted(self, stream: int, size: int, at_once: bool = False) -> None:
+        """So many bytes of a stream will be found again after a death of this process.
+
+        `at_once`: its node hears of it now, not only when so many came that it is worth a frame.
+        """
         if self.number in self.session.channels:
-            self.session.took(self.number, stream, min(size - self.base[stream], self._given[stream]))
+            taken = min(size - self.base[stream], self._given[stream])
+            if not at_once:
+                self.session.took(self.number, stream, taken)
+            elif taken > self.session.flow(self.number, stream).acked:
+                self.session.ack(self.number, stream, taken)
 
     def forget(self) -> None:
         """The end of a job that is kept (`Spawn.keep`) is on record here: its node needs to keep it no longer."""

@@ -9,7 +9,8 @@ Laws
 from __future__ import annotations
 
 from quine.base.host_ranges import fold
-from quine.fanout.output.sinks import Lines, Output
+from quine.fanout.output.lines import Lines
+from quine.fanout.output.sinks import Output
 from quine.fanout.output.spool import Spool
 from quine.fanout.output.tables import texts
 from quine.fanout.output.tags import Tags

@@ -13,12 +13,13 @@ import os
 from quine.base.errors import LOST, Failure
 from quine.fanout.output.spool import Spool
 from quine.fanout.output.streams import MOST
-from quine.fanout.output.tags import Tags, tagged
+from quine.fanout.output.tags import tagged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from quine.fanout.output.lines import Lines
     from quine.fanout.output.streams import Chunks, Streams
     from transport.client.batch import BatchJob
 
@@ -27,8 +28,6 @@ HELD = 50_000  # outputs that wait for their turn (-k), at most;
 HELD_BYTES = 64 << 20  # of them in memory,
 HELD_FILES = 256  # and in files
 STREAMS = ("stdout", "stderr")  # file names of errors that end the batch at once
-LONGEST = 1 << 20  # a line that is longer is passed on in pieces;
-LONGEST_DURABLE = 32 << 10  # with a log: bytes before the end of a line are not acknowledged
 
 
 def unkept(error: OSError) -> Failure:
@@ -46,7 +45,11 @@ class Sink:
         self._next = 1  # number of the item whose turn it is
         self._held: dict[int, Callable[[], None]] = {}
         self._held_bytes = self._held_files = 0
-        self.stopped: dict[Lines, None] = {}  # whose jobs wait until there is room
+        self.stopped: dict[
+            Lines, None
+        ] = {}  # whose jobs wait until there is room, or the line of another has its end
+        self._writer: Lines | None = None  # in the middle of a line that is passed on in pieces
+        self._behind: list[Callable[[], None]] = []  # what is to be passed on once that line has its end
         self._error: Exception | None = None
         streams.on_room = self.pump
         streams.on_error = self.fail
@@ -64,15 +67,19 @@ class Sink:
     @property
     def kept(self) -> int:
         """Outputs that have their ends and were not passed on as a whole."""
-        return self._streams.failed + self._streams.queued + len(self._held)
+        return self._streams.failed + self._streams.queued + len(self._held) + len(self._behind)
 
     @property
     def idle(self) -> bool:
-        return not self._streams.queued and not self._streams.pending and not self._held
+        return not (self._streams.queued or self._streams.pending or self._held or self._behind)
 
     def open(self, number: int, tag: bytes | None) -> Output:
         """Return the output of one try of an item."""
-        return (Lines if self._by_lines else Output)(self, number, tag)
+        if not self._by_lines:
+            return Output(self, number, tag)
+        from quine.fanout.output.lines import Lines
+
+        return Lines(self, number, tag)
 
     def put(self, stream: int, data: bytes) -> None:
         try:
@@ -96,6 +103,38 @@ class Sink:
     @property
     def full(self) -> bool:
         return self._streams.pending >= MOST
+
+    # -- lines that are passed on in pieces --------------------------------------------------------
+
+    def stops(self, lines: Lines) -> bool:
+        """Whether nothing of these can be passed on now."""
+        return self.full or self._writer not in (None, lines)
+
+    @property
+    def in_line(self) -> bool:
+        """Whether the lines of all jobs but one wait for the end of a line."""
+        return self._writer is not None
+
+    def begin_line(self, lines: Lines) -> None:
+        """A piece was passed on that does not end its line: nothing of others comes before the rest."""
+        self._writer = lines
+
+    def end_line(self, lines: Lines) -> None:
+        """The line has its end."""
+        if self._writer is lines:
+            self._writer = None
+            behind, self._behind = self._behind, []
+            for call in behind:
+                call()
+
+    def between_lines(self, lines: Lines, call: Callable[[], None]) -> None:
+        """Call a function now, or once the line of another job has its end."""
+        if self._writer in (None, lines):
+            call()
+        else:
+            self._behind.append(call)
+
+    # ----------------------------------------------------------------------------------------------
 
     def close(self, number: int, chunks: Chunks, spool: Spool, done: Callable[[], None]) -> None:
         """Pass on the output of an item that has its end, when it is its turn; then call `done`."""
@@ -153,11 +192,14 @@ class Sink:
             self.fail(failure)
         except OSError as error:
             self.fail(error if error.filename in STREAMS else unkept(error))
-        for lines in list(self.stopped):
-            if self.full:
-                break
-            del self.stopped[lines]
-            lines.go_on()
+        found = True
+        while found:  # one that goes on may end the line for which those before it wait
+            ready = [lines for lines in self.stopped if not self.stops(lines)]
+            found = bool(ready)
+            for lines in ready:
+                if not self.stops(lines):
+                    del self.stopped[lines]
+                    lines.go_on()
 
 
 class Output:
@@ -277,115 +319,3 @@ class Output:
     def _other(self, make: Callable[[Spool], bytes]) -> Iterator[tuple[int, bytes]]:
         """The text that stands for the output, made when it is its turn."""
         yield 1, make(self._spool)
-
-
-class Lines(Output):
-    """The output of one try, passed on line by line while the job runs."""
-
-    def __init__(self, sink: Sink, number: int, tag: bytes | None) -> None:
-        super().__init__(sink, number, tag)
-        self._tags = {1: Tags(tag), 2: Tags(tag)}
-        self._begun: dict[int, list[bytes]] = {1: [], 2: []}  # of lines whose end has not come
-        self._left: list[tuple[int, memoryview]] = []  # that the job is not told of as taken
-        self._passed = [0, 0, 0]  # bytes of each stream,
-        self._written = [0, 0, 0]  # and of them those that were written
-        # Bytes that the process before has passed on; None: not known yet.
-        self._origin: list[int] | None = [0, 0, 0]
-        self._asked = False  # to be told when they are written
-        self._longest = LONGEST
-
-    def take(self, stream: int, data: memoryview) -> int | None:
-        if self._sink.full or self._left:
-            self._left.append((stream, data))
-            self._sink.stopped[self] = None
-            return 0
-        self._pass_on(stream, data)
-        return None
-
-    def restore(self) -> list[int]:
-        """Nothing is kept: the process before has passed on all that does not come again."""
-        self._origin = None
-        return []
-
-    def go_on_at(self, base: list[int]) -> bool:
-        """Cut off the copies behind what does not come again."""
-        if self._origin is not None:
-            return True
-        self._origin, whole = list(base), True
-        try:
-            for stream, fd in self.copies.items():
-                whole = whole and os.fstat(fd).st_size >= base[stream]
-                os.ftruncate(fd, base[stream])
-                os.lseek(fd, base[stream], os.SEEK_SET)
-        except OSError as error:
-            self._refuse(Failure(LOST, f"{self.place}: {(error.strerror or str(error)).lower()}"))
-        return whole
-
-    def go_over(self) -> list[int]:
-        self._left.clear()  # it was not taken, and comes again
-        self._sink.stopped.pop(self, None)
-        return [before + got for before, got in zip(self._origin or (), self.got)]
-
-    def persist(self, path: str) -> None:
-        super().persist(path)
-        self._longest = LONGEST_DURABLE
-
-    def _ask(self) -> None:
-        """Have the bytes acknowledged that were passed on, once they are written."""
-        if self._asked or not self._spool.path:
-            return
-        self._asked = True
-        passed = list(self._passed)
-
-        def written() -> None:
-            self._asked, self._written = False, passed
-            self.acknowledge(1)
-            self.acknowledge(2)
-            if passed != self._passed:
-                self._ask()
-
-        self._sink.when_written(written)
-
-    def acknowledge(self, stream: int) -> None:
-        if self._spool.path and self.job and self._origin:
-            self.job.persisted(stream, self._origin[stream] + self._written[stream])
-
-    def go_on(self) -> None:
-        """There is room again."""
-        while self._left and not self._sink.full:
-            stream, data = self._left.pop(0)
-            try:
-                self._pass_on(stream, data)
-            except Failure as failure:
-                self._left.clear()
-                self._refuse(failure)
-                return
-            if self.job:
-                self.job.consumed(stream, len(data))
-        if self._left:
-            self._sink.stopped[self] = None
-
-    def _pass_on(self, stream: int, view: memoryview) -> None:
-        self.copy(stream, view)
-        data, begun = bytes(view), self._begun[stream]
-        at = data.rfind(b"\n") + 1
-        if not at and sum(map(len, begun)) + len(data) < self._longest:
-            begun.append(data)
-            return
-        at = at or len(data)
-        self._passed[stream] += sum(map(len, begun)) + at
-        self._ask()
-        self._sink.put(stream, self._tags[stream].put_before(b"".join([*begun, data[:at]])))
-        self._begun[stream] = [data[at:]] if data[at:] else []
-
-    def close(
-        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
-    ) -> None:
-        self.drop()
-        self._sink.close(self._number, iter(()), self._spool, done)
-
-    def drop(self) -> None:
-        for stream, begun in self._begun.items():
-            self._sink.put(stream, self._tags[stream].put_before(b"".join(begun)))
-            begun.clear()
-        super().drop()

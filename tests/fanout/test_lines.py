@@ -1,0 +1,82 @@
+"""`quine xargs --line-buffer`: lines of any length do not mix, and what was shown is not shown again after a kill."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.fanout.test_xargs import SH
+from tests.lab import Lab
+from tests.support.agents import PATIENCE
+from tests.support.waiting import read_until
+
+LONG = (
+    40 << 10
+)  # bytes of a line: more than are kept of one, and less than a node sends without being answered
+
+# Prints half of a line, and the rest once the other job has printed half of its own.
+HALVES = f"""
+half() {{ head -c {LONG} /dev/zero | tr '\\0' "$0"; }}
+half; touch "$1/$0"; until test -e "$1/$2"; do sleep 0.02; done; half; echo; half; half; echo
+"""
+# Shows progress, which returns to the begin of its line, and waits.
+PROGRESS = """
+if test "$0" = b; then until test -e "$1/b"; do sleep 0.02; done; echo b
+else for n in $(seq 3000); do printf 'progress %050d\\r' "$n"; done; until test -e "$1/go"; do sleep 0.02; done; fi
+"""
+# A line before it waits, and one after.
+WAITS = 'echo "a$0"; until test -e "$1"; do sleep 0.02; done; echo "b$0"'
+
+
+def test_lines_that_are_longer_than_can_be_kept_do_not_mix(lab: Lab, tmp_path: Path) -> None:
+    words = ["xargs", "-P2", "--line-buffer", "--tag", "--joblog", "log", "--on", "h1", "--colsep", " "]
+    items = ["{1}", str(tmp_path), "{2}", ":::", "a b", "b a"]
+    done = lab.run([*words, *SH, HALVES, *items], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    lines = [f"{name} {other}\t{name * 2 * LONG}" for name, other in ("ab", "ba") for _ in range(2)]
+    assert sorted(done.stdout.decode().splitlines()) == lines
+
+
+def test_progress_in_one_line_does_not_hold_up_the_lines_of_others(lab: Lab, tmp_path: Path) -> None:
+    words = ["xargs", "-P2", "--line-buffer", "--joblog", "log", "--on", "h1", *SH, PROGRESS]
+    with lab.popen(
+        [*words, "{}", str(tmp_path), ":::", "a", "b"], stdout=subprocess.PIPE, cwd=tmp_path
+    ) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"%050d\r" % 1000)
+        (tmp_path / "b").touch()
+        read_until(process.stdout.fileno(), b"b\n")
+        (tmp_path / "go").touch()
+        process.stdout.read()
+        assert process.wait(PATIENCE) == 0
+
+
+def test_a_line_that_was_shown_before_a_kill_is_not_shown_again(lab: Lab, tmp_path: Path) -> None:
+    """The second job is sent after the first line was shown: its start says that all that was sent before is there."""
+    words = [
+        "xargs",
+        "-P2",
+        "--line-buffer",
+        "--joblog",
+        "log",
+        "--on",
+        "h1",
+        *SH,
+        WAITS,
+        "{}",
+        f"{tmp_path}/go",
+    ]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with lab.popen(words, cwd=tmp_path, **pipes) as process:
+        assert process.stdin and process.stdout
+        for item in (b"0", b"1"):
+            process.stdin.write(item + b"\n")
+            process.stdin.flush()
+            read_until(process.stdout.fileno(), b"a" + item + b"\n")
+        process.kill()
+        process.wait(PATIENCE)
+    (tmp_path / "go").touch()
+    done = lab.run([*words[:1], "--resume", *words[1:]], input=b"0\n1\n", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    shown = done.stdout.decode().split()
+    assert {"b0", "b1"} <= set(shown) <= {"b0", "a1", "b1"} and len(shown) == len(set(shown))
