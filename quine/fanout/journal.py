@@ -187,6 +187,7 @@ class Journal:
 
     def sends_to(self, where: str) -> None:
         """Jobs are about to be sent to hosts of this WHERE."""
+        where = " ".join(where.split())  # a line here; no name has a blank
         if where not in self.wheres:
             self.wheres[where] = None
             self._write(f"where {where}\n")
@@ -239,7 +240,7 @@ class Journal:
 
 def replaced(path: str, text: str, mode: int) -> int:
     """Replace a file as a whole, or not at all, also where the machine loses its power. Return it, to append to."""
-    new = path + ".new"
+    new = path + ".quine-new"
     try:
         os.unlink(
             new

@@ -160,7 +160,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
         crowd.offer(options.spawn.job or crowd.root, shown)
     batch = Batch(on_refused=crowd.refused if crowd else None)
     streams = Streams(batch)
-    sink = Sink(streams, options.keep_order, options.line_buffer)
+    sink = Sink(streams, options.keep_order)
     if crowd:
         from quine.fanout.agents import AgentStarter
 

@@ -162,9 +162,8 @@ class Run:
     def _room(self) -> bool:
         if self.stopped or self._sink.clogged or (self._sink.holding and not self._again.ready):
             return False
-        if len(self._running) >= self._most or self._unrecorded >= UNRECORDED:
-            return False
-        if self._orphans and self._orphans.first:
+        adopts = self._orphans and self._orphans.first
+        if adopts or len(self._running) >= self._most or self._unrecorded >= UNRECORDED:
             return False
         return self._bounded or self._batch.waiting < WAITING
 
@@ -197,6 +196,7 @@ class Run:
         """Return the next item to be run; None if there is none now."""
         while (task := self._intake.next(self._work.task)) is not None:
             self._progress.read = task.item.number
+            self._report.name(task)
             if not self._had_before(task):
                 return task
         self.fault = self.fault or self._intake.fault

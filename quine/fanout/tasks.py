@@ -43,6 +43,7 @@ class Task:
             "job",
             "former",
             "output",
+            "place",
             "began",
             "running",
             "stdin",
@@ -62,6 +63,7 @@ class Task:
         self.adopted: Adopted | None = None
         self.output: Output | None = None
         self.former: Output | None = None  # of the try before, until this one begins
+        self.place: list[str] = []  # its directories below --results
         self.stdin: int | bytes | None = None
         self.facts: dict[str, object] = {}  # of an agent: its session and tokens
         self.before = (0.0, "")  # start and id of the try before

@@ -26,6 +26,7 @@ from quine.fanout.output.streams import Streams
 from quine.fanout.output.tags import Tags
 from quine.fanout.tasks import Task, Work
 from quine.jobs import owner
+from tests.lab import Lab
 from transport.client.batch import Batch
 
 KEEP = {"done", "lost"}
@@ -70,6 +71,18 @@ def test_directories_of_results_are_those_of_gnu_parallel_and_tell_items_apart()
     assert not {of(arg)[1] for arg in odd} & {"", ".", ".."}
     assert of("x" * 251) == of() == ["seq", "7"]
     assert of("x" * 251, hash="h") == ["hash", "h"] and of(hash="h") == ["seq", "7-h"]
+    assert of(*["x" * 240] * 20) == ["seq", "7"] and len(of(*["x" * 240] * 16)) == 32
+
+
+@pytest.mark.parametrize("options", [[], ["--joblog", "log"]])
+def test_equal_items_have_files_of_their_own_below_results(
+    lab: Lab, tmp_path: Path, options: list[str]
+) -> None:
+    words = ["xargs", "-P3", "--results", "out", *options, "--", "sh", "-c", "echo $0", "{#}"]
+    assert lab.run([*words, ":::", "x", "x", "y", "x"], cwd=tmp_path).returncode == 0
+    found = [path.read_text() for path in sorted((tmp_path / "out").rglob("stdout"))]
+    assert sorted(found) == ["1\n", "2\n", "3\n", "4\n"]
+    assert (tmp_path / "out/1/x/stdout").read_text() == "1\n"
 
 
 @pytest.mark.parametrize("had", [b"passed on, not on record", b"passed on", b"passe", b""])
@@ -82,7 +95,7 @@ def test_by_lines_the_files_of_a_job_that_is_taken_over_go_on_behind_what_does_n
     report = Report(options, Work(options, Template(["cat"]), ["cat"]))
     task = Task(Item(Row(("a",)), 1), Entry(1, ""))
     batch = Batch()
-    sink = Sink(Streams(batch), False, True)
+    sink = Sink(Streams(batch), False)
     place = tmp_path / "1" / "a"
     place.mkdir(parents=True)
     (place / "stdout").write_bytes(had)
@@ -204,6 +217,17 @@ def test_it_is_known_how_long_ago_a_job_was_sent_unless_by_another_boot(
     again.close()
 
 
+def test_a_place_of_several_lines_is_one_line_of_the_journal(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = Joblog(str(path))
+    log.journal.sends_to("h1,\nh2")
+    log.journal.start("one", "h", 1)
+    log.close()
+    again = Joblog(str(path), KEEP)
+    again.close()
+    assert [*again.journal.wheres] == ["h1, h2"] and [*again.journal.sent] == ["one"]
+
+
 def test_a_log_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "log"
     for mode in (0o600, 0o666):  # the second one is more than a usual umask leaves
@@ -216,11 +240,11 @@ def test_a_log_keeps_its_mode(tmp_path: Path) -> None:
 
 def test_nothing_that_others_have_put_there_gets_the_journal(tmp_path: Path) -> None:
     for name in ("log", "log.started"):
-        (tmp_path / f"{name}.new").symlink_to("elsewhere")
+        (tmp_path / f"{name}.quine-new").symlink_to("elsewhere")
         written(tmp_path / "log", [], running=("a",))
         assert not (tmp_path / "elsewhere").exists()
-        (tmp_path / f"{name}.new").touch()
-        (tmp_path / f"{name}.new").chmod(0o666)
+        (tmp_path / f"{name}.quine-new").touch()
+        (tmp_path / f"{name}.quine-new").chmod(0o666)
         written(tmp_path / "log", [], running=("a",))
     assert (tmp_path / "log.started").stat().st_mode & 0o777 == 0o600
     assert sorted(os.listdir(tmp_path)) == ["log", "log.started"]

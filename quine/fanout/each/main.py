@@ -94,7 +94,7 @@ def _run(options: Options, hosts: list[str], command: list[str], stdin: int | No
     raise_open_files(FILES)
     batch = Batch(on_note=Notes(options.spawn, raw=False).hear)
     streams = Streams(batch)
-    sink = Sink(streams, options.keep_order, options.line_buffer)
+    sink = Sink(streams, options.keep_order)
     run = Run(options, batch, sink, hosts, command, stdin)
     caught = Caught()
     caught.install(SIGNALS)

@@ -3,7 +3,7 @@
 Laws
 1. No line of a job has anything of another job in it. One that is longer than can be kept is passed on in pieces, and
    all others wait for its end: more of it may come than fits anywhere.
-2. A carriage return can end a piece as well: what shows progress by it would let the others wait until it is over.
+2. A carriage return can end a piece as well: a command that shows progress would let the others wait until it is over.
 3. With a log: bytes are acknowledged once they are written, and at once. Those that were not come again.
 """
 
@@ -100,7 +100,6 @@ class Lines(Output):
             self.job.persisted(stream, self._origin[stream] + self._written[stream], at_once=True)
 
     def go_on(self) -> None:
-        """There is room again."""
         while self._left and not self._sink.stops(self):
             stream, data = self._left.pop(0)
             try:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from array import array
 
 from quine.base.errors import LOST, Failure, Misconfigured
 from quine.fanout.outcome import DENIED, UNAVAILABLE
 from quine.fanout.output import tables
+from quine.fanout.output.lines import Lines
+from quine.fanout.output.sinks import Output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
 
 # ends of items that --resume runs again without being asked: the stdout of an agent so far is not theirs
 UNFINISHED = (DENIED, UNAVAILABLE)
-LONGEST = 250  # bytes of a name
+LONGEST = 250  # bytes of a name,
+LONGEST_PATH = 4095  # and of a path
 
 
 class Report:
@@ -34,6 +38,7 @@ class Report:
         self._named = options.header != ""
         self._directory = "" if kind else options.results
         self._by_lines = options.line_buffer
+        self._seen: dict[int, array[int]] = {}  # hashes of names below --results, by their upper bits
         self._table = self._fold = None
         if kind:
             self._table = tables.Table(options.results, kind, options.resume or options.resume_failed)
@@ -49,9 +54,9 @@ class Report:
 
     def open(self, task: Task, sink: Sink) -> Output:
         """Return the output of a try. Raises Failure if it cannot be kept below --results."""
-        output = sink.open(task.item.number, self._work.tag(task.item))
+        output = (Lines if self._by_lines else Output)(sink, task.item.number, self._work.tag(task.item))
         if self._directory:
-            place = os.path.join(self._directory, *names(task, self._named))
+            place = self._place(task)
             output.place = f"--results {place}"
             try:
                 # By lines they have what does not come again; else all is copied again from where it is kept.
@@ -61,6 +66,22 @@ class Report:
                 output.drop()
                 raise Failure(LOST, f"{output.place}: {_why(error)}") from None
         return output
+
+    def name(self, task: Task) -> None:
+        """Settle where the outputs of the next item of the list are: those of equal ones are not in one file."""
+        if not self._directory:
+            return
+        found = names(task, self._named, LONGEST_PATH - len(os.fsencode(self._directory)) - len("//stdout"))
+        key = hash(tuple(found))
+        # 8 bytes an item, of which there may be millions; a set has ten times as much.
+        near = self._seen.setdefault(key >> 52, array("q"))
+        task.place = _by_number(task) if key in near else found
+        near.append(key)
+
+    def _place(self, task: Task) -> str:
+        if not task.place:
+            self.name(task)
+        return os.path.join(self._directory, *task.place)
 
     def _copy_into(self, copies: dict[int, int], place: str, number: int, cut: bool) -> None:
         os.makedirs(place, exist_ok=True)
@@ -73,7 +94,7 @@ class Report:
     def pass_on(self, task: Task, sink: Sink, done: Callable[[], None]) -> None:
         """The task has its end."""
         if task.output is None:  # of a run before, or without a start
-            task.output = sink.open(task.item.number, None)
+            task.output = Output(sink, task.item.number, None)
         task.output.close(done, self._instead(task), whole=task.entry.kind not in UNFINISHED)
 
     def _instead(self, task: Task) -> Callable[[Spool], bytes] | None:
@@ -122,12 +143,12 @@ def _why(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def names(task: Task, named: bool = False) -> list[str]:
+def names(task: Task, named: bool = False, room: int = LONGEST_PATH) -> list[str]:
     """Return the directories of an item below --results: 1/ITEM, for several arguments 1/ITEM/2/ITEM, as GNU parallel.
 
-    With `named` columns it is NAME/ITEM. A name that no file can have is written differently; one that is too long is
-    the number of the item. With a log, which may be resumed with another list, it is the item's hash there; to blocks
-    of --pipe, of which many may be equal, it is added.
+    With `named` columns it is NAME/ITEM. A name that no file can have is written differently; one that is too long, or
+    a path of more than `room` bytes, is the number of the item. With a log, which may be resumed with another list, it
+    is the item's hash there; to blocks of --pipe, of which many may be equal, it is added.
     """
     args, fields = task.item.args, task.item.fields or {}
     heads = (
@@ -136,10 +157,16 @@ def names(task: Task, named: bool = False) -> list[str]:
     found = []
     for head, arg in zip(heads, args):
         found += [_name(head), _name(arg)]
-    number, hash = str(task.item.number), task.entry.hash
-    if any(len(os.fsencode(name)) > LONGEST for name in found):
-        return ["hash", hash] if hash else ["seq", number]
-    return found or ["seq", f"{number}-{hash}" if hash else number]
+    hash = task.entry.hash
+    sizes = [len(os.fsencode(name)) for name in found]
+    if max(sizes, default=0) > LONGEST or sum(sizes) + len(sizes) > room:
+        return ["hash", hash] if hash else _by_number(task)
+    return found or _by_number(task)
+
+
+def _by_number(task: Task) -> list[str]:
+    number, hash = task.item.number, task.entry.hash
+    return ["seq", f"{number}-{hash}" if hash else f"{number}"]
 
 
 def _name(text: str) -> str:

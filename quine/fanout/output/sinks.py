@@ -19,7 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quine.fanout.output.lines import Lines
     from quine.fanout.output.streams import Chunks, Streams
     from transport.client.batch import BatchJob
 
@@ -36,20 +35,18 @@ def unkept(error: OSError) -> Failure:
 
 
 class Sink:
-    """The way to the streams. Its jobs' outputs are made by `open`."""
+    """The way to the streams."""
 
-    def __init__(self, streams: Streams, ordered: bool, by_lines: bool) -> None:
+    def __init__(self, streams: Streams, ordered: bool) -> None:
         self._streams = streams
         self._ordered = ordered
-        self._by_lines = by_lines
         self._next = 1  # number of the item whose turn it is
         self._held: dict[int, Callable[[], None]] = {}
         self._held_bytes = self._held_files = 0
-        self.stopped: dict[
-            Lines, None
-        ] = {}  # whose jobs wait until there is room, or the line of another has its end
-        self._writer: Lines | None = None  # in the middle of a line that is passed on in pieces
-        self._behind: list[Callable[[], None]] = []  # what is to be passed on once that line has its end
+        # of jobs that wait until there is room, or until the line of another one has its end
+        self.stopped: dict[Output, None] = {}
+        self._writer: Output | None = None  # in the middle of a line that is passed on in pieces
+        self._behind: list[Callable[[], None]] = []  # calls that pass on more, once that line has its end
         self._error: Exception | None = None
         streams.on_room = self.pump
         streams.on_error = self.fail
@@ -72,14 +69,6 @@ class Sink:
     @property
     def idle(self) -> bool:
         return not (self._streams.queued or self._streams.pending or self._held or self._behind)
-
-    def open(self, number: int, tag: bytes | None) -> Output:
-        """Return the output of one try of an item."""
-        if not self._by_lines:
-            return Output(self, number, tag)
-        from quine.fanout.output.lines import Lines
-
-        return Lines(self, number, tag)
 
     def put(self, stream: int, data: bytes) -> None:
         try:
@@ -106,30 +95,30 @@ class Sink:
 
     # -- lines that are passed on in pieces --------------------------------------------------------
 
-    def stops(self, lines: Lines) -> bool:
-        """Whether nothing of these can be passed on now."""
-        return self.full or self._writer not in (None, lines)
+    def stops(self, output: Output) -> bool:
+        """Whether no line of this one can be passed on now."""
+        return self.full or self._writer not in (None, output)
 
     @property
     def in_line(self) -> bool:
         """Whether the lines of all jobs but one wait for the end of a line."""
         return self._writer is not None
 
-    def begin_line(self, lines: Lines) -> None:
+    def begin_line(self, output: Output) -> None:
         """A piece was passed on that does not end its line: nothing of others comes before the rest."""
-        self._writer = lines
+        self._writer = output
 
-    def end_line(self, lines: Lines) -> None:
+    def end_line(self, output: Output) -> None:
         """The line has its end."""
-        if self._writer is lines:
+        if self._writer is output:
             self._writer = None
             behind, self._behind = self._behind, []
             for call in behind:
                 call()
 
-    def between_lines(self, lines: Lines, call: Callable[[], None]) -> None:
+    def between_lines(self, output: Output, call: Callable[[], None]) -> None:
         """Call a function now, or once the line of another job has its end."""
-        if self._writer in (None, lines):
+        if self._writer in (None, output):
             call()
         else:
             self._behind.append(call)
@@ -194,12 +183,12 @@ class Sink:
             self.fail(error if error.filename in STREAMS else unkept(error))
         found = True
         while found:  # one that goes on may end the line for which those before it wait
-            ready = [lines for lines in self.stopped if not self.stops(lines)]
+            ready = [output for output in self.stopped if not self.stops(output)]
             found = bool(ready)
-            for lines in ready:
-                if not self.stops(lines):
-                    del self.stopped[lines]
-                    lines.go_on()
+            for output in ready:
+                if not self.stops(output):
+                    del self.stopped[output]
+                    output.go_on()
 
 
 class Output:
@@ -260,6 +249,9 @@ class Output:
     def go_on_at(self, base: list[int]) -> bool:
         """The job comes from these bytes of each stream on. Return False if bytes before are not there any more."""
         return True
+
+    def go_on(self) -> None:
+        """There is room again, for one whose job was stopped."""
 
     def go_over(self) -> list[int]:
         """The job comes over another channel; return the bytes of each stream that are here."""

@@ -167,7 +167,7 @@ class BatchSimulation(Simulation):
 
         report.open = opening  # type: ignore[method-assign]
         streams: Any = SimulatedStreams(batch, course.rate)
-        sink = Sink(streams, False, False)
+        sink = Sink(streams, False)
         starter = Starter(options, batch, work, sink, report)
         starter._version = lambda: tuple(self.inventory().hosts)  # type: ignore[method-assign]
         log = Joblog(self.log, KEPT - ({outcome.LOST} if course.idempotent else set()))
