@@ -34,7 +34,7 @@ class Cleanup:
         self._say = say
         self._used: Counter[str] = Counter()  # by how many items under way
         self._going: Counter[str] = Counter()  # being removed
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[tuple[list[str], Callable[[], None]]] = []
         self._directories: set[str] = set()
         self._places: dict[tuple[str, str | None], Spawn] = {}  # a job of each host, for the end
         self._told: set[str] = set()
@@ -49,10 +49,14 @@ class Cleanup:
 
     def wait(self, names: list[str], call: Callable[[], None]) -> bool:
         """If one of these is being removed, return True and have `call` called later."""
-        if not any(self._going[name] for name in names):
+        if not self._goes(names):
             return False
-        self._waiting.append(call)
+        self._waiting.append((names, call))
         return True
+
+    def _goes(self, names: list[str]) -> bool:
+        """Whether one of these is being removed."""
+        return any(self._going[name] for name in names)
 
     def end(self, names: list[str], job: Spawn, host: str, over: Callable[[], None]) -> None:
         """A job has ended: remove what it alone has used, then call `over`. `host` is "" if it never ran."""
@@ -75,8 +79,11 @@ class Cleanup:
             self._going += Counter()
             over()
             waiting, self._waiting = self._waiting, []
-            for call in waiting:
-                call()
+            for needs, call in waiting:
+                if self._goes(needs):
+                    self._waiting.append((needs, call))
+                else:
+                    call()
 
         self._remove(alone, [], job, host, gone)
 

@@ -21,7 +21,7 @@ import fcntl
 import os
 import stat
 
-from quine.base.errors import Misconfigured
+from quine.base.errors import LOST, Failure, Misconfigured
 from quine.fanout.journal import Journal, replaced, whole_lines, written
 from quine.fanout.outcome import NEVER
 
@@ -164,12 +164,18 @@ class Joblog:
     def _sync(self, now: float) -> None:
         if self._dirty:
             self._synced, self._dirty = now, False
-            os.fsync(self._log)
+            try:
+                os.fsync(self._log)
+            except OSError as error:
+                raise Failure(LOST, f"{self._path}: {(error.strerror or '').lower()}") from None
 
     def close(self) -> None:
-        self._sync(0.0)
-        self.journal.close()
-        self._close()
+        """Raises Failure if it may not outlast a loss of power."""
+        try:
+            self._sync(0.0)
+            self.journal.close()
+        finally:
+            self._close()
 
     def _close(self) -> None:
         self.journal.leave()

@@ -5,7 +5,8 @@ Laws
    killed: it is looked for on the hosts, and is lost if none of them knows of it.
 2. An addition is one write and no fsync: after a loss of power the jobs of the last seconds may run twice.
 3. The ids of a batch are made from its own number, the item, and the try: the next run of it finds the same ones.
-4. A job that is ended because the batch is has a note of that, before it gets TERM: its end is not its own.
+4. A job that outlives this process, and is ended because the batch is, has a note of that before it gets TERM: its
+   end is not its own. One that was taken back before it began is in there no more.
 5. An agent has a note before the first answer that it gets. One without did nothing, and may be run.
 6. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
    nobody goes on with it.
@@ -24,11 +25,12 @@ from quine.base import errors
 from quine.base.errors import Failure, Misconfigured
 from quine.jobs import owner
 from transport.address import boot_id
+from transport.errors import Refused
 from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 JOURNAL = "quine batch"  # first words of the file
 COMPACT = 20_000  # lines of it after which it is written anew, if most of them are of jobs that have ended
@@ -66,6 +68,8 @@ class Journal:
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
         self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
         self.begun: dict[str, None] = {}  # ids of agents that may have done something
+        self.by_lines = False  # the runs before have passed on outputs of jobs that had not ended
+        self._passes_lines = False  # so does this one, or one before
         self._run = 1  # of this batch
         self._owner: owner.Owner | None = None  # of the run before
         self._lines = 0
@@ -99,6 +103,12 @@ class Journal:
                 elif word == "halted":
                     (id,) = rest
                     self.halted[id] = None
+                elif word == "lines":
+                    () = rest
+                    self.by_lines = self._passes_lines = True
+                elif word == "withdrawn":
+                    (id,) = rest
+                    self.sent.pop(id, None)
                 elif word == "begun":
                     (id,) = rest
                     self.begun[id] = None
@@ -142,6 +152,7 @@ class Journal:
             *(f"host {host}\n" for host in self.hosts),
         ]
         text += (f"where {where}\n" for where in self.wheres)
+        text += ["lines\n"] if self._passes_lines else []
         for id, sent in self.sent.items():
             text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} -\n")
         for word, ids in (("halted", self.halted), ("begun", self.begun)):
@@ -192,11 +203,27 @@ class Journal:
             self.wheres[where] = None
             self._write(f"where {where}\n")
 
+    def pass_lines(self) -> None:
+        """Outputs are about to be passed on while their jobs run."""
+        if not self._passes_lines:
+            self._passes_lines = True
+            self._write("lines\n")
+
     def on_host(self, host: str) -> None:
         """A job has started on a host."""
         if host not in self.hosts:
             self.hosts[host] = None
             self._write(f"host {host}\n")
+
+    def all_hosts(self, hosts: Callable[[str], Iterable[str]]) -> list[str]:
+        """Return the hosts that may have jobs; `hosts` returns those of a WHERE."""
+        found = dict.fromkeys(self.hosts)
+        for where in self.wheres:
+            try:
+                found.update(dict.fromkeys([where] if where == "local" else hosts(where)))
+            except (Misconfigured, Refused):
+                found[where] = None  # it means none now; one that it meant may have jobs, and cannot be asked
+        return list(found)
 
     def begin_agent(self, id: str) -> None:
         """An agent is about to be answered. Raises Failure; then it is not."""
@@ -209,6 +236,12 @@ class Journal:
         self.halted[id] = None
         with contextlib.suppress(Failure):
             self._write(f"halted {id}\n")
+
+    def withdrawn(self, id: str) -> None:
+        """A job was taken back, and has certainly never begun. A note that cannot be written is left out."""
+        if self.sent.pop(id, None):
+            with contextlib.suppress(Failure):
+                self._write(f"withdrawn {id}\n")
 
     def ended(self, id: str) -> None:
         """A job has its line in the log."""

@@ -12,7 +12,6 @@ Laws
 
 from __future__ import annotations
 
-import heapq
 import time
 
 from quine.base import errors
@@ -24,6 +23,7 @@ from quine.fanout.messages import Messages
 from quine.fanout.outcome import DONE, LOST, NEVER
 from quine.fanout.progress import READER, SLOT
 from quine.fanout.retries import Retries
+from quine.fanout.tasks import Places
 from quine.fanout.timers import Timeout, Timers
 from quine.jobs.adoption import Orphans
 from transport.lean import signal
@@ -84,8 +84,7 @@ class Run:
         self._again = Retries(options, self._timers)
         self._orphans = Orphans(self, batch, starter, log.journal) if log else None
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
-        self._slots: list[int] = []  # free numbers below _slot
-        self._slot = 0
+        self._places = Places()
         self._next_start = 0.0
         self._messages = Messages(sink, options.spawn.quiet)
         self.unfinished = self._messages.unfinished
@@ -160,12 +159,12 @@ class Run:
     # -- starts ------------------------------------------------------------------------------------
 
     def _room(self) -> bool:
-        if self.stopped or self._sink.clogged or (self._sink.holding and not self._again.ready):
+        # With -k all that is held may wait for an item that is to be tried again.
+        holds = (self._sink.holding or self._unrecorded >= UNRECORDED) and not self._again.ready
+        if self.stopped or holds or self._sink.clogged or len(self._running) >= self._most:
             return False
         adopts = self._orphans and self._orphans.first
-        if adopts or len(self._running) >= self._most or self._unrecorded >= UNRECORDED:
-            return False
-        return self._bounded or self._batch.waiting < WAITING
+        return not adopts and (self._bounded or self._batch.waiting < WAITING)
 
     def _start(self) -> None:
         """Start what there is room for."""
@@ -222,16 +221,15 @@ class Run:
         self._starter.start(task, avoid, self._started, self._ended)
 
     def _take_slot(self, task: Task) -> None:
-        if not self._slots:
-            self._slot += 1
-            self._slots.append(self._slot)
-        task.item.slot = heapq.heappop(self._slots)
+        task.item.slot = self._places.take()
         self._running[task] = None
 
     def adopt(self, task: Task, adopted: Adopted) -> None:
         """Go on with a try that runs already, or has ended."""
         self._take_slot(task)
         self._starter.adopt(task, adopted, self._started, self._ended)
+        if self._ending and task in self._running:  # it was found too late
+            (self._end if self.killed else self._leave)(task)
 
     def missed(self, task: Task, never: bool) -> None:
         """No host has the job of an item, which was sent; `never`: it was certainly never begun."""
@@ -259,7 +257,7 @@ class Run:
     def _give_slot(self, task: Task) -> None:
         del self._running[task]
         self._timeout.ended(task)
-        heapq.heappush(self._slots, task.item.slot)
+        self._places.give(task.item.slot)
         if task.running:
             self._progress.stopped(task.entry.host)
 
@@ -317,10 +315,7 @@ class Run:
             self._log = None  # if this fails: nothing is written behind a line that is torn
             log.end(task.entry, time.monotonic())
             self._log = log
-            if task.kept:
-                task.kept.forget()
-            if task.output:
-                task.output.forget()
+            task.forget()
 
     def _stop_spent(self) -> None:
         """A budget is used up: no more items are started, and those that were not are no failures."""
@@ -332,6 +327,8 @@ class Run:
         self.stopped = self._ending = True
         self._drop_tries()
         self._end_all()
+        if self._orphans and self.killed:
+            self._orphans.halt()
 
     def _leave_all(self) -> None:
         """Leave the jobs that their hosts keep to --resume; end the others."""
@@ -356,7 +353,10 @@ class Run:
 
     def _end_all(self) -> None:
         for task in list(self._running):
-            self._starter.end(task, self.at, self._running, self._give_up)
+            self._end(task)
+
+    def _end(self, task: Task) -> None:
+        self._starter.end(task, self.at, self._running, self._give_up)
 
     def signalled(self, number: int) -> None:
         """Take a signal that this process got."""

@@ -12,7 +12,6 @@ from quine.fanout.cleanup import Cleanup
 from quine.fanout.tasks import Task
 from quine.files.select import Services
 from quine.jobs.client import Notes, caller, callers_environment, reach, starting_directory
-from transport.errors import Refused
 from transport.spawn import Spawn
 from transport.status import Status
 from transport.writes import is_one_file
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from quine.staging.caller_side import Staging
     from transport.client.batch import Batch
 
+    Started = Callable[[Task], None]
+    Ended = Callable[[Task, Status], None]
     At = Callable[[float, Callable[[], None]], None]  # calls a function at a time
 
 MOST = 4096  # jobs at one time, where -P does not bound them
@@ -51,6 +52,7 @@ class Starter:
         self._sink = sink
         self._report = report
         self._options = spawn  # for notes
+        self._by_lines = options.line_buffer
         self._cleanup = Cleanup(batch, work, sink.say) if options.cleanup else None
         self._notes: dict[str, Notes] = {}
         self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
@@ -72,11 +74,14 @@ class Starter:
 
     def bound(self) -> int:
         """How many may be under way at one time, with as many descriptors as this process may have."""
-        return min(self.most or MOST, _descriptors() // EACH)
+        descriptors = max(EACH, raise_open_files(1 << 16) - OTHERS)  # that limit goes up as far as it can
+        return min(self.most or MOST, descriptors // EACH)
 
     def record(self, journal: Journal) -> None:
         """Have jobs outlive this process; those of the next one are in the same directories."""
         self._journal = journal
+        if self._by_lines:
+            journal.pass_lines()
         journal.sends_to(self._where)
         self._note_hosts()
         self._context["batch"] = journal.batch
@@ -116,13 +121,7 @@ class Starter:
             spawn.capability, spawn.keep = self._journal.capability(spawn.id), True
         return spawn, Services(self._environ, reach=reach(context)), []
 
-    def start(
-        self,
-        task: Task,
-        avoid: list[str],
-        started: Callable[[Task], None],
-        ended: Callable[[Task, Status], None],
-    ) -> None:
+    def start(self, task: Task, avoid: list[str], started: Started, ended: Ended) -> None:
         """Start a try of a task. `ended` is called at once if it cannot be."""
         task.begin()
         try:
@@ -154,21 +153,31 @@ class Starter:
         avoid: list[str],
         stage: Staging | None,
         names: list[str],
-        started: Callable[[Task], None],
-        ended: Callable[[Task, Status], None],
+        started: Started,
+        ended: Ended,
     ) -> None:
         output, cleanup = task.output, self._cleanup
         assert output
-        if task.ending:  # while it waited: it is not sent
+
+        def unsent() -> None:
             if cleanup:
                 cleanup.end(names, Spawn([]), "", lambda: None)
             ended(task, Status("unreachable", NOT_STARTED))
+
+        if task.ending:  # while it waited
+            unsent()
             return
         spawn, answers, held = self.make(task, avoid)
         if stage:
             spawn = stage.dressed(spawn, answers)
             stage.begin()
-        self._note_sent(task, spawn, output)
+        try:
+            self._note_sent(task, spawn, output)
+        except Failure as failure:  # the journal: it ends the batch, and is told of once
+            _let_go(answers, held)
+            self._sink.fail(failure)
+            unsent()
+            return
         on_started, on_exit = self._functions(task, spawn, answers, held, stage, names, started, ended)
         task.job = output.job = self._batch.start(
             spawn, task.stdin, output.write, on_started, on_exit, self._note, answers
@@ -190,7 +199,7 @@ class Starter:
     def drop(self, task: Task) -> None:
         """A job never began: the next run starts its item."""
         if self._journal:
-            self._journal.halt(task.sent)
+            self._journal.withdrawn(task.sent)
         if task.output:
             task.output.drop()
         task.release()
@@ -216,8 +225,8 @@ class Starter:
         held: list[int],
         stage: Staging | None,
         names: list[str],
-        started: Callable[[Task], None],
-        ended: Callable[[Task, Status], None],
+        started: Started,
+        ended: Ended,
     ) -> tuple[Callable[[int, str], None], Callable[[Status], None]]:
         """The functions that are called at the start of a job and at its end."""
         cleanup = self._cleanup
@@ -226,13 +235,14 @@ class Starter:
             answers.placed(host)
             task.entry.host = host
             if self._journal:
-                self._journal.on_host(host or "local")
+                try:
+                    self._journal.on_host(host or "local")
+                except Failure as failure:
+                    self._sink.fail(failure)
             started(task)
 
         def on_exit(status: Status) -> None:
-            answers.close()
-            for fd in held:
-                os.close(fd)
+            _let_go(answers, held)
             status = stage.judged(status) if stage else status
             if task.adopted:
                 status = outcome.of_adopted(status, task.adopted.torn, stage is not None)
@@ -242,8 +252,9 @@ class Starter:
 
             def clean() -> None:
                 if cleanup and stage:
-                    task.ending = True
-                    cleanup.end(names, spawn, (task.running and status.host) or "", over)
+                    cut = task.is_cut(status)  # it may go on, and needs its files
+                    task.ending = task.ending or not cut
+                    cleanup.end(names, spawn, "" if cut or not task.running else status.host, over)
                 else:
                     over()
 
@@ -279,19 +290,10 @@ class Starter:
 
     def hosts(self) -> list[str]:
         """The hosts that may have jobs of this batch."""
-        assert self._journal
-        found = dict.fromkeys(self._journal.hosts)
-        for where in self._journal.wheres:
-            if where == "local":
-                found[where] = None
-                continue
-            from quine.jobs.remote import hosts
+        from quine.jobs.remote import hosts
 
-            try:
-                found.update(dict.fromkeys(hosts(where, self._options)))
-            except (Misconfigured, Refused):
-                found[where] = None  # it means none now; one that it meant may have jobs, and cannot be asked
-        return list(found)
+        assert self._journal
+        return self._journal.all_hosts(lambda where: hosts(where, self._options))
 
     def asking(self, host: str) -> Spawn:
         """The job that asks the node of a host for its status."""
@@ -308,13 +310,7 @@ class Starter:
         spawn.capability = self._journal.capability(id)
         return Adopted(self._batch, spawn, Services(self._environ, reach=reach(self._context)))
 
-    def adopt(
-        self,
-        task: Task,
-        adopted: Adopted,
-        started: Callable[[Task], None],
-        ended: Callable[[Task, Status], None],
-    ) -> None:
+    def adopt(self, task: Task, adopted: Adopted, started: Started, ended: Ended) -> None:
         """Go on with a try of a task that runs already, or has ended."""
         assert self._journal
         spawn, answers = adopted.job.spawn, adopted.job.services
@@ -337,9 +333,14 @@ class Starter:
         if output:
             have = output.go_over()
         else:
-            output = task.output = self._report.open(task, self._sink)
+            try:
+                by_lines = self._journal.by_lines and not self._report.shows_whole
+                output = task.output = self._report.open(task, self._sink, by_lines)
+            except Failure as failure:  # the job is left to the next run
+                self._sink.fail(failure)
+                return
             output.persist(self._journal.output(spawn.id))
-            have = output.restore()
+            have = output.restore(by_lines)
         output.job = adopted.job
         names = []
         if self._cleanup and stage:
@@ -392,6 +393,8 @@ class Starter:
         self._notes[host].hear(note)
 
 
-def _descriptors() -> int:
-    """Raise the limit of descriptors as far as it goes, and return how many there are for jobs."""
-    return max(EACH, raise_open_files(1 << 16) - OTHERS)
+def _let_go(answers: Services, held: list[int]) -> None:
+    """Close what was made for a job."""
+    answers.close()
+    for fd in held:
+        os.close(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import time
 from functools import partial
@@ -82,7 +83,7 @@ class Task:
             self.former.end_copies()
         self.output = None
         self.tries += 1
-        self.adopted = None
+        self.adopted = self.job = None
         self.timed_out = self.ending = self.halted = self.cut_short = self.running = False
         self.began = time.monotonic()
         self.entry.attempt = self.tries
@@ -105,7 +106,7 @@ class Task:
         from transport.status import signal_number
 
         entry = self.entry
-        if kind == NEVER and self.tries > 1 and (self.halted or (self.job and self.job.withdrawn)):
+        if kind == NEVER and self.tries > 1 and (self.halted or self._is_withdrawn):
             # The batch was ended before this try began: the item has the end that it had.
             entry.attempt, (entry.started, entry.id) = self.tries - 1, self.before
             if self.former and self.output:
@@ -165,12 +166,18 @@ class Task:
 
     def withdraw(self) -> None:
         """Have its job not begin, if it has not, since the batch starts no more items."""
-        if self.job and not self.adopted:
+        if self.job is None:
+            self.ending = True  # it waits to be sent, and is not
+        elif not self.adopted:
             self.job.withdraw()
 
     def never_began(self, status: Status) -> bool:
         """Whether the batch took it back, so that its item has no end."""
-        return bool(self.job and self.job.withdrawn and self.tries == 1 and status.state == "unreachable")
+        return self.tries == 1 and status.state == "unreachable" and self._is_withdrawn
+
+    @property
+    def _is_withdrawn(self) -> bool:
+        return self.job.withdrawn if self.job else self.ending and not self.halted
 
     def leave(self) -> None:
         """Its end is for the next run of the batch."""
@@ -179,11 +186,35 @@ class Task:
         self._drop_former()
         self.release()
 
+    def forget(self) -> None:
+        """Its end is on record here."""
+        if self.kept:
+            self.kept.forget()
+        if self.output:
+            self.output.forget()
+
     def release(self) -> None:
         """Stdin of this try is not read any more."""
         if isinstance(self.stdin, int):
             os.close(self.stdin)
         self.stdin = None
+
+
+class Places:
+    """The numbers {%} of the items under way: each has the lowest that is free."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []  # a heap, of those up to _most
+        self._most = 0
+
+    def take(self) -> int:
+        if not self._free:
+            self._most += 1
+            return self._most
+        return heapq.heappop(self._free)
+
+    def give(self, number: int) -> None:
+        heapq.heappush(self._free, number)
 
 
 class Work:

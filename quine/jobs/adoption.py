@@ -16,7 +16,7 @@ import os
 import time
 
 from transport.client.batch import Descriptor
-from transport.lean import deque
+from transport.lean import deque, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
         @property
         def sent(self) -> Mapping[str, Sent]: ...
+
+        def halt(self, id: str) -> None:
+            """Note that a job is about to be ended because the batch is."""
 
         def age(self, id: str) -> float:
             """Return for how many seconds at most a job has been sent."""
@@ -74,7 +77,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 30.0  # seconds for a host to be reached
 FIRST = 5.0  # seconds in which those of the run before are to be found before other jobs are started
-SEARCHES = 10  # for one job: it may be found and lost again
+SEARCHES = 10  # for a job whose item was read: it may be found and lost again
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0
 SETTLES = 20.0  # seconds for a host to notice that a node here has ended
 MARGIN = 0.25  # seconds by which two clocks may differ in the course of a batch
@@ -153,6 +156,13 @@ class Orphans:
         adopted.when_loose = lambda: self._loose(id)
         self._adopted[id] = adopted
 
+    def halt(self) -> None:
+        """The batch ends: jobs that were found, and whose items are not read any more, have their ends in the next."""
+        for id, adopted in self._adopted.items():
+            self._log.halt(id)
+            adopted.job.signal(signal.SIGTERM)
+            adopted.job.go_on()
+
     def _loose(self, id: str) -> None:
         """A job whose item was not read yet is lost again."""
         if self._adopted.pop(id, None):
@@ -196,10 +206,6 @@ class Search:
             self._ask(host, 0)
         if not hosts:
             self._conclude()
-
-    @property
-    def over(self) -> bool:
-        return not self._open
 
     def _ask(self, host: str, tries: int) -> None:
         answer: list[bytes] = []

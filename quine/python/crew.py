@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from typing import Any
+from weakref import ref
 
 from quine.base import backoff
 from quine.fanout.outcome import NEVER, Hosts, kind_of
@@ -200,7 +201,13 @@ class Crew:
             self.stop(task)  # cancelled at this moment
             return
         if task.timeout is not None:
-            self.at(time.monotonic() + task.timeout, lambda: self.expire(task, number))
+            held = ref(task)  # one that has ended, with its outputs, is not kept until then
+
+            def late() -> None:
+                if task := held():
+                    self.expire(task, number)
+
+            self.at(time.monotonic() + task.timeout, late)
 
     def _over(self, task: Task, status: Status) -> None:
         self._running.pop(task, None)

@@ -117,6 +117,7 @@ class Task:
     """A job from its submission to its end. `future` has its end."""
 
     __slots__ = (
+        "__weakref__",
         "_cancelled",
         *("args", "avoid", "check", "decoding", "ending", "facts", "future", "job", "outputs", "place"),
         *("stage", "started", "stdin", "timed_out", "timeout", "tries"),

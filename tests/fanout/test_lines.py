@@ -80,3 +80,18 @@ def test_a_line_that_was_shown_before_a_kill_is_not_shown_again(lab: Lab, tmp_pa
     assert (done.returncode, done.stderr) == (0, b"")
     shown = done.stdout.decode().split()
     assert {"b0", "b1"} <= set(shown) <= {"b0", "a1", "b1"} and len(shown) == len(set(shown))
+
+
+def test_what_was_shown_by_lines_may_be_gone_on_with_as_a_whole(lab: Lab, tmp_path: Path) -> None:
+    """Without --line-buffer the rest comes at the end, and below --results the whole."""
+    words = ["xargs", "--joblog", "log", "--results", "out", "--on", "h1"]
+    job = [*SH, WAITS, "{}", f"{tmp_path}/go", ":::", "0"]
+    with lab.popen([*words, "--line-buffer", *job], cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"a0\n")
+        process.kill()
+        process.wait(PATIENCE)
+    (tmp_path / "go").touch()
+    done = lab.run([*words, "--resume", *job], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"") and done.stdout in (b"b0\n", b"a0\nb0\n")
+    assert (tmp_path / "out/1/0/stdout").read_text() == "a0\nb0\n"

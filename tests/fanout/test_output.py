@@ -101,8 +101,8 @@ def test_by_lines_the_files_of_a_job_that_is_taken_over_go_on_behind_what_does_n
     (place / "stdout").write_bytes(had)
     adopted = SimpleNamespace(torn=False)
     task.adopted, task.job = adopted, SimpleNamespace(base=[0, 9, 0], seconds=1.0)  # type: ignore[assignment]
-    task.output = report.open(task, sink)
-    have = task.output.restore()
+    task.output = report.open(task, sink, True)
+    have = task.output.restore(True)
     task.started()
     task.output.copy(1, memoryview(b", and more"))
     task.output.end_copies()

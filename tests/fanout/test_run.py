@@ -12,7 +12,7 @@ from quine.fanout.outcome import Hosts, kind_of
 from quine.fanout.retries import Retries
 from quine.fanout.run import Run
 from quine.fanout.starter import Starter
-from quine.fanout.tasks import Task
+from quine.fanout.tasks import Places, Task
 from quine.fanout.timers import Timers
 from transport.status import Status
 
@@ -38,7 +38,7 @@ def test_a_host_that_is_held_back_comes_behind_any_that_has_failed() -> None:
     run: Any = object.__new__(Run)
     run._hosts, run._view = Hosts(), SimpleNamespace(loads=SimpleNamespace(avoid=["busy"]))
     run._starter = SimpleNamespace(start=lambda task, avoid, *_: given.append(avoid))
-    run._slots, run._slot, run._running = [], 0, {}
+    run._places, run._running = Places(), {}
     task = a_task()
     task.failed_on = ["free", "free"]
     run._try(task)

@@ -54,21 +54,23 @@ def csv(found: Records) -> Iterator[Row | None]:
     """Columns of comma-separated values; a quoted one may hold commas, doubled quotes and ends of lines."""
     import csv as library
 
-    held, number = "", 0
+    held: list[str] = []
+    odd, number = False, 0
     for record in found:
         if record is None:
             yield None
             continue
         number += 1
-        held += _text(record)
-        if held.count('"') % 2:
-            held += "\n"
+        text = _text(record)
+        held.append(text)
+        odd ^= bool(text.count('"') % 2)  # of all that is held: it would be counted again for each line
+        if odd:
             continue
         try:
-            (columns,) = list(library.reader([held], strict=True)) or [[""]]
+            (columns,) = list(library.reader(["\n".join(held)], strict=True)) or [[""]]
         except library.Error as error:
             raise Misconfigured(f"--csv: record {number}: {error}") from None
-        held = ""
+        held = []
         yield Row(tuple(columns))
     if held:
         raise Misconfigured("--csv: the input ends within quotes")

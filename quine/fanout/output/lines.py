@@ -9,9 +9,7 @@ Laws
 
 from __future__ import annotations
 
-import os
-
-from quine.base.errors import LOST, Failure
+from quine.base.errors import Failure
 from quine.fanout.output.sinks import Output
 from quine.fanout.output.tags import Tags
 
@@ -36,8 +34,6 @@ class Lines(Output):
         self._left: list[tuple[int, memoryview]] = []  # that the job is not told of as taken
         self._passed = [0, 0, 0]  # bytes of each stream,
         self._written = [0, 0, 0]  # and of them those that were written
-        # Bytes that the process before has passed on; None: not known yet.
-        self._origin: list[int] | None = [0, 0, 0]
         self._asked = False  # to be told when they are written
         self._longest = LONGEST
         self._within: dict[int, None] = {}  # streams of which a piece was passed on, and its line goes on
@@ -50,29 +46,13 @@ class Lines(Output):
         self._pass_on(stream, data)
         return None
 
-    def restore(self) -> list[int]:
-        """Nothing is kept: the process before has passed on all that does not come again."""
-        self._origin = None
-        return []
-
-    def go_on_at(self, base: list[int]) -> bool:
-        """Cut off the copies behind what does not come again."""
-        if self._origin is not None:
-            return True
-        self._origin, whole = list(base), True
-        try:
-            for stream, fd in self.copies.items():
-                whole = whole and os.fstat(fd).st_size >= base[stream]
-                os.ftruncate(fd, base[stream])
-                os.lseek(fd, base[stream], os.SEEK_SET)
-        except OSError as error:
-            self._refuse(Failure(LOST, f"{self.place}: {(error.strerror or str(error)).lower()}"))
-        return whole
+    def take_over(self, stream: int, data: bytes) -> None:
+        self._pass_on(stream, memoryview(data))
 
     def go_over(self) -> list[int]:
         self._left.clear()  # it was not taken, and comes again
         self._sink.stopped.pop(self, None)
-        return [before + got for before, got in zip(self._origin or (), self.got)]
+        return super().go_over()
 
     def persist(self, path: str) -> None:
         super().persist(path)

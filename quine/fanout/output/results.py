@@ -52,15 +52,23 @@ class Report:
 
             self._fold = Fold()
 
-    def open(self, task: Task, sink: Sink) -> Output:
-        """Return the output of a try. Raises Failure if it cannot be kept below --results."""
+    @property
+    def shows_whole(self) -> bool:
+        """Whether the output of an item is shown as a whole, as a value of something."""
+        return bool(self._json or self._table or self._fold)
+
+    def open(self, task: Task, sink: Sink, by_lines: bool = False) -> Output:
+        """Return the output of a try; `by_lines`: the process before has passed on a part of it.
+
+        Raises Failure if it cannot be kept below --results.
+        """
         output = (Lines if self._by_lines else Output)(sink, task.item.number, self._work.tag(task.item))
         if self._directory:
             place = self._place(task)
             output.place = f"--results {place}"
             try:
                 # By lines they have what does not come again; else all is copied again from where it is kept.
-                cut = not (task.adopted and self._by_lines) and not task.former
+                cut = not by_lines and not task.former
                 self._copy_into(output.copies, place, task.item.number, cut)
             except OSError as error:
                 output.drop()

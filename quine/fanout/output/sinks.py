@@ -201,6 +201,8 @@ class Output:
         self._spool = Spool()
         self.size = 0
         self.got = [0, 0, 0]  # of each stream
+        # Bytes that the process before has passed on; None: not known yet.
+        self._origin: list[int] | None = [0, 0, 0]
         self.job: BatchJob | None = None
         self.copies: dict[int, int] = {}  # descriptors of --results
         self.place = ""  # and where they are
@@ -233,29 +235,52 @@ class Output:
 
     def acknowledge(self, stream: int) -> None:
         """Have the bytes acknowledged that the next process finds; those in memory stay owed to it."""
-        if self._spool.path and self._spool.has_file and self.job:
-            self.job.persisted(stream, self._spool.sizes[stream])
+        if self._spool.path and self._spool.has_file and self.job and self._origin:
+            self.job.persisted(stream, self._origin[stream] + self._spool.sizes[stream])
 
     def persist(self, path: str) -> None:
         """Keep what does not fit into memory in a file that the next process finds."""
         self._spool.path = path
 
-    def restore(self) -> list[int]:
-        """Take over what the process before has kept; return the bytes of each stream, [] if they are not known."""
+    def restore(self, by_lines: bool) -> list[int]:
+        """Take over what the process before has kept; return the bytes of each stream, [] if they are not known.
+
+        `by_lines`: it has passed on all that does not come again, unless there is a file.
+        """
+        if by_lines and not os.path.exists(self._spool.path):
+            self._origin = None
+            return []
         for stream, data in self._spool.restore():
-            self.copy(stream, memoryview(data))
+            self.take_over(stream, data)
         return self.got
 
+    def take_over(self, stream: int, data: bytes) -> None:
+        """Take a piece that the process before has kept, and which is kept further on."""
+        self.copy(stream, memoryview(data))
+
     def go_on_at(self, base: list[int]) -> bool:
-        """The job comes from these bytes of each stream on. Return False if bytes before are not there any more."""
-        return True
+        """The job comes from these bytes of each stream on: cut off the copies behind what does not come again.
+
+        Return False if bytes before are not there any more.
+        """
+        if self._origin is not None:
+            return True
+        self._origin, whole = list(base), True
+        try:
+            for stream, fd in self.copies.items():
+                whole = whole and os.fstat(fd).st_size >= base[stream]
+                os.ftruncate(fd, base[stream])
+                os.lseek(fd, base[stream], os.SEEK_SET)
+        except OSError as error:
+            self._refuse(Failure(LOST, f"{self.place}: {(error.strerror or str(error)).lower()}"))
+        return whole
 
     def go_on(self) -> None:
         """There is room again, for one whose job was stopped."""
 
     def go_over(self) -> list[int]:
         """The job comes over another channel; return the bytes of each stream that are here."""
-        return self.got
+        return [before + got for before, got in zip(self._origin or (), self.got)]
 
     def forget(self) -> None:
         """It was passed on, and that is on record."""

@@ -161,8 +161,8 @@ class BatchSimulation(Simulation):
         outputs: list[Output] = []
         opened = report.open
 
-        def opening(task: Task, to: Sink) -> Output:
-            outputs.append(opened(task, to))
+        def opening(task: Task, to: Sink, by_lines: bool = False) -> Output:
+            outputs.append(opened(task, to, by_lines))
             return outputs[-1]
 
         report.open = opening  # type: ignore[method-assign]

@@ -78,8 +78,8 @@ class SimulatedReport(Report):
         super().__init__(options, work)
         self._world, self._shown = world, shown
 
-    def open(self, task: Any, sink: Any) -> Output:
-        output = super().open(task, sink)
+    def open(self, task: Any, sink: Any, by_lines: bool = False) -> Output:
+        output = super().open(task, sink, by_lines)
         take, name = output.take, task.item.args[0]
 
         def checked(stream: int, data: memoryview) -> int | None:

@@ -1,0 +1,178 @@
+"""Decisions at the edges of a batch: what is held, taken back, cut, halted, or cannot be recorded. Without a job."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from weakref import ref
+
+import pytest
+
+from quine.base.errors import Failure, Misconfigured
+from quine.fanout.cleanup import Cleanup
+from quine.fanout.input.rows import csv
+from quine.fanout.joblog import Entry, Joblog
+from quine.fanout.run import UNRECORDED, Run
+from quine.fanout.starter import Starter
+from quine.fanout.tasks import Task
+from quine.fanout.timers import Timers
+from quine.jobs.adoption import Orphans
+from quine.python.crew import Crew
+from transport.spawn import Spawn
+from transport.status import Status
+
+KEEP = {"done", "lost"}
+
+
+def a_task() -> Task:
+    return Task(SimpleNamespace(number=1, slot=0), Entry(1, "hash"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_an_item_is_tried_again_however_much_waits_for_its_output(ready: bool) -> None:
+    """With -k all that is behind it waits, and it would wait for its own place."""
+    run: Any = object.__new__(Run)
+    run.stopped, run._orphans, run._running, run._most, run._bounded = False, None, {}, 8, True
+    run._sink = SimpleNamespace(clogged=False, holding=False)
+    run._unrecorded, run._again = UNRECORDED, SimpleNamespace(ready=[a_task()] if ready else [])
+    assert run._room() == ready
+
+
+def test_a_job_that_was_taken_back_is_no_job_that_was_sent(tmp_path: Path) -> None:
+    log = Joblog(str(tmp_path / "log"))
+    for id in ("one", "two"):
+        log.journal.start(id, "h", 1)
+    starter: Any = object.__new__(Starter)
+    starter._journal = log.journal
+    task = a_task()
+    task.sent = "one"
+    starter.drop(task)
+    log.close()
+    again = Joblog(str(tmp_path / "log"), KEEP)
+    assert [*again.journal.sent] == ["two"]
+    again.close()
+
+
+def test_an_item_that_waits_to_be_sent_is_not_sent_after_an_interrupt() -> None:
+    task = a_task()
+    task.begin()
+    task.withdraw()
+    assert task.ending and task.never_began(Status("unreachable", 69))
+
+
+def test_a_job_that_is_cut_off_is_looked_for_also_where_its_files_are_to_be_removed() -> None:
+    starter: Any = object.__new__(Starter)
+    removed: list[str] = []
+    starter._cleanup = SimpleNamespace(
+        end=lambda names, spawn, host, over: (removed.append(host), over()),
+    )
+    starter._journal = None
+    stage: Any = SimpleNamespace(judged=lambda status: status, brings=lambda status: False)
+    task, cut = a_task(), []
+    task.job, task.running = SimpleNamespace(severed=True), True  # type: ignore[assignment]
+    ended: Callable[[Task, Status], None] = lambda task, status: cut.append(task.is_cut(status))  # noqa: E731
+    answers: Any = SimpleNamespace(close=lambda: None)
+    _, on_exit = starter._functions(task, Spawn(["x"]), answers, [], stage, ["f"], None, ended)
+    on_exit(Status("lost", 74, host="h1"))
+    assert (cut, removed) == ([True], [""])
+
+
+def test_an_item_waits_until_all_of_its_files_are_removed() -> None:
+    ends: list[Callable[[Status], None]] = []
+    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: ends.append(on_exit))
+    cleanup, sent = Cleanup(batch, None, print), []  # type: ignore[arg-type]
+    for name in "ab":
+        cleanup.begin([name])
+        cleanup.end([name], Spawn(["x"]), "h1", lambda: None)
+    assert cleanup.wait(["b"], lambda: sent.append("b"))
+    ends[0](Status("exited", 0))
+    assert not sent
+    ends[1](Status("exited", 0))
+    assert sent == ["b"]
+
+
+def test_a_found_job_whose_item_is_not_read_any_more_is_ended_and_left_to_the_next_run() -> None:
+    """Its host keeps its end: without a record of it the next run would call it lost."""
+    said: list[object] = []
+    job = SimpleNamespace(signal=said.append, go_on=lambda: said.append("goes on"))
+    starter: Any = SimpleNamespace(attach=lambda id, host: SimpleNamespace(job=job))
+    log: Any = SimpleNamespace(halt=said.append)
+    orphans = Orphans(None, None, starter, log)  # type: ignore[arg-type]
+    orphans._found("one", "h1")
+    orphans.halt()
+    assert said == ["one", signal.SIGTERM, "goes on"]
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_job_that_is_found_too_late_has_the_end_of_the_others(killed: bool) -> None:
+    run: Any = object.__new__(Run)
+    run._running, run._ending, run.killed, ends = {}, True, killed, []
+    run._take_slot = lambda task: run._running.setdefault(task)
+    run._starter = SimpleNamespace(adopt=lambda *_: None, end=lambda task, *_: ends.append("ended"))
+    run._leave = lambda task: ends.append("left")
+    run.at = None
+    run.adopt(a_task(), None)
+    assert ends == ["ended" if killed else "left"]
+
+
+def test_a_job_that_cannot_be_noted_is_not_sent_and_ends_the_batch() -> None:
+    starter: Any = object.__new__(Starter)
+    faults: list[Failure] = []
+    starter._cleanup, starter._sink = None, SimpleNamespace(fail=faults.append)
+    starter.make = lambda task, avoid: (Spawn(["x"]), SimpleNamespace(close=lambda: None), [])
+    starter._batch = None  # a start would be an error
+
+    def note(*_: object) -> None:
+        raise Failure(74, "log.started: no space left on device")
+
+    starter._note_sent = note
+    task, ends = a_task(), []
+    task.output = object()  # type: ignore[assignment]
+    starter._send(task, [], None, [], None, lambda task, status: ends.append(status.state))
+    assert ends == ["unreachable"] and [fault.status for fault in faults] == [74]
+
+
+def test_a_log_that_cannot_be_synced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Joblog(str(tmp_path / "log"))
+
+    def full(fd: int) -> None:
+        raise OSError(122, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Failure, match=r"log: disk quota exceeded"):
+        log.end(Entry(1, "h"), time.monotonic())
+    monkeypatch.undo()
+    log.close()
+
+
+def test_what_has_ended_is_not_kept_until_its_timeout() -> None:
+    class Held:
+        timeout = 3600.0
+        tries = 1
+        started = 0.0
+
+        def runs(self) -> bool:
+            return True
+
+    crew: Any = object.__new__(Crew)
+    crew._timers = Timers()
+    crew.at = crew._timers.at
+    task = Held()
+    crew._started(task, 1)
+    gone = ref(task)
+    del task
+    gc.collect()
+    assert len(crew._timers) == 1 and gone() is None
+
+
+def test_a_quote_that_is_never_closed_is_counted_once() -> None:
+    """As many lines took a quarter of an hour when all of them were counted again for each."""
+    lines: Any = iter([b'a,"b', *[b"x" * 100] * 100_000])
+    with pytest.raises(Misconfigured, match="ends within quotes"):
+        list(csv(lines))
