@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 RLIMITS = ("as", "core", "cpu", "data", "fsize", "nofile", "nproc", "stack")
+OWN = ("as", "cpu", "data", "fsize")  # a node raises these for itself as far as it may
 CGROUP = ("mem", "pids")
 NAMES = (*RLIMITS, *CGROUP)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -16,6 +16,7 @@ from quine.base.errors import Misconfigured, complain, say
 from quine.jobs.client import (
     caller,
     callers_environment,
+    callers_limits,
     choose_store,
     directory_here,
     seconds_of,
@@ -79,7 +80,7 @@ def by_node(options: RunOptions, command: list[str], stage: Staging | None = Non
     from transport.spawn import Spawn
     from transport.writes import is_one_file
 
-    env, limited = environment(options, os.environ), limits(options)
+    env, limited = environment(options, os.environ), callers_limits(options)
     terminal = _terminal() if options.terminal else None
     tries_of(options)  # refused here, before anything is started
     # A terminal starts in the directory of a login, and so does rsync's server.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from quine.base.cli_options import environment, limits
+from quine.base.cli_options import environment
 from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.base.procs import raise_open_files
 from quine.fanout import outcome
 from quine.fanout.cleanup import Cleanup
 from quine.fanout.tasks import Task
 from quine.files.select import Services
-from quine.jobs.client import Notes, caller, callers_environment, reach, starting_directory
+from quine.jobs.client import Notes, caller, callers_environment, callers_limits, reach, starting_directory
 from transport.spawn import Spawn
 from transport.status import Status
 from transport.writes import is_one_file
@@ -58,7 +58,7 @@ class Starter:
         self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
         self._environ = dict(os.environ)  # of the services of all jobs
         self._cwd = starting_directory(spawn)
-        self._limits = limits(spawn)
+        self._limits = callers_limits(spawn)
         self._where = spawn.on or "local"
         apart = options.results or options.json or options.fold or options.joblog
         self._merged = not apart and is_one_file(1, 2)

@@ -13,7 +13,7 @@ import gc
 import os
 import time
 
-from quine.base.cli_options import find_inventory
+from quine.base.cli_options import find_inventory, limits
 from quine.base.errors import Misconfigured, complain, say
 
 LONG = 10.0  # seconds without a connection until it is reported, also without -v
@@ -152,7 +152,7 @@ def caller(options: RunOptions) -> dict[str, object]:
     from transport import inherit
 
     inventory, memo = find_inventory(options, os.environ), inherit.read()
-    context = {
+    context: dict[str, object] = {
         "inventory": inventory,
         "cwd": current_directory(),
         "ssh_agent": os.environ.get("SSH_AUTH_SOCK"),
@@ -163,7 +163,38 @@ def caller(options: RunOptions) -> dict[str, object]:
         from quine.files.urls import shareable
 
         context["fs"] = shareable(store, os.environ)
-    return dict(context)
+    if not options.elsewhere:
+        context["umask"] = umask_here()
+    return context
+
+
+def callers_limits(options: RunOptions) -> dict[str, str]:
+    """Return the limits of a job: those of --limit, and here those of this process, which a node does not have.
+
+    Raise Misconfigured for a wrong one.
+    """
+    found = limits(options)
+    if not options.elsewhere:
+        import resource
+
+        from transport.rlimits import OWN, number
+
+        for name in OWN:
+            if (soft := resource.getrlimit(number(name))[0]) != resource.RLIM_INFINITY:
+                found.setdefault(name, str(soft))
+    return found
+
+
+def umask_here() -> int | None:
+    """Return the umask of this process: a node has that of the command that started it. None if it cannot be read.
+
+    Not by os.umask, which changes it: other threads of a program make files meanwhile.
+    """
+    try:
+        with open("/proc/self/status") as file:
+            return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), None)
+    except OSError:
+        return None
 
 
 def infers_there(options: RunOptions) -> bool:

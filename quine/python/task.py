@@ -9,8 +9,8 @@ from copy import copy
 from typing import Any
 
 from quine.base import run_report
-from quine.base.cli_options import environment, limits
-from quine.jobs.client import caller, callers_environment, staging, starting_directory
+from quine.base.cli_options import environment
+from quine.jobs.client import caller, callers_environment, callers_limits, staging, starting_directory
 from quine.python.outputs import Decoding, Outputs
 from quine.python.result import CommandError, Lost, NeverStarted, Result, returncode
 from transport.status import LOST, Status
@@ -85,7 +85,7 @@ class Place:
         self.options = options
         self.env = {**callers_environment(options), **environment(options, self.environ)}
         self.cwd = starting_directory(options)
-        self.limits = limits(options)
+        self.limits = callers_limits(options)
 
     def changed(
         self,

@@ -1,4 +1,4 @@
-"""Decisions at the edges of a batch: what is held, taken back, cut, halted, or cannot be recorded. Without a job."""
+"""Decisions at the edges of a batch, each by itself: of items, jobs, files and the log. Without a job."""
 
 from __future__ import annotations
 

@@ -676,3 +676,14 @@ def test_a_fault_of_the_input_ends_the_batch_after_what_runs(lab: Lab) -> None:
 def test_it_imports_the_standard_library_only(lab: Lab) -> None:
     blocking = HEAVY | {"asyncio", "argparse"}
     assert not imported_by(lab, "xargs", "--retries", "2", "--", "true", ":::", "a") & blocking
+
+
+def test_jobs_here_have_the_umask_and_the_limits_of_their_caller(own_lab: Callable[..., Lab]) -> None:
+    """Not those of the command that happened to start the node."""
+    lab = own_lab(())
+    job = (
+        "quine xargs -P1 -- sh -c 'umask; ulimit -v' ::: x; quine run --on local -- sh -c 'umask; ulimit -v'"
+    )
+    for umask, room in (("0077", "3000000"), ("0027", "4000000"), ("0022", "unlimited")):
+        done = lab.sh(f"umask {umask}; ulimit -Sv {room}; {job}")
+        assert done.stdout.decode().split() == [umask, room] * 2

@@ -118,6 +118,7 @@ class Order:
     deadline  seconds that it may run, 0 for no limit: see `deadline.py`
     size      (rows, columns) of the terminal that it gets in place of three pipes, or None
     merged    its stdout and its stderr are one pipe
+    umask     its umask, -1 for that of the node
     """
 
     __slots__ = (
@@ -132,6 +133,7 @@ class Order:
         "merged",
         "own",
         "size",
+        "umask",
     )
 
     def __init__(
@@ -158,3 +160,4 @@ class Order:
         self.size = size
         self.hurry = True
         self.merged = False
+        self.umask = -1

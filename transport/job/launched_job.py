@@ -79,6 +79,7 @@ class Child(Made):
                 "cwd": order.cwd,
                 "folder": order.folder,
                 "limits": order.limits,
+                "umask": order.umask,
                 "own": order.own,
                 "terminal": order.size is not None,
             }

@@ -1,8 +1,8 @@
 """The order for the launcher, made from a job's spawn: environment, directory, folder, limits, memo.
 
 Laws
-1. The spawn of a client of this machine brings the whole environment. A spawn from another machine brings additions to
-   this node's login environment.
+1. The spawn of a client of this machine brings the whole environment, and its umask. A spawn from another machine
+   brings additions to this node's login environment.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ def order_of(spawn: Spawn, login: Mapping[str, str] | None, memo: Mapping[str, o
     size = (spawn.terminal["rows"], spawn.terminal["columns"]) if spawn.terminal else None
     order = Order(spawn.argv, env, cwd, memo, folder=expanded, limits=limits, own=spawn.own, size=size)
     order.deadline, order.merged = spawn.deadline, spawn.merged
+    umask = spawn.context.get("umask")
+    if login is None and type(umask) is int and 0 <= umask <= 0o777:
+        order.umask = umask
     return order, folder
 
 

@@ -41,13 +41,14 @@ class Start:
     folder    directory to make, "" for none
     files     soft limit of open files, 0 for that of the parent
     terminal  the streams are a terminal, which becomes the controlling one
+    umask     of the job, -1 for that of the parent
     prepare   called in the child before it touches a file system
     inside    does the work of `argv` in the child itself, and ends it
     """
 
     __slots__ = (
         *("argv", "cwd", "env", "files", "folder", "inside"),
-        *("keep", "limits", "prepare", "streams", "terminal"),
+        *("keep", "limits", "prepare", "streams", "terminal", "umask"),
     )
 
     def __init__(
@@ -62,6 +63,7 @@ class Start:
         folder: str = "",
         files: int = 0,
         terminal: bool = False,
+        umask: int = -1,
         prepare: Callable[[], None] | None = None,
         inside: Callable[[], None] | None = None,
     ) -> None:
@@ -74,6 +76,7 @@ class Start:
         self.folder = folder
         self.files = files
         self.terminal = terminal
+        self.umask = umask
         self.prepare = prepare
         self.inside = inside
 
@@ -215,6 +218,8 @@ def send_made(report: socket.socket, pid: int) -> bool:
 
 
 def _limit(start: Start) -> None:
+    if start.umask >= 0:
+        os.umask(start.umask)
     if start.terminal:
         from transport import terminal
 

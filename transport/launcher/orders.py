@@ -46,6 +46,7 @@ def start_of(data: bytes, fds: list[int], inside: Inside, files: int) -> child.S
         folder=order["folder"],
         files=files,
         terminal=order["terminal"],
+        umask=order["umask"],
         inside=work,
     )
 

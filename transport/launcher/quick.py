@@ -164,7 +164,9 @@ class Quick:
 
     def _spawn(self, program: str, order: dict[str, Any], fds: list[int], memo: int, way: Way) -> int:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        pid = 0
+        pid, umask = 0, order["umask"]
+        if umask >= 0:
+            umask = os.umask(umask)
         try:
             way.begun()
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._files, hard[1]))
@@ -182,6 +184,8 @@ class Quick:
             self._found.clear()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, hard)
+            if umask >= 0:
+                os.umask(umask)
             if not way.made(pid) and pid:
                 termination.signal_group(pid, signal.SIGKILL)
         return pid

@@ -84,6 +84,7 @@ def _make(data: bytes, fds: list[int], own: socket.socket, files: int, name: byt
             keep=(MEMO,),
             folder=order["folder"],
             files=files,
+            umask=order["umask"],
             inside=lambda: become(order["argv"]),
         )
         child.run(start, report)

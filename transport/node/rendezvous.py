@@ -212,12 +212,13 @@ def daemonize(ready_fd: int) -> Beside:
     Jobs must not inherit soft limits of the process that happened to start the node. So those are raised to the hard
     ones, except limits that programs take for a size to use (files, stack, core).
     """
+    from transport import rlimits
     from transport.job.launcher_process import Beside
 
     if os.fork():
         os._exit(0)
     os.chdir("/")
-    for number in (resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_DATA):
+    for number in map(rlimits.number, rlimits.OWN):
         hard = resource.getrlimit(number)[1]
         resource.setrlimit(number, (hard, hard))
     beside = Beside()

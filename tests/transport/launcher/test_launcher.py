@@ -112,7 +112,7 @@ def test_what_a_dead_node_had_said_is_done_though_it_had_not_read_all(
 
 ORDER = {
     **dict.fromkeys(("cwd", "folder"), "/"),
-    **{"argv": ["true"], "env": {}, "limits": [], "own": False, "terminal": False},
+    **{"argv": ["true"], "env": {}, "limits": [], "own": False, "terminal": False, "umask": -1},
 }
 
 

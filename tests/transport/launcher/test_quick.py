@@ -357,7 +357,7 @@ class Starting:
             "folder": "",
             "limits": [],
         }
-        words |= {"own": False, "terminal": False, **order}
+        words |= {"own": False, "terminal": False, "umask": -1, **order}
         data = json.dumps(["start", 4, words]).encode()
         null = os.open(os.devnull, os.O_RDWR)
         fds = [null, os.dup(null), os.dup(null), os.dup(self.far.fileno()), os.dup(null)]
