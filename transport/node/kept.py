@@ -20,7 +20,7 @@ import logging
 from collections import deque
 
 from transport.node.relay import Relay
-from transport.status import LOST, Status
+from transport.status import LOST, NOT_STARTED, Status
 from transport.wire.flow import Flow
 from transport.wire.frames import LIFE, Frame, Kind
 from transport.wire.session import GOES_ON, STDERR, STDIN, STDOUT
@@ -53,11 +53,16 @@ class Attic:
 
     def adopt(self, link: Link, number: int, spawn: Spawn) -> Handler:
         """Serve the job with the id of `spawn` on another channel."""
-        if keeper := self.jobs.get(spawn.id):
+        keeper = self.jobs.get(spawn.id)
+        status = Status("lost", LOST, detail="no job with this id is kept here")
+        if keeper and keeper.waits:  # in the turns of a link that has died, unnoticed so far
+            keeper.on_lost("its client has died")
+            status, keeper = Status("unreachable", NOT_STARTED, detail="it had not begun"), None
+        if keeper:
             keeper.adopt(link, number)
             return keeper
         relay = Relay(link, number, "", lambda _: None)
-        relay.refuse(Status("lost", LOST, detail="no job with this id is kept here"))
+        relay.refuse(status)
         return relay.near
 
     def take_over(self, batch: str, link: Link) -> None:
@@ -242,9 +247,13 @@ class Keeper:
         return self._exit is not None and self._exit.get("state") in ("unreachable", "denied")
 
     @property
+    def waits(self) -> bool:
+        """Whether it waits for its turn."""
+        return not getattr(self.behind, "begun", True)
+
+    @property
     def _begun(self) -> bool:
-        waits = not getattr(self.behind, "begun", True)  # for its turn
-        return not waits and not self.refused
+        return not self.waits and not self.refused
 
     def adopt(self, link: Link, number: int) -> None:
         """Serve the job on another channel. The bytes that were not acknowledged come again there."""

@@ -209,6 +209,23 @@ def test_a_job_that_had_not_begun_is_dropped_and_one_that_had_is_not_forgotten_s
     asyncio.run(main())
 
 
+def test_a_job_that_waits_for_its_turn_is_not_taken_over_but_never_runs() -> None:
+    """Its link has died unnoticed, and with it its turn: it would wait for ever."""
+
+    async def main() -> None:
+        rng, attic = random.Random(1), Attic()
+        waiting = Job(rng)
+        cast(Any, waiting).begun = False
+        Opener(rng, b"", [bytearray()] * 3).open(attic, Spawn(["x"], id="id", keep=True), waiting)
+        after = Opener(rng, b"", [bytearray()] * 3)
+        after.open(attic, Spawn(["-"], id="id", adopt=True), None)
+        after.keeper = None
+        after.deliver()
+        assert waiting.told == ["lost"] and not attic.jobs and after.exit["state"] == "unreachable"
+
+    asyncio.run(main())
+
+
 def test_a_batch_has_one_client() -> None:
     async def main() -> None:
         attic, failed = Attic(), []
