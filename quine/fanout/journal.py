@@ -247,6 +247,7 @@ class Journal:
         """A job has its line in the log."""
         self.sent.pop(id, None)
         self.begun.pop(id, None)
+        self.halted.pop(id, None)
 
     def _write(self, text: str) -> None:
         written(self._fd, text, self._path)

@@ -1,7 +1,7 @@
 """The run of a batch: items are started as there is room, their ends are judged, and the output goes its way.
 
 Laws
-1. One loop, one thread, and nothing that grows with the number of items.
+1. One loop, one thread, and nothing that grows with the number of items, but the hashes of a log that is resumed.
 2. An item is read when there is room for its job, and not before.
 3. An item that was not started is tried again on another host. With --retries one that failed, too; one that was lost
    only with --idempotent, and one that was denied never.

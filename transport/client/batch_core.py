@@ -2,8 +2,8 @@
 
 Laws
 1. Sans-IO: no socket, descriptor, clock or thread. `now` is seconds of any steady clock, set by the driver.
-2. Nothing on the way of a job grows with the number of jobs: no list of all of them is ever looked through, but where
-   all of them are lost.
+2. Nothing on the way of a job grows with the number of jobs: no list of all of them is looked through, but where all
+   of them are lost, and those that were sent where a host is set aside.
 3. A job is sent only to a node that has greeted, and is sent once. If the connection ends, the jobs that were sent are
    lost, and those that wait here are sent to the next node.
 4. At most QUEUED bytes of stdin wait for the connection, whatever the jobs have room for; they take turns.

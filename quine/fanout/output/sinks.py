@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transport.client.batch import BatchJob
 
 QUEUED = 64  # outputs that wait to be written before no more jobs are started
-HELD = 50_000  # outputs that wait for their turn (-k), at most;
+HELD = 50_000  # outputs that wait for their turn (-k), and items that --resume leaves out, at most;
 HELD_BYTES = 64 << 20  # of them in memory,
 HELD_FILES = 256  # and in files
 STREAMS = ("stdout", "stderr")  # file names of errors that end the batch at once
