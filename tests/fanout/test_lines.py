@@ -53,6 +53,7 @@ def test_progress_in_one_line_does_not_hold_up_the_lines_of_others(lab: Lab, tmp
 
 def test_a_line_that_was_shown_before_a_kill_is_not_shown_again(lab: Lab, tmp_path: Path) -> None:
     """The second job is sent after the first line was shown: its start says that all that was sent before is there."""
+    lab.alias("h1", "h1", lease=60)
     words = [
         "xargs",
         "-P2",
@@ -84,6 +85,7 @@ def test_a_line_that_was_shown_before_a_kill_is_not_shown_again(lab: Lab, tmp_pa
 
 def test_what_was_shown_by_lines_may_be_gone_on_with_as_a_whole(lab: Lab, tmp_path: Path) -> None:
     """Without --line-buffer the rest comes at the end, and below --results the whole."""
+    lab.alias("h1", "h1", lease=60)
     words = ["xargs", "--joblog", "log", "--results", "out", "--on", "h1"]
     job = [*SH, WAITS, "{}", f"{tmp_path}/go", ":::", "0"]
     with lab.popen([*words, "--line-buffer", *job], cwd=tmp_path, stdout=subprocess.PIPE) as process:
