@@ -127,7 +127,7 @@ def test_what_has_ended_meanwhile_is_taken_over_too(lab: Lab, tmp_path: Path) ->
 def test_with_the_node_of_this_machine_its_own_jobs_are_lost_and_no_others(
     own_lab: Callable[..., Lab], tmp_path: Path, where: str
 ) -> None:
-    lab = own_lab(("h1", "h2"))
+    lab = own_lab(("h1", "h2"), lease=60)
     batch = Killed(lab, tmp_path, "--on", where)
     kill(only_node(lab.processes).pid)
     if where == "local":
@@ -147,7 +147,7 @@ def test_with_the_node_of_this_machine_its_own_jobs_are_lost_and_no_others(
 def test_with_the_node_of_a_host_its_jobs_are_lost_or_repeated(
     own_lab: Callable[..., Lab], tmp_path: Path
 ) -> None:
-    lab = own_lab(("h1",))
+    lab = own_lab(("h1",), lease=60)
     batch = Killed(lab, tmp_path, "--on", "h1")
     lab["h1"].kill_processes()
     until(lambda: not lab["h1"].jobs(), "the jobs are ended")
@@ -158,7 +158,7 @@ def test_with_the_node_of_a_host_its_jobs_are_lost_or_repeated(
 
 
 def test_a_batch_survives_the_node_of_its_machine(own_lab: Callable[..., Lab], tmp_path: Path) -> None:
-    lab = own_lab(("h1", "h2"))
+    lab = own_lab(("h1", "h2"), lease=60)
     words = ["xargs", "-P2", "--joblog", "log", "--on", "h1,h2"]
     items = [*SH, SCRIPT, "{}", str(tmp_path / "ran"), str(tmp_path / "go"), ":::", *map(str, range(8))]
     with lab.popen([*words, *items], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
@@ -417,7 +417,7 @@ def test_a_small_output_outlives_the_node_of_its_machine_and_then_the_batch(
     own_lab: Callable[..., Lab], tmp_path: Path
 ) -> None:
     """It comes again to a batch that has it in memory alone."""
-    lab, ran, first = own_lab(("h1",)), tmp_path / "ran", tmp_path / "out/1/0/stdout"
+    lab, ran, first = own_lab(("h1",), lease=60), tmp_path / "ran", tmp_path / "out/1/0/stdout"
     script = (
         f'cd {tmp_path}; echo "$0" >>ran; echo "a$0"; case $0 in 0) for=go;; 1) for=on;; *) for=ran;; esac; '
         'until test -e $for; do sleep 0.02; done; echo "b$0"'
