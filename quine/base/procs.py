@@ -10,9 +10,11 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import select
+import stat
 import time
 
 from transport import inherit
@@ -318,3 +320,12 @@ def raise_open_files(most: int) -> int:
     if soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return max(soft, limit)
+
+
+def opened_file(path: str, flags: int = 0) -> int:
+    """Open a file to be read as a stdin. Raises OSError, also for a directory: only a read of it would fail."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return fd

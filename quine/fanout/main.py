@@ -292,6 +292,9 @@ def _end(options: Options, run: Run) -> int:
         counts = run.tally.text(outcome.DONE)
         hint = run.unfinished(options.joblog)
         complain(f"{run.tally.failed} of {run.tally.ended} items are not done: {counts}", hint)
+    if (lost := run.tally.lost_before) and run.ended_by != signal.SIGPIPE:
+        hint = f"State is lost in their lines of {options.joblog}; --resume --idempotent runs them"
+        complain(f"{lost} items were lost in a run before, and are not run again", hint)
     if run.fault and not run.ended_by:
         raise run.fault
     if run.ended_by:

@@ -48,6 +48,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(KINDS, 0)
+        self.lost_before = 0  # in a run before, and left as they are by this one
 
     def add(self, kind: str) -> None:
         self.counts[kind] += 1
@@ -68,9 +69,9 @@ class Tally:
     def exit_status(self, count: bool = False) -> int:
         """`count`: the number of items that are not done, as GNU parallel has it."""
         if count:
-            return min(self.failed, MOST)
+            return min(self.failed + self.lost_before, MOST)
         counts = self.counts
-        if counts[LOST]:
+        if counts[LOST] or self.lost_before:
             return errors.LOST
         if counts[DENIED]:
             return errors.DENIED

@@ -68,8 +68,7 @@ class Run:
         self._batch, self._starter = batch, starter
         self._work, self._intake = work, Intake(items, batch)
         self._sink, self._report = sink, report
-        self._log = log
-        self._view = view
+        self._log, self._view = log, view
         self._progress = progress = view.progress
         self.tally = progress.tally
         self._halt, self._hosts = outcome.Halt(options.halt), outcome.Hosts()
@@ -210,6 +209,7 @@ class Run:
             self._orphans.bind(task, id)
         else:
             self._progress.skipped += 1
+            self.tally.lost_before += kind == LOST
             self._sink.skip(task.item.number)
         return True
 

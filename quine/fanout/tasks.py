@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 from quine.base.errors import Misconfigured
+from quine.base.procs import opened_file
 from quine.fanout.input.template import Values, Word
 from quine.fanout.joblog import Entry
 from quine.fanout.journal import hash_of
@@ -304,7 +305,7 @@ class Work:
             return os.fsencode(" ".join(item.args)) + b"\n"
         if self._stdin:
             # A named pipe that nobody writes to yet does not hold up the other items: its job waits for the writer.
-            fd = os.open(self._stdin.text(item), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = opened_file(self._stdin.text(item), os.O_NONBLOCK)
             os.set_blocking(fd, True)
             return fd
         return None

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
         """The arguments of a job beside its command or mission, and the kind of its output."""
 
         stdin: Any
-        files: Iterable[str]
-        returns: Iterable[str]
+        files: Iterable[str | os.PathLike[str]]
+        returns: Iterable[str | os.PathLike[str]]
         env: Mapping[str, str] | None
         cwd: str | os.PathLike[str] | None
         limits: Mapping[str, str | int] | None
@@ -201,8 +201,8 @@ class Executor(concurrent.futures.Executor):
         decoding: Decoding | None,
         *,
         stdin: Any = None,
-        files: Iterable[str] = (),
-        returns: Iterable[str] = (),
+        files: Iterable[str | os.PathLike[str]] = (),
+        returns: Iterable[str | os.PathLike[str]] = (),
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         limits: Mapping[str, str | int] | None = None,

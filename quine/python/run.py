@@ -36,8 +36,8 @@ if TYPE_CHECKING:
         errors: str | None
         cwd: str | os.PathLike[str] | None
         env: Mapping[str, str] | None
-        files: Iterable[str]
-        returns: Iterable[str]
+        files: Iterable[str | os.PathLike[str]]
+        returns: Iterable[str | os.PathLike[str]]
         limits: Mapping[str, str | int] | None
         inventory: str
 
@@ -78,8 +78,8 @@ def run(
     errors: str | None = None,
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
-    files: Iterable[str] = (),
-    returns: Iterable[str] = (),
+    files: Iterable[str | os.PathLike[str]] = (),
+    returns: Iterable[str | os.PathLike[str]] = (),
     limits: Mapping[str, str | int] | None = None,
     inventory: str = "",
 ) -> Result[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from quine.base import run_report
 from quine.base.cli_options import environment
+from quine.base.procs import opened_file
 from quine.jobs.client import caller, callers_environment, callers_limits, staging, starting_directory
 from quine.python.outputs import Decoding, Outputs
 from quine.python.result import CommandError, Lost, NeverStarted, Result, returncode
@@ -68,6 +69,13 @@ def stdin_of(given: Any, decoding: Decoding | None) -> bytes | int | str:
     if hasattr(given, "fileno"):
         return os.dup(given.fileno())
     raise TypeError(f"stdin is bytes, text, a path or an open file, not {type(given).__name__}")
+
+
+def paths_of(name: str, given: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Return paths as the words of an option. Raises TypeError for one that is not in a list."""
+    if isinstance(given, (str, bytes, os.PathLike)):
+        raise TypeError(f"{name} is a list of paths, not one")
+    return tuple(map(os.fsdecode, given))
 
 
 class Place:
@@ -130,8 +138,8 @@ class Task:
         args: list[str] | str,
         *,
         stdin: bytes | int | str = b"",
-        files: Iterable[str] = (),
-        returns: Iterable[str] = (),
+        files: Iterable[str | os.PathLike[str]] = (),
+        returns: Iterable[str | os.PathLike[str]] = (),
         timeout: float | None = None,
         check: bool = False,
         decoding: Decoding | None = None,
@@ -142,7 +150,8 @@ class Task:
         self.future = future
         self.args = args
         self.stdin = stdin
-        self.stage = staging(place.options.replace(files=tuple(files), returns=tuple(returns)))
+        wanted = {"files": paths_of("files", files), "returns": paths_of("returns", returns)}
+        self.stage = staging(place.options.replace(**wanted))
         self.timeout = timeout
         self.check = check
         self.decoding = decoding
@@ -161,7 +170,7 @@ class Task:
         self.started = time.time()
         self.outputs.drop()
         if isinstance(self.stdin, str):
-            self.stdin = os.open(self.stdin, os.O_RDONLY | os.O_CLOEXEC)
+            self.stdin = opened_file(self.stdin)
         return self.stdin
 
     def write(self, stream: int, data: memoryview) -> int | None:

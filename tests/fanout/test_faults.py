@@ -59,7 +59,8 @@ def test_a_copy_of_an_output_that_cannot_be_written(lab: Lab, tmp_path: Path, or
     assert kinds(tmp_path / "log") == {"1": "done", "2": "lost"}
     (tmp_path / "go").touch()
     more = lab.run(["xargs", "--resume", *words], cwd=tmp_path)
-    assert (more.returncode, sorted(more.stdout.split()), more.stderr) == (0, [b"late", b"none"], b"")
+    assert (more.returncode, sorted(more.stdout.split())) == (74, [b"late", b"none"])
+    assert more.stderr.startswith(b"quine: error: 1 items were lost in a run before, and are not run again\n")
 
 
 def test_a_table_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
@@ -153,3 +154,24 @@ def test_an_output_that_cannot_be_written_to_stderr(lab: Lab, tmp_path: Path, cl
 def test_commands_that_cannot_be_printed(lab: Lab, closed: str) -> None:
     done = lab.sh(f"quine xargs --dry-run -- echo ::: 1 {closed}")
     assert done.returncode == 74 and done.stderr.startswith(b"quine: error: cannot write stdout: ")
+
+
+def test_a_directory_is_no_stdin(lab: Lab, tmp_path: Path) -> None:
+    done = lab.run(["xargs", "--stdin", "{}", "--", "cat", ":::", str(tmp_path)])
+    assert (done.returncode, done.stdout) == (
+        69,
+        b"",
+    ) and f"{tmp_path}: is a directory".encode() in done.stderr
+
+
+def test_what_was_lost_before_is_told_of_by_a_run_that_leaves_it(lab: Lab, tmp_path: Path) -> None:
+    job = [*SH, "echo $0", ":::", "a", "b"]
+    assert lab.run(["xargs", "--joblog", "log", *job], cwd=tmp_path).returncode == 0
+    log = tmp_path / "log"
+    log.write_text(log.read_text().replace("\tdone\t", "\tlost\t", 1))
+    for option in ("--resume", "--resume-failed"):
+        done = lab.run(["xargs", "--joblog", "log", option, *job], cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (74, b"")
+        assert b"1 items were lost in a run before, and are not run again" in done.stderr
+    done = lab.run(["xargs", "--joblog", "log", "--resume", "--idempotent", *job], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"") and done.stdout in (b"a\n", b"b\n")

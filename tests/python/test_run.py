@@ -67,6 +67,15 @@ def test_the_environment_here_is_the_one_that_is_given_and_no_other(there: Lab) 
         assert mine == {name for name in eval(theirs) if not name.startswith("QUINE_")}
 
 
+def test_files_are_a_list_of_paths(there: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("text")
+    done = quine.run(["cat", "data"], on="h1", files=[path], capture_output=True)
+    assert done.stdout == b"text"
+    with pytest.raises(TypeError, match="files is a list of paths"):
+        quine.run(["cat"], on="h1", files=str(path))
+
+
 def test_a_signal_a_directory_and_files_as_streams(there: Lab, tmp_path: Path) -> None:
     assert quine.run(["sh", "-c", "kill -INT $$"], on="h1").returncode == -2
     (tmp_path / "sub").mkdir()
