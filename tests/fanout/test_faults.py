@@ -76,7 +76,7 @@ def test_a_table_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", ["", "-k", "--fold", "--json"])
 def test_a_temporary_file_that_cannot_be_written(lab: Lab, tmp_path: Path, options: str) -> None:
     """No file may have more than 100 KiB, as on a disk that is almost full."""
-    lab.run(["run", "--", "true"])  # the node of this machine has no such limit
+    lab.run(["run", "--on", "local", "--", "true"])  # the node of this machine has no such limit
     script = 'head -c "$0" /dev/zero | tr "\\0" x; echo'
     line = f"ulimit -f 200; exec quine xargs -P1 {options} -- sh -c '{script}' ::: 10 200000 20"
     done = lab.sh(line, cwd=tmp_path, env=LIMITED)
@@ -89,7 +89,7 @@ def test_a_temporary_file_that_cannot_be_written(lab: Lab, tmp_path: Path, optio
 
 def test_outputs_that_cannot_be_folded(lab: Lab, tmp_path: Path) -> None:
     """Each is small enough to be kept in memory, but together they are not."""
-    lab.run(["run", "--", "true"])
+    lab.run(["run", "--on", "local", "--", "true"])  # the node has no limit
     script = 'head -c 8000 /dev/zero | tr "\\0" "$0"; echo'
     line = f"ulimit -f 20; exec quine xargs -P1 --fold -- sh -c '{script}' ::: a b c"
     done = lab.sh(line, cwd=tmp_path, env=LIMITED)
@@ -98,7 +98,7 @@ def test_outputs_that_cannot_be_folded(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
-    lab.run(["run", "--", "true"])
+    lab.run(["run", "--on", "local", "--", "true"])  # the node has no limit
     job = """-- sh -c 'echo "$0" >>ran; echo "$0"'"""
     limited = f"ulimit -f 4; seq 1 30 | exec quine xargs -k -P1 --joblog log {job}"
     done = lab.sh(limited, cwd=tmp_path, env=LIMITED)
