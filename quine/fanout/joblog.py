@@ -21,8 +21,8 @@ import fcntl
 import os
 import stat
 
-from quine.base.errors import LOST, Failure, Misconfigured
-from quine.fanout.journal import Journal, replaced, whole_lines, written
+from quine.base.errors import Misconfigured
+from quine.fanout.journal import Journal, replaced, unrecorded, whole_lines, written
 from quine.fanout.outcome import NEVER
 
 TYPE_CHECKING = False
@@ -167,7 +167,7 @@ class Joblog:
             try:
                 os.fsync(self._log)
             except OSError as error:
-                raise Failure(LOST, f"{self._path}: {(error.strerror or '').lower()}") from None
+                raise unrecorded(self._path, error) from None
 
     def close(self) -> None:
         """Raises Failure if it may not outlast a loss of power."""

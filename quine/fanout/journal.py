@@ -194,7 +194,7 @@ class Journal:
         try:
             self.begin()
         except OSError as error:
-            raise Failure(errors.LOST, f"{self._path}: {(error.strerror or '').lower()}") from None
+            raise unrecorded(self._path, error) from None
 
     def sends_to(self, where: str) -> None:
         """Jobs are about to be sent to hosts of this WHERE."""
@@ -300,7 +300,11 @@ def written(fd: int, text: str, path: str) -> None:
     try:
         write_all(fd, os.fsencode(text))
     except OSError as error:
-        raise Failure(errors.LOST, f"{path}: {(error.strerror or '').lower()}") from None
+        raise unrecorded(path, error) from None
+
+
+def unrecorded(path: str, error: OSError) -> Failure:
+    return Failure(errors.LOST, f"{path}: {(error.strerror or '').lower()}")
 
 
 def whole_lines(path: str) -> list[str]:

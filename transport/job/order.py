@@ -30,20 +30,17 @@ def order_of(spawn: Spawn, login: Mapping[str, str] | None, memo: Mapping[str, o
         made = _made(spawn, login)
         if spawn.template:
             spawn.template.derive("order", made)
-    limits, cwd, folder, env, expanded = made
+    limits, cwd, folder, env, expanded, umask = made
     size = (spawn.terminal["rows"], spawn.terminal["columns"]) if spawn.terminal else None
     order = Order(spawn.argv, env, cwd, memo, folder=expanded, limits=limits, own=spawn.own, size=size)
-    order.deadline, order.merged = spawn.deadline, spawn.merged
-    umask = spawn.context.get("umask")
-    if login is None and type(umask) is int and 0 <= umask <= 0o777:
-        order.umask = umask
+    order.deadline, order.merged, order.umask = spawn.deadline, spawn.merged, umask
     return order, folder
 
 
 def _made(
     spawn: Spawn, login: Mapping[str, str] | None
-) -> tuple[list[tuple[int, int]], str, str, dict[str, str], str]:
-    """Return the limits, the directory, its folder as spelled, the environment, and the folder itself."""
+) -> tuple[list[tuple[int, int]], str, str, dict[str, str], str, int]:
+    """Return the limits, the directory, its folder as spelled, the environment, the folder itself, and the umask."""
     limits = rlimits.parse(spawn.limits)
     cwd, folder = _directory(spawn)
     base: dict[str, str] = {}
@@ -55,7 +52,9 @@ def _made(
     term = {"TERM": spawn.terminal["term"]} if spawn.terminal and spawn.terminal["term"] else {}
     env = {**base, **term, **spawn.env}
     env["PATH"] = this_build.path_with_own(env.get("PATH", os.defpath))
-    return limits, cwd, folder, env, os.path.expanduser(folder)
+    told = spawn.context.get("umask") if login is None else None
+    umask = told if type(told) is int and 0 <= told <= 0o777 else -1
+    return limits, cwd, folder, env, os.path.expanduser(folder), umask
 
 
 def _directory(spawn: Spawn) -> tuple[str, str]:

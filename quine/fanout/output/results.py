@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from array import array
 
 from quine.base.errors import LOST, Failure, Misconfigured
 from quine.fanout.outcome import DENIED, UNAVAILABLE
@@ -13,6 +12,7 @@ from quine.fanout.output.sinks import Output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Callable
 
     from quine.fanout.options import Options
@@ -79,6 +79,8 @@ class Report:
         """Settle where the outputs of the next item of the list are: those of equal ones are not in one file."""
         if not self._directory:
             return
+        from array import array
+
         found = names(task, self._named, LONGEST_PATH - len(os.fsencode(self._directory)) - len("//stdout"))
         key = hash(tuple(found))
         # 8 bytes an item, of which there may be millions; a set has ten times as much.

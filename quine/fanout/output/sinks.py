@@ -181,10 +181,8 @@ class Sink:
             self.fail(failure)
         except OSError as error:
             self.fail(error if error.filename in STREAMS else unkept(error))
-        found = True
-        while found:  # one that goes on may end the line for which those before it wait
-            ready = [output for output in self.stopped if not self.stops(output)]
-            found = bool(ready)
+        # One that goes on may end the line for which those before it wait. A full sink looks through none of them.
+        while not self.full and (ready := [output for output in self.stopped if not self.stops(output)]):
             for output in ready:
                 if not self.stops(output):
                     del self.stopped[output]
