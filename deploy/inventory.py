@@ -19,6 +19,7 @@ from transport.errors import Denied, Misconfigured, NoSuchHost
 from transport.lean import blake2b
 
 RESERVED = ("any", "local")
+UNLIMITED = 1 << 24  # free slots of a host without a limit: more than any other has
 JSON = ".json"  # suffix of an inventory that has its tables as a JSON object
 
 
@@ -82,10 +83,8 @@ class Inventory:
         `asking` names the host of the agent that asks, if one does: Denied if it may use none of them.
         """
 
-        def free(host: Host) -> tuple[int, bool, int]:
-            used = running.get(host.name, 0)
-            failed = -avoid.count(host.name)
-            return (failed, True, -used) if host.slots == 0 else (failed, False, host.slots - used)
+        def free(host: Host) -> tuple[int, int]:
+            return -avoid.count(host.name), (host.slots or UNLIMITED) - running.get(host.name, 0)
 
         matching = self.matching(where) if asking is None else self._allowed(asking, where)
         ready = [host for host in matching if not host.unbuilt()]

@@ -158,7 +158,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
 
         crowd = Crowd(options.spawn)
         crowd.offer(options.spawn.job or crowd.root, shown)
-    batch = Batch(on_refused=crowd.refused if crowd else None)
+    batch = Batch(on_refused=crowd.refused if crowd else None, bounded=not options.jobs)
     streams = Streams(batch)
     sink = Sink(streams, options.keep_order)
     if crowd:

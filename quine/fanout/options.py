@@ -46,7 +46,13 @@ OPTIONS: tuple[Row, ...] = (
     ("block", "", "SIZE", V, "with --pipe: at most SIZE bytes a block of whole records (10M)"),
     ("recend", "", "TEXT", V, "with --pipe: a record ends with TEXT (\\n)"),
     ("on", "", "WHERE", V, "where the jobs run: a host, @tag, any, local; a,b = either; !x = not"),
-    ("jobs", "P", "N", V, "N at a time; 0 = as many as the hosts take (here as many as processors)"),
+    (
+        "jobs",
+        "P",
+        "N",
+        V,
+        "N at a time, 0 = as many as slots allow; by default the slots of the hosts, or else their processors",
+    ),
     ("cwd", "", "DIR", V, "directory to start in"),
     (
         "files",

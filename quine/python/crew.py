@@ -61,7 +61,7 @@ class Crew:
         self._timers = Timers()
         self._next_look = 0.0
         self._notes: dict[str, _Logged] = {}
-        self._batch = Batch(on_note=self._note, on_refused=self._refused)
+        self._batch = Batch(on_note=self._note, on_refused=self._refused, bounded=not most)
 
     @property
     def idle(self) -> bool:

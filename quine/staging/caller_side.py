@@ -32,10 +32,10 @@ class Staging:
 
     def __init__(self, files: list[str], returns: list[str], folder: str, data_dir: str = "") -> None:
         self._folder = os.path.abspath(folder)
-        self._sources = spec.sources(files, self._folder)
+        self.sources = spec.sources(files, self._folder)  # (path, name over there)
         self._returns = spec.returns(returns)
         self._data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
-        self.key = scan.key_of(*(name for _, name in self._sources))  # of the record on the remote host
+        self.key = scan.key_of(*(name for _, name in self.sources))  # of the record on the remote host
         self._giving: Giving | None = None
 
     def run(
@@ -50,7 +50,7 @@ class Staging:
     ) -> Status:
         """Run a job by `client.run`; stage its files before it starts, and fetch its returns after it has ended."""
         job = self.dressed(spawn, services)
-        if self._sources:
+        if self.sources:
             more["on_sent"] = self.begin
         status = self.judged(client.run(job, stdin, stdout, stderr, services, **more))
         if self.brings(status):
@@ -61,7 +61,7 @@ class Staging:
         """Return the job that lays out the files and then becomes that of `spawn`. `services` answer its requests."""
         self._giving = None
         job = Spawn(**spawn.to_json())
-        if self._sources:
+        if self.sources:
             phase = "agent" if spawn.own else "in"
             # A directory made for this job alone is never staged again, so it needs no record.
             key = scan.ONCE if job.cwd is None and job.tree == job.id else self.key
@@ -110,9 +110,9 @@ class Staging:
         """Return the sender of one job."""
         from quine.staging.files_sender import Giving
 
-        named = [part for pair in self._sources for part in pair]
+        named = [part for pair in self.sources for part in pair]
         leave_out = scan.identity(self._data_dir) if self._data_dir else None
-        return Giving(scan.Sources(self._sources, leave_out), scan.key_of(*named))
+        return Giving(scan.Sources(self.sources, leave_out), scan.key_of(*named))
 
     def taking(self) -> Taking:
         """Return the receiver of one job."""

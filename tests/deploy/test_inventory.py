@@ -133,6 +133,7 @@ def test_select_takes_the_one_with_most_free_slots(fleet: Inventory) -> None:
     assert fleet.select("@gpu", {"gpu1": 3, "bad3": 3}).name == "gpu2"
     assert fleet.select("any", {"db1": 100}).name == "db1", "no limit is most"
     assert fleet.select("@gpu", {"gpu1": 5, "gpu2": 2, "bad3": 9}).name == "gpu2", "all are full: the least"
+    assert fleet.select("any", {"db1": 1 << 30}).name != "db1", "unless it would refuse the job"
 
 
 def test_a_host_that_needs_what_is_not_built_takes_no_part_in_the_choice(tmp_path: Path) -> None:

@@ -71,3 +71,19 @@ def test_files_of_agents(lab: Lab, inputs: Path) -> None:
     done = lab.run(["xargs", *words], cwd=inputs, env=env)
     assert (done.returncode, done.stderr) == (0, b"")
     assert names(inputs, "*.up") == ["in/0 x.txt.up", "in/1 x.txt.up"]
+
+
+def test_two_files_of_one_name_are_refused_and_a_dot_keeps_their_directories(lab: Lab, inputs: Path) -> None:
+    for number in range(3):
+        (inputs / str(number)).mkdir()
+        (inputs / str(number) / "d.csv").write_text(f"{number}\n")
+    paths = [f"{inputs}/{number}/d.csv" for number in range(3)]
+    words = ["xargs", "-k", "--on", "h1", "--cwd", "~", "--files"]
+    done = lab.run([*words, "{}", "--", "cat", "{/}", ":::", *paths, paths[0]], cwd=inputs)
+    assert (done.returncode, done.stdout) == (123, b"0\n0\n")
+    assert done.stderr.count(b"would replace another item's d.csv over there\n") == 2
+    dotted = [f"{inputs}/./{number}/d.csv" for number in range(3)]
+    kept = lab.run([*words, "{}", "--", "sh", "-c", 'cat "${0#*/./}"', "{}", ":::", *dotted], cwd=inputs)
+    assert (kept.returncode, kept.stdout) == (0, b"0\n1\n2\n")
+    named = lab.run([*words, "{}:{#}.csv", "--", "cat", "{#}.csv", ":::", *paths], cwd=inputs)
+    assert (named.returncode, named.stdout) == (0, b"0\n1\n2\n")

@@ -109,6 +109,24 @@ def test_a_pipe_without_a_writer_holds_up_no_other_item(lab: Lab, tmp_path: Path
         assert process.wait(PATIENCE) == 0
 
 
+@pytest.mark.parametrize("asked", [0, 2 * (os.cpu_count() or 1) + 1], ids=["as processors", "as asked"])
+def test_a_host_without_slots_has_as_many_jobs_as_processors_or_as_are_asked_for(
+    own_lab: Callable[..., Lab], tmp_path: Path, asked: int
+) -> None:
+    """Each waits for all of its group: with fewer at a time it would never end. The host has no node at the start."""
+    most = asked or os.cpu_count() or 1
+    (tmp_path / "all").mkdir()
+    script = (
+        f'cd {tmp_path}; mkdir "running.$0"; ls -d running.* | wc -l; touch "all/$0"; '
+        f"i=$((($0 - 1) / {most} * {most})); last=$((i + {most})); "
+        'while i=$((i + 1)); [ $i -le $last ]; do until test -e "all/$i"; do sleep 0.01; done; done; rmdir "running.$0"'
+    )
+    words = ["xargs", "--on", "h1", *([f"-P{asked}"] if asked else []), *SH, script, "{}"]
+    done = own_lab(["h1"]).run(words, input="".join(f"{number}\n" for number in range(1, 3 * most + 1)))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert len(seen := [int(line) for line in done.stdout.split()]) == 3 * most and max(seen) <= most
+
+
 def test_an_input_that_never_ends_is_read_as_jobs_have_room(lab: Lab) -> None:
     done = lab.sh("yes | quine xargs -P2 -- echo {#} | head -n 3 | wc -l")
     assert (done.stdout.strip(), done.stderr) == (b"3", b"")

@@ -60,15 +60,17 @@ class Batch:
         services: Mapping[str, Service] | None = None,
         on_note: Callable[[dict[str, Any]], None] | None = None,
         on_refused: Callable[[str], None] | None = None,
+        bounded: bool = False,
     ) -> None:
         """services   name -> handler, for the requests of all jobs that have none of their own; called in threads
         on_note    called with {"silent": path of its log} if the node does not answer
         on_refused called with the reason when a request was refused
+        bounded    a host without `slots` has as many of the jobs at one time as it has processors
         """
         self._handlers = services or {}
         self._on_note = on_note
         self._on_refused = on_refused
-        self._core = BatchCore(node_socket.log_path())
+        self._core = BatchCore(node_socket.log_path(), bounded)
         self._core.on_request = self._request
         self._wire: Wire | None = None
         self._services: Services | None = None

@@ -36,9 +36,11 @@ QUEUED = 512 * 1024
 class BatchCore:
     """The jobs. `session` is that of the present connection, None without one."""
 
-    def __init__(self, log: str = "") -> None:
-        """`log` is the path of this machine's node log."""
+    def __init__(self, log: str = "", bounded: bool = False) -> None:
+        """`log` is the path of this machine's node log; `bounded` as in `Batch`."""
         self.log = log
+        # A node without a free slot gives a late job back.
+        self._context = {"late": True, **({"bounded": True} if bounded else {})}
         self.now = 0.0
         self.session: Session | None = None
         self.on_request: Callable[[Frame], None] = lambda _: None  # a frame of a request of a job
@@ -77,7 +79,7 @@ class BatchCore:
         feed = self._feeds.get(spawn.where)
         if feed is None:
             feed = self._feeds[spawn.where] = Feed(spawn.where)
-        spawn.context = {**spawn.context, "late": True}  # a node without a free slot gives it back
+        spawn.context = {**spawn.context, **self._context}
         job = BatchJob(self, spawn, stdin, on, services)
         self._added += 1
         job.place = self._added

@@ -70,6 +70,7 @@ class Node:
             "build": this_build.build_hash(),
             "node": os.uname().nodename,
             "system": f"{os.uname().sysname} {os.uname().machine}",
+            "processors": os.cpu_count() or 1,
             "boot": address.boot_id(),
             "pid": os.getpid(),
         }
@@ -87,9 +88,8 @@ class Node:
         self._last_use = self._started = asyncio.get_running_loop().time()
         self._socket_path = node_socket.socket_path()
         self._inode = 0  # of the socket, while it is listened on
-        # Base environment of jobs from elsewhere: that of the login, without variables that look like secrets.
-        environ = inherit.scrubbed(os.environ)
-        self._environ = {name: value for name, value in environ.items() if PYPY.get(name) != value}
+        found = inherit.scrubbed(os.environ).items()  # the base of jobs from elsewhere: that of the login
+        self._environ = {name: value for name, value in found if PYPY.get(name) != value}
 
     # -- running -----------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from transport.wire.resume import Line, hello
 log = logging.getLogger("quine.hosts")
 
 INSIST = 30.0  # seconds in which a connection that breaks off before the greeting is dialled again
+MOST_PROCESSORS = 1 << 16  # that another machine is believed to have
 HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
 FIRST_PAUSE = 0.1  # seconds between the second dial and the third; grows, and is random to spread the dials
 LAST_PAUSE = 5.0
@@ -87,6 +88,7 @@ class Host:
         self.target = target
         self._join = join
         self._facts = facts
+        self.processors = 0  # as its node has told; 0: not yet
         self._link: asyncio.Task[Link] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._mending: asyncio.Task[None] | None = None
@@ -185,6 +187,8 @@ class Host:
                 await asyncio.sleep(pause(tries, BROKEN_PAUSE))
         link = self._join(Line(True, name), self.target.name, self._down)
         link.connect(greeter)
+        told = greeter.handshake.peer.get("processors")
+        self.processors = told if type(told) is int and 0 < told <= MOST_PROCESSORS else 1
         self.target.met(greeter.handshake.peer)
         return link
 

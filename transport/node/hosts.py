@@ -28,6 +28,7 @@ TOLD = (
     "home",
     "pick",
     "late",
+    "bounded",
     "asks",
 )  # the keys of a spawn's context that another node may set
 
@@ -58,10 +59,13 @@ class Hosts:
             spawn.context = {**parent.context, **passed, "from": parent.host}
             spawn.tree = parent.tree
         late = spawn.context.get("late") is True
+        bounded = (
+            spawn.context.get("bounded") is True and parent is None
+        )  # its parent may hold what it waits for
         try:
             if self._place is None:
                 raise Refused("this node has no inventory")
-            loads = {slots.name: slots.load(late) for slots in self._slots.values()}
+            loads = {slots.name: slots.load(late, bounded) for slots in self._slots.values()}
             target = self._place(spawn, loads)
             if parent:
                 self._check_slots(target, parent)
@@ -81,24 +85,26 @@ class Hosts:
             relay.parent = parent
             parent.children[relay] = None
         target.settings(spawn)
-        spawn.slots = 0 if spawn.context.get("control") is True else target.slots
-        try:
-            _check(spawn, target.key)
-        except ProtocolError as error:
-            refuse(relay, Refused(str(error), host=target.name))
-            return relay
         host = self._hosts.get(target.key)
         if host is None:
             host = self._hosts[target.key] = Host(target, self._join, self._facts)
         slots = self._slots.setdefault(target.group, Slots(target.name))
         slots.limit = target.slots
+        slots.processors = host.processors or slots.processors
+        most = slots.most(bounded) if late else slots.limit
+        spawn.slots = 0 if spawn.context.get("control") is True else most
+        try:
+            _check(spawn, target.key)
+        except ProtocolError as error:
+            refuse(relay, Refused(str(error), host=target.name))
+            return relay
         # A control job asks about other jobs, and must not wait until they have ended.
         if spawn.context.get("control") is True:
             host.begin(relay, spawn, slots.refuse_waiting)
         elif spawn.adopt:
             slots.begin(relay, host, spawn)
         elif late:
-            slots.submit_late(relay, host, spawn)
+            slots.submit_late(relay, host, spawn, most)
         else:
             slots.submit(relay, host, spawn)
         return relay

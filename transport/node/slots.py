@@ -5,7 +5,9 @@ Laws
    served in order.
 2. A caller that keeps its jobs until there is room (`late`) is answered "full". With the exit record of each of its
    jobs here it is told of room, if there is more than the job leaves.
-3. Beyond its slots a host is given as many late jobs as it begins in a round trip. They wait over there (`turns.py`),
+3. A host without `slots` has as many for late jobs as it has processors, if their caller names no number of its own.
+   Before it has told its processors it gets one such job.
+4. Beyond its slots a host is given as many late jobs as it begins in a round trip. They wait over there (`turns.py`),
    so that a long line does not bound their rate. Of so many nobody knows whether they were started if the host is
    lost, in whatever way they are sent; so it is given no more. Long jobs wait here, and so does a job that is not late:
    its caller is told that it waits.
@@ -39,6 +41,9 @@ class Slots:
     def __init__(self, name: str) -> None:
         self.name = name
         self.limit = 0
+        self.processors = 0  # of the host, once it has told
+        self._most = 0  # late jobs at one time, by the latest of them; 0 = no limit
+        self._untold: Host | None = None  # it was not reached yet when a late job was sent to it
         self.running = 0
         self.waiting = 0  # in the queue, and not ended: counted, because each new job asks for it
         self._queue: deque[tuple[Relay, Host, Spawn]] = deque()
@@ -53,15 +58,21 @@ class Slots:
         """Jobs that run or wait."""
         return self.running + self.waiting
 
-    def load(self, late: bool) -> int:
+    def load(self, late: bool, bounded: bool) -> int:
         """Jobs that run or wait, for a comparison of hosts. For a late job a host that would refuse it comes last."""
-        full = late and self.limit and self.used >= self.limit + self._ahead
-        return self.used + FULL if full else self.used
+        most = self.most(bounded) if late else 0
+        return self.used + FULL if most and self.used >= most + self._ahead else self.used
 
-    def submit_late(self, relay: Relay, host: Host, spawn: Spawn) -> None:
+    def most(self, bounded: bool) -> int:
+        """Late jobs at one time, 0 = no limit. `bounded`: their caller leaves the number to the hosts."""
+        return self.limit or (bounded and (self.processors or 1)) or 0
+
+    def submit_late(self, relay: Relay, host: Host, spawn: Spawn, most: int) -> None:
         """Begin a job, or give it back to its caller: bound to this host it could not go to the next that has room."""
         link = relay.near.link
-        if self.limit and self.used >= self.limit + self._ahead:
+        self._most = most
+        self._untold = None if self.processors else host
+        if most and self.used >= most + self._ahead:
             self._refused = {each: None for each in (*self._refused, link) if not each.dead}
             relay.near.note({"full": True, "host": self.name})
             refuse(relay, Refused("no free slot", host=self.name))
@@ -75,6 +86,11 @@ class Slots:
         if relay in self._began:
             self._way = min(self._way, now - self._began[relay])
             self._began[relay] = now
+        if relay.late and self._untold and self._untold.processors:
+            self.processors, self._untold = self._untold.processors, None
+            if self._most and not self.limit:
+                self._most = self.processors
+                self._tell_room(relay, self._most - self.used + 1)
 
     def exiting(self, relay: Relay) -> None:
         """See `Watcher`: how long did the job run? A caller with more jobs is told of room."""
@@ -82,7 +98,10 @@ class Slots:
             seconds = asyncio.get_running_loop().time() - began
             self._seconds += (seconds - self._seconds) / (WEIGHT if self._seconds else 1)
             self._begin()
-        room = self.limit + self._ahead - self.used + 1
+        self._tell_room(relay, self._most + self._ahead - self.used + 1)
+
+    def _tell_room(self, relay: Relay, room: int) -> None:
+        """Tell a caller whose late jobs were refused of `room`: one for this job of it, which it leaves, and more."""
         if relay.late and room > 1 and relay.near.link in self._refused:
             relay.near.note({"room": room, "seen": relay.near.link.session.highest})
 
@@ -91,7 +110,7 @@ class Slots:
         """Jobs that the host begins in a round trip."""
         if not self._seconds:
             return 0
-        return min(MOST_AHEAD, int(self.limit * self._way / self._seconds))
+        return min(MOST_AHEAD, int(self._most * self._way / self._seconds))
 
     def submit(self, relay: Relay, host: Host, spawn: Spawn) -> None:
         place = self._left_behind + len(self._queue)
@@ -116,8 +135,9 @@ class Slots:
 
     def _begin(self) -> None:
         while self._queue:
-            ahead = self._ahead if self._queue[0][0].late else 0
-            if self.limit and self.running >= self.limit + ahead:
+            late = self._queue[0][0].late
+            most = self._most + self._ahead if late else self.limit
+            if most and self.running >= most:
                 return
             relay, host, spawn = self._queue.popleft()
             self._left_behind += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from quine.base.errors import LOST, Failure, Misconfigured
+from quine.fanout.input.seen import Seen
 from quine.fanout.outcome import DENIED, UNAVAILABLE
 from quine.fanout.output import tables
 from quine.fanout.output.lines import Lines
@@ -12,7 +13,6 @@ from quine.fanout.output.sinks import Output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Callable
 
     from quine.fanout.options import Options
@@ -38,7 +38,7 @@ class Report:
         self._named = options.header != ""
         self._directory = "" if kind else options.results
         self._by_lines = options.line_buffer
-        self._seen: dict[int, array[int]] = {}  # hashes of names below --results, by their upper bits
+        self._seen = Seen()  # names below --results
         self._table = self._fold = None
         if kind:
             self._table = tables.Table(options.results, kind, options.resume or options.resume_failed)
@@ -79,14 +79,9 @@ class Report:
         """Settle where the outputs of the next item of the list are: those of equal ones are not in one file."""
         if not self._directory:
             return
-        from array import array
-
         found = names(task, self._named, LONGEST_PATH - len(os.fsencode(self._directory)) - len("//stdout"))
-        key = hash(tuple(found))
-        # 8 bytes an item, of which there may be millions; a set has ten times as much.
-        near = self._seen.setdefault(key >> 52, array("q"))
-        task.place = _by_number(task) if key in near else found
-        near.append(key)
+        task.place = _by_number(task) if tuple(found) in self._seen else found
+        self._seen.add(tuple(found))
 
     def _place(self, task: Task) -> str:
         if not task.place:

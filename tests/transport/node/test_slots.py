@@ -26,6 +26,7 @@ class Caller:
     def __init__(self, limit: int) -> None:
         self.slots = Slots("h1")
         self.slots.limit = limit
+        self.processors = 0  # this is the host, too
         self.sent: list[Relay] = []
         self.session = Session(False, None)
         self.session.peer = {"build": "x"}
@@ -39,14 +40,21 @@ class Caller:
     def begin(self, relay: Relay, spawn: Spawn, unreachable: Callable[..., None]) -> None:
         self.sent.append(relay)
 
-    def job(self, late: bool = True) -> Relay:
+    def job(self, late: bool = True, bounded: bool = False) -> Relay:
         self._number += 2
         tuple(self.session.receive(self._first + encode(Frame(Kind.SPAWN, self._number, payload=b"{}"))))
         self._first = b""
         relay = Relay(self.link, self._number, "h1", lambda _: None)
-        submit = self.slots.submit_late if late else self.slots.submit
-        submit(relay, cast(Host, self), Spawn(["true"]))
+        host, spawn = cast(Host, self), Spawn(["true"])
+        if late:
+            self.slots.submit_late(relay, host, spawn, self.slots.most(bounded))
+        else:
+            self.slots.submit(relay, host, spawn)
         return relay
+
+    def start(self, relay: Relay) -> None:
+        relay.started = True
+        self.slots.started(relay)
 
     def run(self, relay: Relay, way: float, seconds: float) -> None:
         """Start and end a job; the news of its start comes `way` after it was sent."""
@@ -78,6 +86,24 @@ def test_a_late_job_without_a_slot_is_given_back_and_another_waits() -> None:
         assert four.queued and caller.slots.used == 3
         one.end()
         assert caller.sent[-1] is four and caller.slots.used == 2
+
+    asyncio.run(main())
+
+
+def test_a_host_without_slots_has_as_many_late_jobs_as_processors_once_it_has_told_of_them() -> None:
+    async def main() -> None:
+        caller = Caller(0)
+        first, second = (caller.job(bounded=True) for _ in range(2))
+        assert caller.sent == [first] and second.ended and caller.notes("full") == [True]
+        assert caller.slots.load(True, True) > caller.slots.load(True, False) == 1
+        plain = caller.job(late=False)
+        assert caller.sent == [first, plain], "it is no late job"
+        caller.processors = 4
+        caller.start(first)
+        assert caller.notes("room") == [3], "two of four are taken, and one of the room is that of the first"
+        third, fourth, fifth = (caller.job(bounded=True) for _ in range(3))
+        assert caller.sent[2:] == [third, fourth] and fifth.ended and caller.notes("full") == [True]
+        assert not caller.job().ended, "its caller has named a number"
 
     asyncio.run(main())
 
