@@ -28,7 +28,6 @@ TOLD = (
     "home",
     "pick",
     "late",
-    "bounded",
     "asks",
 )  # the keys of a spawn's context that another node may set
 
@@ -56,12 +55,12 @@ class Hosts:
         relay = Relay(link, number, "", lambda _: None)
         if parent:
             passed = {name: spawn.context.get(name) for name in TOLD}
-            spawn.context = {**parent.context, **passed, "from": parent.host}
+            # Not bounded by the processors: the parent may have the one that it would wait for.
+            spawn.context = {**parent.context, **passed, "from": parent.host, "bounded": False}
             spawn.tree = parent.tree
         late = spawn.context.get("late") is True
-        bounded = (
-            spawn.context.get("bounded") is True and parent is None
-        )  # its parent may hold what it waits for
+        bounded = spawn.context.get("bounded") is True
+        control = spawn.context.get("control") is True
         try:
             if self._place is None:
                 raise Refused("this node has no inventory")
@@ -78,28 +77,26 @@ class Hosts:
             level, "job %s: to %s%s", spawn.id, target.name, f", asked for by {parent.host}" if parent else ""
         )
         relay.host, relay.group, relay.keep = target.name, target.group, spawn.keep
-        if spawn.context.get("control") is not True:
+        if not control:
             relay.facts, relay.since = spawn.facts(), asyncio.get_running_loop().time()
         relay.tree, relay.context = spawn.tree, spawn.context
         if parent:
             relay.parent = parent
             parent.children[relay] = None
         target.settings(spawn)
-        host = self._hosts.get(target.key)
-        if host is None:
-            host = self._hosts[target.key] = Host(target, self._join, self._facts)
+        host = self._host(target)
         slots = self._slots.setdefault(target.group, Slots(target.name))
         slots.limit = target.slots
         slots.processors = host.processors or slots.processors
         most = slots.most(bounded) if late else slots.limit
-        spawn.slots = 0 if spawn.context.get("control") is True else most
+        spawn.slots = 0 if control else most
         try:
             _check(spawn, target.key)
         except ProtocolError as error:
             refuse(relay, Refused(str(error), host=target.name))
             return relay
         # A control job asks about other jobs, and must not wait until they have ended.
-        if spawn.context.get("control") is True:
+        if control:
             host.begin(relay, spawn, slots.refuse_waiting)
         elif spawn.adopt:
             slots.begin(relay, host, spawn)
@@ -108,6 +105,11 @@ class Hosts:
         else:
             slots.submit(relay, host, spawn)
         return relay
+
+    def _host(self, target: Target) -> Host:
+        if target.key not in self._hosts:
+            self._hosts[target.key] = Host(target, self._join, self._facts)
+        return self._hosts[target.key]
 
     def _check_slots(self, target: Target, parent: Relay) -> None:
         """Refuse a job if all slots are taken, one of them by its ancestor: each would wait for the other for ever."""
