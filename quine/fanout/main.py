@@ -87,6 +87,7 @@ def _check(options: Options) -> None:
     if not options.share("timeout"):
         options.seconds("timeout")
     options.seconds("delay")
+    _kept(options)
     if options.cleanup and not (options.spawn.files or options.spawn.returns):
         raise Misconfigured("--cleanup is about --files and --returns")
     if options.spawn.detach:

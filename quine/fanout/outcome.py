@@ -49,9 +49,12 @@ class Tally:
     def __init__(self) -> None:
         self.counts = dict.fromkeys(KINDS, 0)
         self.lost_before = 0  # in a run before, and left as they are by this one
+        self._misused = 0  # never started because the inventory, or an option, is wrong
 
-    def add(self, kind: str) -> None:
+    def add(self, kind: str, code: int = 0) -> None:
+        """`code`: the exit status that `quine run` would have."""
         self.counts[kind] += 1
+        self._misused += kind == NEVER and code == errors.USAGE
 
     @property
     def ended(self) -> int:
@@ -75,9 +78,9 @@ class Tally:
             return errors.LOST
         if counts[DENIED]:
             return errors.DENIED
-        if self.failed:
-            return errors.NOT_STARTED if counts[NEVER] == self.ended else SOME_FAILED
-        return 0
+        if self.failed and counts[NEVER] == self.ended:
+            return errors.USAGE if self._misused == self.ended else errors.NOT_STARTED
+        return SOME_FAILED if self.failed else 0
 
 
 class Halt:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 MOST = 1001  # times of which the median is taken, the last ones
 LEAST = 3  # and how many of them there must be
 WINDOW = 10  # seconds over which a rate is taken
-READER, SLOT = "the reader of its output", "a free slot"  # for which a batch may wait
+# for which a batch may wait
+READER, SLOT, LOAD = "the reader of its output", "a free slot", "the load of the hosts"
 
 
 class Median:

@@ -15,13 +15,12 @@ from __future__ import annotations
 import time
 
 from quine.base import errors
-from quine.base.errors import Failure
 from quine.fanout import outcome
 from quine.fanout.input.intake import Intake
 from quine.fanout.joblog import RUNNING
 from quine.fanout.messages import Messages
 from quine.fanout.outcome import DONE, LOST, NEVER
-from quine.fanout.progress import READER, SLOT
+from quine.fanout.progress import LOAD, READER, SLOT
 from quine.fanout.retries import Retries
 from quine.fanout.tasks import Places
 from quine.fanout.timers import Timeout, Timers
@@ -44,8 +43,9 @@ if TYPE_CHECKING:
 
 WAITING = 32  # jobs that wait for a host to take them, where -P does not bound them
 UNRECORDED = 4096  # items whose output waits: with a log their hosts keep their ends
-# Seconds until a place among the agents of the tree is looked for again, if none of ours ends before.
-LOOK = 0.5
+LOOK = (
+    0.5  # seconds until a place among the agents of the tree is looked for again, if none of ours ends before
+)
 LONGEST = 3600.0  # seconds of one wait for events: poll takes no more than 24 days
 
 
@@ -90,8 +90,7 @@ class Run:
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
         self.fault: Exception | None = None  # of the input, or of what is kept
-        self._ending = self._said_waiting = False
-        self.killed = False  # by a signal, which ends what runs
+        self._ending = self._said_waiting = self.killed = False  # killed: by a signal, which ends what runs
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -143,13 +142,14 @@ class Run:
         """Return for what the batch waits that is none of its jobs; "" if it does not."""
         if self._sink.clogged or (self._sink.stopped and not self._sink.in_line):
             return READER
-        return SLOT if self._batch.is_full and not self._progress.running else ""
+        start = LOAD if self._view.loads.blocked else SLOT if self._batch.is_full else ""
+        return "" if self._progress.running else start
 
     def _check(self) -> None:
         """Raises OSError if stdout cannot be written; any other error of outputs and of the log ends the batch."""
         try:
             self._sink.check()
-        except Failure as failure:
+        except errors.Failure as failure:
             if not self.fault:
                 self.fault = failure
                 self._messages.say(f"stopped: {failure.detail}; {self.text()}")
@@ -296,7 +296,7 @@ class Run:
 
     def _final(self, task: Task) -> None:
         """An item has its end."""
-        self.tally.add(task.entry.kind)
+        self.tally.add(task.entry.kind, task.entry.code)
         if task.entry.kind != DONE:
             self._messages.not_done(task)
         self._unrecorded += 1

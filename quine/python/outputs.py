@@ -46,10 +46,11 @@ class Decoding(NamedTuple):
 class Captured:
     """The bytes of one stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: bytes = b"") -> None:
         self._data = bytearray()
         self._path = ""
         self._remove: Callable[[], object] = lambda: None
+        self.write(memoryview(data))
 
     def write(self, data: memoryview) -> None:
         """Raises OSError if they do not fit on the disk."""
@@ -65,6 +66,9 @@ class Captured:
         with open(self._path, "ab", buffering=0) as file:
             while data:
                 data = data[file.write(data) :]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Captured, (self.read(),)
 
     def open(self) -> BinaryIO:
         """Return all of it as a file."""

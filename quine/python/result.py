@@ -10,14 +10,13 @@ import subprocess
 from typing import Any, AnyStr, BinaryIO, Generic, cast
 
 from quine.base.errors import Failure
-from transport.status import signal_number
+from transport.status import Status, signal_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quine.python.outputs import Captured, Decoding
-    from transport.status import Status
 
 
 class JobError(Failure):
@@ -29,6 +28,11 @@ class JobError(Failure):
     def __init__(self, status: Status, report: dict[str, Any]) -> None:
         super().__init__(status.code, status.detail or status.state, status.hint, status.host)
         self.report = report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A process pool passes it on: an exception that cannot be unpickled breaks the pool."""
+        status = Status("", self.status, host=self.host, detail=self.detail, hint=self.hint)
+        return type(self), (status, self.report)
 
     def __str__(self) -> str:
         cure = f" ({self.hint})" if self.hint else ""

@@ -11,7 +11,7 @@ from typing import Any
 from quine.base.cli_options import RunOptions
 from quine.python.crew import Crew
 from quine.python.outputs import Decoding, Outputs
-from quine.python.task import Place, Task, command_of, pairs, stdin_of
+from quine.python.task import Place, Task, command_of, pairs, stdin_of, variables
 from transport.lean import signal
 
 TYPE_CHECKING = False
@@ -108,6 +108,7 @@ def run(
     options = RunOptions(on=on, inventory=inventory, limit=tuple(pairs(limits or {})))
     place = Place(options).changed(cwd, env if options.elsewhere else None)
     if env is not None and not options.elsewhere:
+        variables(env)
         place.env = dict(env)
     task = Task(
         place, Future(), words, files=files, returns=returns, check=check, decoding=decoding, outputs=outputs

@@ -10,6 +10,7 @@ from typing import Any
 
 from quine.base import run_report
 from quine.base.cli_options import environment
+from quine.base.errors import USAGE, Misconfigured
 from quine.base.procs import opened_file
 from quine.jobs.client import caller, callers_environment, callers_limits, staging, starting_directory
 from quine.python.outputs import Decoding, Outputs
@@ -106,7 +107,7 @@ class Place:
         if cwd is not None:
             given["cwd"] = os.fsdecode(cwd)
         if env:
-            given["env"] = (*self.options.env, *pairs(env))
+            given["env"] = (*self.options.env, *variables(env))
         if limits:
             given["limit"] = (*self.options.limit, *pairs(limits))
         if not given:
@@ -114,6 +115,14 @@ class Place:
         place = copy(self)
         place._settle(self.options.replace(**given))
         return place
+
+
+def variables(given: Mapping[str, str]) -> Iterable[str]:
+    """Return an environment as the words that an option takes. Raises TypeError."""
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env has texts, not {name!r}: {value!r}")
+    return pairs(given)
 
 
 def pairs(given: Mapping[str, str] | Mapping[str, str | int]) -> Iterable[str]:
@@ -200,6 +209,8 @@ class Task:
         if self.timed_out:
             out, err = (each.read() if each else None for each in self.outputs.captured)
             return subprocess.TimeoutExpired(self.args, self.timeout or 0.0, out, err)
+        if status.state == "unreachable" and status.code == USAGE:
+            return Misconfigured(status.detail, status.hint)
         if status.state in ("unreachable", "denied"):
             return NeverStarted(status, report)
         result: Result[Any] = Result(self.args, status, report, self.outputs.captured, self.decoding)

@@ -120,7 +120,7 @@ def test_this_machine_is_none_of_the_hosts(lab: Lab, where: str) -> None:
         69,
         [
             "quine: error: local is this machine, and no host of the inventory",
-            "quine: hint: leave it out",
+            "quine: hint: leave it out; here the command needs no quine",
         ],
     )
 

@@ -53,6 +53,15 @@ def test_records_do_not_depend_on_how_the_input_comes(
     assert found == (expected if expected[-1] else expected[:-1])
 
 
+@given(st.lists(st.one_of(st.none(), st.integers(0, 9))), st.integers(1, 5))
+def test_so_many_rows_are_one_and_none_is_lost(numbers: list[int | None], count: int) -> None:
+    given = [None if n is None else rows.Row((str(n), "x"), {"n": str(n)}) for n in numbers]
+    found = [row for row in rows.grouped(given, count) if row]
+    assert sum((row.args for row in found), ()) == sum((row.args for row in given if row), ())
+    assert all(len(row.args) == 2 * count for row in found[:-1])
+    assert all(row.fields == {"n": row.args[-2]} for row in found)
+
+
 @given(texts, st.integers(1, 12), st.sampled_from([b"\n", b"ab", b",\n"]), pieces)
 def test_a_block_is_whole_records_and_no_byte_is_lost(
     data: bytes, size: int, end: bytes, sizes: list[int]

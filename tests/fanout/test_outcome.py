@@ -49,6 +49,16 @@ def test_the_exit_status(kinds: list[str], status: int, count: int) -> None:
     assert (tally.exit_status(), tally.exit_status(count=True)) == (status, count)
 
 
+def test_a_wrong_inventory_is_a_wrong_use_if_nothing_was_started_for_that() -> None:
+    tally = Tally()
+    tally.add(NEVER, 2)
+    assert tally.exit_status() == 2
+    tally.add(NEVER, 69)
+    assert tally.exit_status() == 69
+    tally.add("done", 0)
+    assert tally.exit_status() == 123
+
+
 def halted_after(text: str, kinds: list[str]) -> int:
     """Number of the end after which the batch halts; 0 if it does not."""
     halt, tally = Halt(text), Tally()

@@ -214,6 +214,10 @@ def test_json(lab: Lab) -> None:
     assert (first["host"], first["stdout"], first["stderr_base64"]) == ("h1", "0\n", "/w==")
     assert (second["state"], second["code"], second["attempt"]) == ("failed", 3, 1)
     assert second["command"] == ["sh", "-c", script, "3"]
+    done = lab.run(["xargs", "--json", "--", "echo"], input=b"\xff\xfe\n")
+    odd = json.loads(done.stdout)
+    assert (odd["args"], odd["args_base64"]) == (["\ufffd\ufffd"], ["//4="])
+    assert odd["command_base64"] == ["ZWNobw==", "//4="]
 
 
 @pytest.mark.long
@@ -343,6 +347,12 @@ def test_a_host_that_cannot_be_reached_costs_no_item(lab: Lab, dead: str, tmp_pa
     assert done.returncode == 0, done.stderr
     assert {(row[9], row[12]) for row in rows(tmp_path / "log")} == {("h2", "done")}
     assert done.stderr in (b"", b"quine: dead: 3 starts in a row have failed; set aside for a while\n")
+
+
+def test_a_wrong_inventory_is_a_usage_error(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "wrong").write_text("[hosts.h1]\nslots = 'x'\n")
+    done = lab.run(["xargs", "--inventory", "wrong", "--on", "h1", "--", "true", ":::", *"123"], cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count(b"[hosts.h1]: slots: not a whole number") == 1
 
 
 def test_nothing_was_started(lab: Lab) -> None:

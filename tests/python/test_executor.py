@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -336,6 +337,25 @@ def test_what_no_host_could_start_is_never_started(there: Lab, dead: str) -> Non
     with pytest.raises(quine.NeverStarted, match="dead: ") as caught:
         quine.run(["true"], on=dead)
     assert caught.value.host == "dead"
+
+
+def test_a_wrong_inventory_is_an_error_of_its_own(there: Lab, tmp_path: Path) -> None:
+    (tmp_path / "wrong").write_text("[hosts.h1]\nslots = 'x'\n")
+    with pytest.raises(Misconfigured, match="slots: not a whole number"):
+        quine.run(["true"], on="h1", inventory=str(tmp_path / "wrong"))
+
+
+def test_results_and_errors_go_through_a_process_pool(there: Lab, dead: str) -> None:
+    result = pickle.loads(pickle.dumps(quine.run(["echo", "é"], on="h1", capture_output=True, text=True)))
+    assert (result.stdout, result.returncode, result.host) == ("é\n", 0, "h1")
+    with pytest.raises(quine.NeverStarted) as caught:
+        quine.run(["true"], on=dead)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert type(error) is quine.NeverStarted and str(error) == str(caught.value)
+    assert (error.status, error.host, error.report) == (69, "dead", caught.value.report)
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        quine.run(["no-such-program"], on="h1", check=True)
+    assert str(pickle.loads(pickle.dumps(failed.value))) == str(failed.value)
 
 
 def test_another_host_gets_what_one_could_not_start(there: Lab, dead: str) -> None:

@@ -106,6 +106,11 @@ def test_arguments_that_contradict_each_other(there: Lab) -> None:
         with pytest.raises(ValueError, match="may not") as theirs:
             subprocess.run(["true"], **options)
         assert str(ours.value) == str(theirs.value)
+    for wrong in ({"A": None}, {"A": 1}, {1: "a"}):
+        with pytest.raises(TypeError, match="env has texts"):
+            quine.run(["true"], on="h1", env=wrong)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="env has texts"):
+            quine.run(["true"], env=wrong)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="no function"):
         quine.run(print)  # type: ignore[call-overload]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quine.base.cli_options import environment, limits
 from quine.base.errors import Misconfigured
-from quine.fanout.joblog import NO_LOG, check_free
+from quine.fanout.joblog import check_free
 from quine.fanout.output import results, tables
 from quine.fanout.retries import Retries
 from quine.fanout.timers import Timers
@@ -27,8 +27,6 @@ def check(options: Options) -> None:
     limits(options.spawn)
     options.number("jobs", 0)
     Retries(options, Timers())
-    if (options.resume or options.resume_failed) and not options.joblog:
-        raise Misconfigured(NO_LOG)
 
 
 def check_here(options: Options) -> None:
@@ -43,6 +41,10 @@ def check_here(options: Options) -> None:
 
 
 def check_log(options: Options) -> None:
-    """Refuse a log that another batch has."""
+    """Refuse a log that another batch has, and files in directories that are not there."""
+    table = options.results if tables.kind_of(options.results) else ""
+    for name, path in (("joblog", options.joblog), ("results", table)):
+        if path and not os.path.isdir(os.path.dirname(os.path.realpath(path))):
+            raise Misconfigured(f"--{name} {path}: no such directory")
     if options.joblog:
         check_free(options.joblog)

@@ -10,6 +10,7 @@ from quine.fanout.input.template import Values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Iterator
 
     from quine.fanout.input.rows import Row, Rows
@@ -44,6 +45,8 @@ class Items:
             Callable[[], int | None]
         ] = []  # of the records of each source, in the order of _rows
         self._options = options
+        self._block = BLOCK
+        self._separator: re.Pattern[str] | None = None  # of columns
         self._check(words[at:])
         self._sources = _sources(words[at:])
         self._items = self._numbered()
@@ -76,6 +79,17 @@ class Items:
             raise Misconfigured("--block and -n exclude each other")
         options.number("max-args")
         options.number("max-lines")
+        if len(options.arg_file) > 1 and options.pipe:
+            raise Misconfigured("--pipe reads one input")
+        if options.block:
+            from quine.base import sizes
+
+            self._block = sizes.parse(options.block, "--block")
+            if self._block < 1:
+                raise Misconfigured(f"--block {options.block}: should be 1 or more")
+        if not (options.csv or options.jsonl):
+            columns = options.colsep or ("\t" if options.header else "")  # as GNU parallel
+            self._separator = rows.separator(columns) if columns else None
 
     def _numbered(self) -> Iterator[Item | None]:
         number = 0
@@ -94,14 +108,7 @@ class Items:
             yield Item(row, number)
 
     def _blocks(self) -> Iterator[bytes | None]:
-        from quine.base import sizes
-
-        options = self._options
-        size = sizes.parse(options.block, "--block") if options.block else BLOCK
-        if size < 1:
-            raise Misconfigured(f"--block {options.block}: should be 1 or more")
-        if len(options.arg_file) > 1:
-            raise Misconfigured("--pipe reads one input")
+        options, size = self._options, self._block
         self.fd = self._open(*options.arg_file or ("-",))
         end, count = options.bytes("recend", b"\n"), self._count
 
@@ -195,8 +202,8 @@ class Items:
             return rows.objects(found)
         if options.csv:
             columns = rows.csv(found)
-        elif separator := options.colsep or ("\t" if options.header else ""):  # as GNU parallel
-            columns = rows.split(found, separator)
+        elif self._separator:
+            columns = rows.split(found, self._separator)
         else:
             return rows.plain(found)
         return rows.named(columns) if options.header else columns

@@ -14,6 +14,7 @@ from quine.base.errors import Misconfigured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     Records = Iterable[bytes | None]
@@ -38,14 +39,18 @@ def plain(found: Records) -> Iterator[Row | None]:
         yield None if record is None else Row((_text(record),))
 
 
-def split(found: Records, pattern: str) -> Iterator[Row | None]:
-    """Columns between matches of a regular expression."""
+def separator(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression of --colsep. Raises Misconfigured."""
     import re
 
     try:
-        separator = re.compile(pattern)
+        return re.compile(pattern)
     except re.error as error:
         raise Misconfigured(f"--colsep {pattern}: {error}") from None
+
+
+def split(found: Records, separator: re.Pattern[str]) -> Iterator[Row | None]:
+    """Columns between matches of a regular expression."""
     for record in found:
         yield None if record is None else Row(tuple(separator.split(_text(record))))
 
@@ -117,7 +122,7 @@ def named(found: Rows) -> Iterator[Row | None]:
         elif names is None:
             names = row.args
         else:
-            yield Row(row.args, dict(zip(names, row.args)))
+            yield Row(row.args, {**dict.fromkeys(names, ""), **dict(zip(names, row.args))})
 
 
 def not_blank(found: Records) -> Iterator[bytes | None]:
@@ -205,19 +210,24 @@ def _all(rows: Rows) -> list[Row]:
 
 def grouped(rows: Rows, count: int) -> Iterator[Row | None]:
     """`count` rows to one, the last as many as there are."""
-    held: Row | None = None
-    number = 0
+    held: list[Row] = []
     for row in rows:
         if row is None:
             yield None
             continue
-        held = row if held is None else held + row
-        number += 1
-        if number == count:
-            yield held
-            held, number = None, 0
-    if held is not None:
-        yield held
+        held.append(row)
+        if len(held) == count:
+            yield _one(held)
+            held = []
+    if held:
+        yield _one(held)
+
+
+def _one(rows: list[Row]) -> Row:
+    """All arguments and fields of these, as `+` of one after the other would have them, without its copies."""
+    args = tuple(arg for row in rows for arg in row.args)
+    fields = {name: value for row in rows for name, value in (row.fields or {}).items()}
+    return Row(args, fields or None)
 
 
 def shuffled(rows: Rows) -> Iterator[Row | None]:

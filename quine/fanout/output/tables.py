@@ -14,7 +14,7 @@ from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from quine.fanout.output.spool import Spool
     from quine.fanout.tasks import Task
@@ -108,10 +108,23 @@ def texts(spool: Spool) -> dict[str, str]:
         try:
             found[name] = data.decode()
         except UnicodeDecodeError:
-            import base64
-
-            found[f"{name}_base64"] = base64.b64encode(data).decode()
+            found[f"{name}_base64"] = _base64(data)
     return found
+
+
+def _words(name: str, words: Sequence[str]) -> dict[str, list[str]]:
+    """Return words as JSON has them: where one is not UTF-8 all of them stand in `name_base64`, too."""
+    data = list(map(os.fsencode, words))
+    found = {name: [word.decode(errors="replace") for word in data]}
+    if any("\ufffd" in text and text.encode() != word for text, word in zip(found[name], data)):
+        found[f"{name}_base64"] = list(map(_base64, data))
+    return found
+
+
+def _base64(data: bytes) -> str:
+    import base64
+
+    return base64.b64encode(data).decode()
 
 
 def as_json(task: Task, spool: Spool) -> bytes:
@@ -120,18 +133,10 @@ def as_json(task: Task, spool: Spool) -> bytes:
 
     entry = task.entry
     found: dict[str, object] = {
-        **{
-            "seq": entry.seq,
-            "args": [_text(arg) for arg in task.item.args],
-            "command": list(map(_text, task.argv)),
-        },
+        **{"seq": entry.seq, **_words("args", task.item.args), **_words("command", task.argv)},
         **{"state": entry.kind, "code": entry.code, "signal": entry.signal, "host": entry.host or "local"},
         **{"id": entry.id, "attempt": entry.attempt, "start": round(entry.started, 3)},
         "seconds": round(entry.seconds, 3),
         **task.facts,
     }
     return json.dumps({**found, **texts(spool)}, ensure_ascii=False).encode() + b"\n"
-
-
-def _text(word: str) -> str:
-    return os.fsencode(word).decode(errors="replace")
