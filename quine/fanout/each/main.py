@@ -57,7 +57,10 @@ def chosen(where: str, options: RunOptions) -> list[str]:
     if "local" in where.replace("!", ",").split(","):
         from transport.errors import NoSuchHost
 
-        raise NoSuchHost("local is this machine, and no host of the inventory", "leave it out; here the command needs no quine")
+        raise NoSuchHost(
+            "local is this machine, and no host of the inventory",
+            "leave it out; here the command needs no quine",
+        )
     return hosts(where, options)
 
 
