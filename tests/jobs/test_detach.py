@@ -208,7 +208,7 @@ def test_a_full_disk_makes_it_wait(lab: Lab, tmp_path: Path) -> None:
     script = """set -e
 mount -t tmpfs -o size=1m lab "$1"
 export XDG_STATE_HOME="$1"
-job=$(quine run --detach -- sh -c 'head -c 30000000 /dev/zero; exit 5')
+job=$(quine run --detach -- sh -c 'head -c 3000000 /dev/zero; exit 5')
 while [ "$(df --output=avail "$1" | tail -1)" -gt 0 ]; do :; done
 quine wait --timeout=0.3 "$job" && exit 9 || [ $? -eq 124 ]
 mount --options-mode ignore -o remount,size=8m "$1"
