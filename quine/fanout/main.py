@@ -280,6 +280,7 @@ def _report(options: Options, run: Run, view: View) -> None:
             **{"detail": str(run.fault or ""), "spent": run.spent, "stopped": run.stopped},
             **{
                 "items": run.tally.ended,
+                "lost_before": run.tally.lost_before,
                 **{name.replace(" ", "_"): n for name, n in run.tally.counts.items()},
             },
             **view.facts(time.monotonic()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from pathlib import Path
@@ -170,8 +171,10 @@ def test_what_was_lost_before_is_told_of_by_a_run_that_leaves_it(lab: Lab, tmp_p
     log = tmp_path / "log"
     log.write_text(log.read_text().replace("\tdone\t", "\tlost\t", 1))
     for option in ("--resume", "--resume-failed"):
-        done = lab.run(["xargs", "--joblog", "log", option, *job], cwd=tmp_path)
+        done = lab.run(["xargs", "--joblog", "log", option, "--report", "report", *job], cwd=tmp_path)
         assert (done.returncode, done.stdout) == (74, b"")
+        report = json.loads((tmp_path / "report").read_text())
+        assert (report["code"], report["items"], report["lost_before"]) == (74, 0, 1)
         assert b"1 items were lost in a run before, and are not run again" in done.stderr
     done = lab.run(["xargs", "--joblog", "log", "--resume", "--idempotent", *job], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"") and done.stdout in (b"a\n", b"b\n")
