@@ -32,6 +32,7 @@ class Machine:
         self.launches: list[tuple[str, Process]] = []
         self.ends: list[End] = []  # the ends of its node
         self.nodes = 0  # started so far
+        self.processors = 0
         self.judged = 0  # launches that a rule has seen
         self._pids = number * 100_000
         self.start_node()
@@ -51,6 +52,13 @@ class Machine:
             self.ends = []
             seat = {"origin": self.name, "began": self.nodes}
             self.node = self.loop.do(lambda: Node(Launcher(self), self.place, seat=seat))
+            self.tell_processors(self.processors)
+
+    def tell_processors(self, number: int) -> None:
+        """Have the node tell of so many; 0: of those of this machine."""
+        self.processors = number
+        for facts in (self.node._facts, self.node._served._facts) if number else ():
+            facts["processors"] = number
 
     def look(self) -> None:
         """A pipe has changed: its node and its processes look at it."""

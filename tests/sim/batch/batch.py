@@ -47,11 +47,11 @@ class Connection:
 class SimulatedBatch(Batch):
     """One process. `until`: the world's time at which it has to be over."""
 
-    def __init__(self, machine: Machine, until: float) -> None:
+    def __init__(self, machine: Machine, until: float, bounded: bool) -> None:
         self._machine, self._world, self._until = machine, machine.world, until
         self._handlers = {}
         self._on_note = self._on_refused = None
-        self._core = BatchCore()
+        self._core = BatchCore(bounded=bounded)
         self._wire: Any = None
         self._services = None
         self._silence = Silence()

@@ -29,6 +29,7 @@ class Course(Scenario):
     reads: bool = False  # the jobs have their items on stdin
     rate: float = 0.0
     again: float = 1.0
+    bounded: bool = False  # `slots` are the processors of each host, and the inventory has no number
 
     def describe(self) -> str:
         words = [
@@ -38,6 +39,7 @@ class Course(Scenario):
             f"rate {self.rate:g}",
         ]
         words += ["--idempotent"] * self.idempotent + ["--stdin item"] * self.reads
+        words += ["by processors"] * self.bounded
         lines = [f"hosts: {' '.join(self.hosts)}; slots: {self.slots}; {', '.join(words)}"]
         lines += [f"again after {self.again:g} s; limits: {self.limits}"]
         for item in self.items:
@@ -64,6 +66,7 @@ def draw(seed: int) -> Course:
         faults.append(fault)
     limits = {"UNSTARTED": random.choice((2, 5, 64)), "WAITING": random.choice((2, 8, 32))}
     limits |= {"UNRECORDED": random.choice((3, 4096)), "COMPACT": random.choice((0, 20_000))}
+    lease, most = weighted(random, LEASES), weighted(random, ((0, 3), (1, 1), (5, 2)))
     return Course(
         seed,
         hosts,
@@ -72,13 +75,14 @@ def draw(seed: int) -> Course:
         slots,
         limits=limits,
         items=items,
-        lease=weighted(random, LEASES),
-        most=weighted(random, ((0, 3), (1, 1), (5, 2))),
+        lease=lease,
+        most=most,
         retries=weighted(random, ((1, 4), (3, 1))),
         idempotent=random.random() < 0.1,
         reads=random.random() < 0.3,
         rate=weighted(random, ((0.0, 4), (4000.0, 1))),
         again=round(random.choice((0.2, 3.0, 12.0)) * random.uniform(0.5, 1.5), 3),
+        bounded=not most and random.random() < 0.4,
     )
 
 
@@ -147,7 +151,8 @@ def lesser(course: Course) -> Iterator[Course]:
         yield replace(course, items=tuple(other for other in course.items if other is not item))
     for fault in course.faults:
         yield replace(course, faults=tuple(other for other in course.faults if other is not fault))
-    for name, least in (("rate", 0.0), ("reads", False), ("most", 0), ("retries", 1), ("limits", {})):
+    plain = {"rate": 0.0, "reads": False, "bounded": False, "most": 0, "retries": 1, "limits": {}}
+    for name, least in plain.items():
         if getattr(course, name) != least:
             yield replace(course, **{name: least})
     for item in course.items:

@@ -51,8 +51,10 @@ class BatchSimulation(Simulation):
     """`log` is the path of the log of the batch; `shown` the outputs that were passed on, by item."""
 
     def __init__(self, course: Course, world: World, log: str) -> None:
-        super().__init__(course, world)
         self.course, self.log = course, log
+        super().__init__(course, world)
+        for machine in self.machines.values():
+            machine.tell_processors(course.slots)
         self.scripts.update((item.name, item) for item in course.items)
         self.shown: dict[str, list[int]] = {}
         self.batch: SimulatedBatch | None = None
@@ -63,9 +65,14 @@ class BatchSimulation(Simulation):
 
     # -- placement ---------------------------------------------------------------------------------
 
+    @property
+    def slots(self) -> int:
+        """As the inventory has them."""
+        return 0 if self.course.bounded else self.course.slots
+
     def inventory(self) -> Inventory:
         known = [name for name in self.course.hosts if self._away.get(name, 0.0) <= self.world.now]
-        return Inventory({name: Host(name, slots=self.course.slots) for name in known})
+        return Inventory({name: Host(name, slots=self.slots) for name in known})
 
     def _place(self, spawn: Spawn, running: Any) -> Any:
         avoid = spawn.context.get("avoid") or []
@@ -74,7 +81,7 @@ class BatchSimulation(Simulation):
             name = inventory.host(spawn.where).name
         else:
             name = inventory.select(spawn.where, running, avoid, spawn.own).name
-        target = self.routes[name].target(self.course.slots)
+        target = self.routes[name].target(self.slots)
 
         def settings(spawn: Spawn) -> None:
             spawn.lease = self.course.lease
@@ -156,7 +163,7 @@ class BatchSimulation(Simulation):
         options = Options(**words, idempotent=course.idempotent)
         items = Items(options, ["{}", ":::", *(item.name for item in course.items)])
         work = Work(options, template(options, items.command), items.command)
-        self.batch = batch = SimulatedBatch(self.origin, until)
+        self.batch = batch = SimulatedBatch(self.origin, until, course.bounded)
         report = SimulatedReport(options, work, world, self.shown)
         outputs: list[Output] = []
         opened = report.open
