@@ -45,7 +45,9 @@ class Placer:
         pick = str(spawn.context.get("pick") or "")
         asking = spawn.context.get("from")  # the host of the requesting job; set only by our node
         asking = asking if isinstance(asking, str) else None
-        host = inventory.select(spawn.where, running, failed, pick, asking)
+        here = f"{inventory.path}\0"  # another inventory may have other hosts of these names
+        loads = {group[len(here) :]: load for group, load in running.items() if group.startswith(here)}
+        host = inventory.select(spawn.where, loads, failed, pick, asking)
         agent = spawn.context.get("ssh_agent")
         ssh_agent = agent if isinstance(agent, str) else None
 
@@ -70,7 +72,7 @@ class Placer:
             )
 
         late = spawn.context.get("late") is True
-        group = f"{inventory.path}\0{host.name}"
+        group = here + host.name
         way = self._way(host, inventory, late)
         key = f"{group}\0{way}\0{ssh_agent}\0{layer}"
 

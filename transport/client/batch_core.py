@@ -76,11 +76,11 @@ class BatchCore:
     def add(
         self, spawn: Spawn, stdin: bytes | Input, on: Functions, services: Mapping[str, Service]
     ) -> BatchJob:
-        feed = self._feeds.get(spawn.where)
-        if feed is None:
-            feed = self._feeds[spawn.where] = Feed(spawn.where)
         spawn.context = {**spawn.context, **self._context}
         job = BatchJob(self, spawn, stdin, on, services)
+        feed = self._feeds.get(job.queue)
+        if feed is None:
+            feed = self._feeds[job.queue] = Feed(job.queue)
         self._added += 1
         job.place = self._added
         feed.waiting.append(job)
@@ -128,7 +128,7 @@ class BatchCore:
     def refuse(self, refused: Refused) -> None:
         """No node can be had: nothing that waits is started."""
         for feed in self._feeds.values():
-            for job in feed.waiting:
+            for job in feed:
                 if not job.over:
                     job.end(Status(refused.state, refused.status, detail=refused.detail, hint=refused.hint))
                     self._finish(job)
@@ -144,7 +144,7 @@ class BatchCore:
         job.settle()
         if not job.over or job.told:
             return
-        feed = self._feeds[job.where]
+        feed = self._feeds[job.queue]
         if self._sent.get(job.number) is job:
             del self._sent[job.number]
             given_back = job.full and job.status and job.status.state == "unreachable"
@@ -166,7 +166,7 @@ class BatchCore:
         self._finish(job)
 
     def started(self, job: BatchJob) -> None:
-        feed = self._feeds[job.where]
+        feed = self._feeds[job.queue]
         feed.started()
         self._look_at_feed(feed)
         self.feed_later(job)
@@ -176,16 +176,16 @@ class BatchCore:
 
         The node had seen the channels up to number `seen`: jobs sent since may have taken places of these.
         """
-        feed = self._feeds[job.where]
+        feed = self._feeds[job.queue]
         feed.room(count - 1 - max(0, self._last - seen) // 2)
         self._look_at_feed(feed)
 
     def _look_at_feed(self, feed: Feed) -> None:
         """A job of a WHERE was started, or has ended."""
-        if feed.waiting:
+        if feed.waits:
             self._ready[feed] = None
-        elif not feed.under_way and self._feeds.get(feed.where) is feed:
-            del self._feeds[feed.where]
+        elif not feed.under_way and self._feeds.get(feed.name) is feed:
+            del self._feeds[feed.name]
             self._ready.pop(feed, None)
             self._full.pop(feed, None)
 
@@ -197,7 +197,7 @@ class BatchCore:
     def recall(self, host: str) -> None:
         """Have the jobs back that were sent to a host and have not begun there; they are sent elsewhere."""
         for job in self._sent.values():
-            if not job.pid and not job.over:
+            if not (job.pid or job.over or job.slotless):
                 avoid = job.spawn.context.get("avoid") or []
                 job.spawn.context = {**job.spawn.context, "avoid": [*avoid, host]}
                 job.session.tell(job.number, Kind.NOTE, {"withdraw": host})
@@ -227,16 +227,18 @@ class BatchCore:
         if session is None or not session.peer:
             return
         for feed in list(self._full):
-            if not feed.full or not feed.waiting:
+            if not feed.is_blocked:
                 del self._full[feed]
-            elif feed.may_send(self.now):
+            elif feed.due is not None and self.now >= feed.due:
                 self._ready[feed] = None
         while self._ready and len(self._sent) < MOST_SENT:
             feed = next(iter(self._ready))
-            if feed.may_send(self.now):
-                self._send(feed, feed.waiting.popleft(), session)
+            if job := feed.next(self.now):
+                self._send(feed, job, session)
             else:
                 del self._ready[feed]
+                if not feed.waits:  # all of them were withdrawn
+                    self._look_at_feed(feed)
         while self._hungry and session.pending < QUEUED:
             job = self._hungry.popleft()
             job.hungry = False
@@ -244,9 +246,6 @@ class BatchCore:
                 self.feed_later(job)
 
     def _send(self, feed: Feed, job: BatchJob, session: Session) -> None:
-        if job.over:
-            self._look_at_feed(feed)  # it was withdrawn meanwhile
-            return
         job.session = session
         job.begin(feed.template(job.spawn))
         if job.over:

@@ -51,7 +51,7 @@ class BatchJob(JobCore):
 
     __slots__ = (
         *("_at", "_batch", "base", "full", "hungry", "on", "seconds", "services", "severed", "stdin", "told"),
-        *("place", "where", "withdrawn"),
+        *("place", "queue", "slotless", "withdrawn"),
     )
 
     def __init__(
@@ -63,7 +63,9 @@ class BatchJob(JobCore):
         services: Mapping[str, Service],
     ) -> None:
         self._batch = batch
-        self.where = spawn.where  # the queue that it belongs to, whatever its caller does with the spawn
+        self.slotless = spawn.adopt or spawn.context.get("control") is True  # its node never gives it back
+        # the name of the one that it waits in, whatever its caller does with the spawn
+        self.queue = f"{spawn.where}\0" if self.slotless else spawn.where
         self.stdin = stdin
         self.on = on
         self.services = services

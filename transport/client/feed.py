@@ -7,6 +7,10 @@ Laws
 3. Jobs that differ in nothing but their own fields are sent by a template, from the second one on.
 4. A node that answers "full" gives the job back. It is sent again when a job of this WHERE has ended, when the node
    tells of room, or after PAUSE, since the slots may be taken by others.
+5. A job that avoids hosts may find the others full while those have room. It then holds up no other job: it waits
+   apart, and at each of these events one of its kind is tried first.
+6. A job that takes no slot is never given back, and waits for none: it has a queue of its own (`BatchJob.queue`).
+   Behind jobs that wait, one that was to be adopted came after its lease, and was lost; files were brought late.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from transport.spawn import Template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from transport.client.batch_job import BatchJob
     from transport.spawn import Spawn
 
@@ -27,30 +33,60 @@ PAUSE = 0.5  # seconds until a full WHERE is tried again, if nothing else tells 
 class Feed:
     """The queue of one WHERE. `under_way` is how many of its jobs were sent and have not ended."""
 
-    __slots__ = ("_credit", "_template", "_unstarted", "_until", "full", "under_way", "waiting", "where")
+    __slots__ = (
+        *("_apart", "_credit", "_template", "_tries", "_unstarted", "_until"),
+        *("full", "name", "under_way", "waiting"),
+    )
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.waiting: deque[BatchJob] = deque()
+        self._apart: deque[BatchJob] = deque()  # that avoid hosts, and were given back
         self.under_way = 0
         self._unstarted = 0
-        self.full = False  # a job of it was given back
-        self._credit = 0  # jobs that a full WHERE may be tried with
+        self.full = False  # a job of it was given back, and more wait
+        self._credit = 0  # jobs that a full WHERE may be tried with,
+        self._tries = 0  # and of those apart
         self._template: Template | None = None  # of the latest job
-        self._until = 0.0  # when a full WHERE is tried again
+        self._until = 0.0  # when it is tried again
 
-    def may_send(self, now: float) -> bool:
-        if not self.waiting or self._unstarted >= UNSTARTED:
-            return False
+    def __iter__(self) -> Iterator[BatchJob]:
+        yield from self._apart
+        yield from self.waiting
+
+    @property
+    def waits(self) -> bool:
+        return bool(self.waiting or self._apart)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a job waits that was given back, or behind such a one."""
+        return bool(self.full or self._apart)
+
+    def next(self, now: float) -> BatchJob | None:
+        """Take the next job that may be sent; None if none may be now."""
         if self.due is not None and now >= self._until:
-            self._credit, self._until = 1, now + PAUSE
-        return not self.full or self._credit > 0
+            self._event(now)
+            self._credit = max(1, self._credit)
+        while self._unstarted < UNSTARTED:
+            if self._apart and self._tries:
+                job = self._apart.popleft()
+                self._tries -= not job.over
+            elif self.waiting and (not self.full or self._credit):
+                job = self.waiting.popleft()
+                self._credit -= bool(self._credit) and not job.over
+                self.full = self.full and bool(self.waiting)
+            else:
+                return None
+            if not job.over:  # else it was withdrawn meanwhile
+                return job
+        return None
 
     @property
     def due(self) -> float | None:
-        """Time of the next try of a full WHERE; None if only events count."""
-        tried = self.waiting and self.full and not self._credit and self._unstarted < UNSTARTED
-        return self._until if tried else None
+        """Time of the next try after jobs were given back; None if only events count."""
+        stuck = (self.full and not self._credit) or (self._apart and not self._tries)
+        return self._until if stuck and self._unstarted < UNSTARTED else None
 
     def template(self, spawn: Spawn) -> Template | None:
         """Return the template by which a job is to be sent; None: no job before it was like it, or it is too large."""
@@ -75,23 +111,31 @@ class Feed:
     def sent(self) -> None:
         self.under_way += 1
         self._unstarted += 1
-        if self._credit:
-            self._credit -= 1
-        if not self.waiting:
-            self.full = False
 
     def started(self) -> None:
         self._unstarted -= 1
 
     def ended(self, started: bool) -> None:
-        self.under_way -= 1
-        self._unstarted -= not started
+        self._gone(started)
+        self._tries = 1
         if self.full:
             self._credit += 1
 
+    def _gone(self, started: bool) -> None:
+        self.under_way -= 1
+        self._unstarted -= not started
+
+    def _event(self, now: float) -> None:
+        self._tries, self._until = 1, now + PAUSE
+
     def given_back(self, job: BatchJob, now: float) -> None:
         """The node has no slot for `job`, which waits again, before those that were added later."""
-        self.ended(started=False)
+        self._gone(started=False)
+        if job.spawn.context.get("avoid"):
+            self._until = now + PAUSE if not self._apart else self._until
+            self._apart.append(job)
+            self._credit += self.full
+            return
         earlier = []
         while self.waiting and self.waiting[0].place < job.place:
             earlier.append(self.waiting.popleft())
@@ -102,8 +146,11 @@ class Feed:
     def room(self, count: int) -> None:
         """The node tells of `count` free places."""
         self._credit = max(self._credit, count)
+        self._tries = 1
 
     def lost(self) -> None:
         """The node has ended; the next one knows nothing of this."""
-        self.under_way = self._unstarted = self._credit = 0
+        self.under_way = self._unstarted = self._credit = self._tries = 0
+        self.waiting.extendleft(reversed(self._apart))
+        self._apart.clear()
         self.full = False

@@ -31,7 +31,7 @@ TOLD = (
     "asks",
 )  # the keys of a spawn's context that another node may set
 
-# (spawn, running jobs per host name) -> target; raises Refused.
+# (spawn, running jobs per group of targets) -> target; raises Refused.
 Place = Callable[[Spawn, Mapping[str, int]], Target]
 
 
@@ -64,7 +64,7 @@ class Hosts:
         try:
             if self._place is None:
                 raise Refused("this node has no inventory")
-            loads = {slots.name: slots.load(late, bounded) for slots in self._slots.values()}
+            loads = {group: slots.load(link, late, bounded) for group, slots in self._slots.items()}
             target = self._place(spawn, loads)
             if parent:
                 self._check_slots(target, parent)
@@ -99,9 +99,9 @@ class Hosts:
         if control:
             host.begin(relay, spawn, slots.refuse_waiting)
         elif spawn.adopt:
-            slots.begin(relay, host, spawn)
+            slots.adopt(relay, host, spawn, bounded)
         elif late:
-            slots.submit_late(relay, host, spawn, most)
+            slots.submit_late(relay, host, spawn, bounded)
         else:
             slots.submit(relay, host, spawn)
         return relay

@@ -5,9 +5,11 @@ Laws
    served in order.
 2. A caller that keeps its jobs until there is room (`late`) is answered "full". With the exit record of each of its
    jobs here it is told of room, if there is more than the job leaves.
-3. A host without `slots` has as many for late jobs as it has processors, if their caller names no number of its own.
-   Before it has told its processors it gets one such job.
-4. Beyond its slots a host is given as many late jobs as it begins in a round trip. They wait over there (`turns.py`),
+3. A host without `slots` has as many late jobs as it has processors, of callers that name no number of their own
+   (`bounded`); all other jobs there do not count. Before it has told its processors it gets one such job.
+4. A place that becomes free is not for the caller that has most while another one was refused lately: that one, which
+   asks again before long, would find the host full for ever.
+5. Beyond its slots a host is given as many late jobs as it begins in a round trip. They wait over there (`turns.py`),
    so that a long line does not bound their rate. Of so many nobody knows whether they were started if the host is
    lost, in whatever way they are sent; so it is given no more. Long jobs wait here, and so does a job that is not late:
    its caller is told that it waits.
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 MOST_AHEAD = 1024  # jobs that wait on a host
 FULL = 1 << 30  # jobs, more than any host has
 WEIGHT = 8  # the mean of the durations is that of the last jobs, about so many
+LATELY = 1.5  # seconds; a caller that was refused asks again after a third of it (client/feed.py)
 
 
 class Slots:
@@ -42,15 +45,16 @@ class Slots:
         self.name = name
         self.limit = 0
         self.processors = 0  # of the host, once it has told
-        self._most = 0  # late jobs at one time, by the latest of them; 0 = no limit
-        self._untold: Host | None = None  # it was not reached yet when a late job was sent to it
         self.running = 0
         self.waiting = 0  # in the queue, and not ended: counted, because each new job asks for it
+        self._bounded: set[Relay] = set()  # jobs that count where there is no limit
+        self._untold: Host | None = None  # it was not reached yet when a bounded job was sent to it
         self._queue: deque[tuple[Relay, Host, Spawn]] = deque()
         self._began: dict[Relay, float] = {}  # when the job was sent and, once it runs, when it was started
         self._way = float("inf")  # shortest time from sending a job to hearing of its start, seconds
         self._seconds = 0.0  # mean time from there to its exit record
-        self._refused: dict[Link, None] = {}  # whose late jobs were refused
+        self._shares: dict[Link, int] = {}  # late jobs of each caller that has any
+        self._refused: dict[Link, float] = {}  # callers whose late jobs were refused, and when
         self._left_behind = 0  # jobs that were ever taken out of the queue: the place of its first one
 
     @property
@@ -58,27 +62,53 @@ class Slots:
         """Jobs that run or wait."""
         return self.running + self.waiting
 
-    def load(self, late: bool, bounded: bool) -> int:
+    def load(self, link: Link, late: bool, bounded: bool) -> int:
         """Jobs that run or wait, for a comparison of hosts. For a late job a host that would refuse it comes last."""
-        most = self.most(bounded) if late else 0
-        return self.used + FULL if most and self.used >= most + self._ahead else self.used
+        return self.used if not late or self._takes(link, bounded) else self.used + FULL
 
     def most(self, bounded: bool) -> int:
-        """Late jobs at one time, 0 = no limit. `bounded`: their caller leaves the number to the hosts."""
-        return self.limit or (bounded and (self.processors or 1)) or 0
+        """Late jobs at one time, 0 = no limit."""
+        return self.limit or (self.processors or 1 if bounded else 0)
 
-    def submit_late(self, relay: Relay, host: Host, spawn: Spawn, most: int) -> None:
+    def _room(self, bounded: bool) -> int:
+        """Late jobs that may be sent now."""
+        most = self.most(bounded)
+        used = self.used if self.limit else len(self._bounded)
+        return most + self._ahead(most) - used if most else FULL
+
+    def _takes(self, link: Link, bounded: bool) -> bool:
+        """Whether one more late job of a caller may be sent."""
+        room = self._room(bounded)
+        if room <= 0 or room == FULL or not self._refused:
+            return room > 0
+        since, share = asyncio.get_running_loop().time() - LATELY, self._shares.get(link, 0)
+        return room > sum(
+            other is not link and at > since and self._shares.get(other, 0) < share
+            for other, at in self._refused.items()
+        )
+
+    def submit_late(self, relay: Relay, host: Host, spawn: Spawn, bounded: bool) -> None:
         """Begin a job, or give it back to its caller: bound to this host it could not go to the next that has room."""
         link = relay.near.link
-        self._most = most
-        self._untold = None if self.processors else host
-        if most and self.used >= most + self._ahead:
-            self._refused = {each: None for each in (*self._refused, link) if not each.dead}
+        if not self._takes(link, bounded):
+            self._refused = {each: at for each, at in self._refused.items() if not each.dead}
+            self._refused[link] = asyncio.get_running_loop().time()
             relay.near.note({"full": True, "host": self.name})
             refuse(relay, Refused("no free slot", host=self.name))
             return
+        if bounded and not self.limit and not self.processors:
+            self._untold = host
         relay.late = True
+        self._shares[link] = self._shares.get(link, 0) + 1
+        if bounded:
+            self._bounded.add(relay)
         self.submit(relay, host, spawn)
+
+    def adopt(self, relay: Relay, host: Host, spawn: Spawn, bounded: bool) -> None:
+        """Begin a job that is to be adopted: it runs there already, whatever runs beside it."""
+        if bounded:
+            self._bounded.add(relay)
+        self._start(relay, host, spawn)
 
     def started(self, relay: Relay) -> None:
         """See `Watcher`: how long did it take to start the job?"""
@@ -86,11 +116,10 @@ class Slots:
         if relay in self._began:
             self._way = min(self._way, now - self._began[relay])
             self._began[relay] = now
-        if relay.late and self._untold and self._untold.processors:
+        if self._untold and self._untold.processors:
             self.processors, self._untold = self._untold.processors, None
-            if self._most and not self.limit:
-                self._most = self.processors
-                self._tell_room(relay, self._most - self.used + 1)
+        if self._refused.get(relay.near.link, 0.0) > now - LATELY:  # there may be more room than for this job
+            self._tell_room(relay)
 
     def exiting(self, relay: Relay) -> None:
         """See `Watcher`: how long did the job run? A caller with more jobs is told of room."""
@@ -98,19 +127,19 @@ class Slots:
             seconds = asyncio.get_running_loop().time() - began
             self._seconds += (seconds - self._seconds) / (WEIGHT if self._seconds else 1)
             self._begin()
-        self._tell_room(relay, self._most + self._ahead - self.used + 1)
+        self._tell_room(relay)
 
-    def _tell_room(self, relay: Relay, room: int) -> None:
-        """Tell a caller whose late jobs were refused of `room`: one for this job of it, which it leaves, and more."""
-        if relay.late and room > 1 and relay.near.link in self._refused:
+    def _tell_room(self, relay: Relay) -> None:
+        """Tell a caller whose late jobs were refused of room: one for this job of it, which it leaves, and more."""
+        room = self._room(relay in self._bounded) + 1
+        if relay.late and 1 < room < FULL and relay.near.link in self._refused:
             relay.near.note({"room": room, "seen": relay.near.link.session.highest})
 
-    @property
-    def _ahead(self) -> int:
-        """Jobs that the host begins in a round trip."""
+    def _ahead(self, most: int) -> int:
+        """Jobs that a host of so many slots begins in a round trip."""
         if not self._seconds:
             return 0
-        return min(MOST_AHEAD, int(self._most * self._way / self._seconds))
+        return min(MOST_AHEAD, int(most * self._way / self._seconds))
 
     def submit(self, relay: Relay, host: Host, spawn: Spawn) -> None:
         place = self._left_behind + len(self._queue)
@@ -135,33 +164,42 @@ class Slots:
 
     def _begin(self) -> None:
         while self._queue:
-            late = self._queue[0][0].late
-            most = self._most + self._ahead if late else self.limit
-            if most and self.running >= most:
+            ahead = self._ahead(self.limit) if self._queue[0][0].late else 0
+            if self.limit and self.running >= self.limit + ahead:
                 return
             relay, host, spawn = self._queue.popleft()
             self._left_behind += 1
             if relay.queued:
-                self._left(relay)
+                relay.queued = False
+                self.waiting -= 1
                 relay.watcher = self
                 self._began[relay] = asyncio.get_running_loop().time()
-                self.begin(relay, host, spawn)
+                self._start(relay, host, spawn)
 
-    def begin(self, relay: Relay, host: Host, spawn: Spawn) -> None:
-        """Count a job and send it; also one that is to be adopted: it runs there already, whatever runs beside it."""
+    def _start(self, relay: Relay, host: Host, spawn: Spawn) -> None:
         self.running += 1
         relay.on_end = self._ended
         host.begin(relay, spawn, self.refuse_waiting)
 
     def _left(self, relay: Relay) -> None:
-        """A job waits no more: it begins, or has ended."""
+        """A job has ended while it waited."""
         relay.queued = False
         self.waiting -= 1
+        self._over(relay)
 
     def _ended(self, relay: Relay) -> None:
         self._began.pop(relay, None)
         self.running -= 1
+        self._over(relay)
         self._begin()
+
+    def _over(self, relay: Relay) -> None:
+        self._bounded.discard(relay)
+        if relay.late:
+            link = relay.near.link
+            self._shares[link] -= 1
+            if not self._shares[link]:
+                del self._shares[link]
 
     def refuse_waiting(self, refused: Refused) -> None:
         """The host cannot be reached: refuse the queued jobs, which would only dial it again, one after the other."""

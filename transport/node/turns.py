@@ -31,6 +31,8 @@ class Turns:
 
     def submit(self, job: Job, limit: int) -> Handler:
         """Start a job now or later; returns the handler of its channel until then."""
+        if self._waiting and limit > self._limit:
+            asyncio.get_running_loop().call_soon(self.begin)
         self._limit = limit
         if len(self._running) < limit and not self._waiting:
             self._running.add(job)

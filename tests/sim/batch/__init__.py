@@ -5,9 +5,9 @@
     .venv/bin/python -m tests.sim --batch --without NAME the product with a mutation; it must be caught
     make soak SECONDS=600 BATCH=1                        seeds that were never run
 
-A seed is a course (`course`): two to four hosts with slots, or processors, up to forty items with their scripts, and faults. Links
-are cut, hosts crash, stop, sleep, and come and go. The client is stopped, told to end, or killed, alone or with its
-node; the next one goes on with `--resume`, until one comes to its end.
+A seed is a course (`course`): two to four hosts with slots, or processors, up to forty items with their scripts, and
+faults. Links are cut, hosts crash, stop, sleep, and come and go. The client is stopped, told to end, or killed, alone
+or with its node; the next one goes on with `--resume`, until one comes to its end.
 
 Real parts, beside those of `tests.sim`
     Run, Starter, Work, Items, Retries, Timers, Orphans, Search, Adopted, Joblog and Journal with their files, Sink,

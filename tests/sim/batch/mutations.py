@@ -47,7 +47,7 @@ def started_given_back() -> contextlib.AbstractContextManager[None]:
                 del self._sent[job.number]
                 job.forget()
                 job.again()
-                self._feeds[job.where].waiting.append(job)
+                self._feeds[job.queue].waiting.append(job)
                 self._waiting += 1
         lost(self, why)
 
@@ -101,7 +101,7 @@ def slots_ignored() -> Iterator[None]:
         job.start()
         return job
 
-    with replaced(Turns, "submit", mutant), replaced(Slots, "_ahead", property(lambda self: 4)):
+    with replaced(Turns, "submit", mutant), replaced(Slots, "_ahead", lambda self, most: 4):
         yield
 
 

@@ -47,7 +47,7 @@ class Caller:
         relay = Relay(self.link, self._number, "h1", lambda _: None)
         host, spawn = cast(Host, self), Spawn(["true"])
         if late:
-            self.slots.submit_late(relay, host, spawn, self.slots.most(bounded))
+            self.slots.submit_late(relay, host, spawn, bounded)
         else:
             self.slots.submit(relay, host, spawn)
         return relay
@@ -95,14 +95,14 @@ def test_a_host_without_slots_has_as_many_late_jobs_as_processors_once_it_has_to
         caller = Caller(0)
         first, second = (caller.job(bounded=True) for _ in range(2))
         assert caller.sent == [first] and second.ended and caller.notes("full") == [True]
-        assert caller.slots.load(True, True) > caller.slots.load(True, False) == 1
+        assert caller.slots.load(caller.link, True, True) > caller.slots.load(caller.link, True, False) == 1
         plain = caller.job(late=False)
         assert caller.sent == [first, plain], "it is no late job"
         caller.processors = 4
         caller.start(first)
-        assert caller.notes("room") == [3], "two of four are taken, and one of the room is that of the first"
-        third, fourth, fifth = (caller.job(bounded=True) for _ in range(3))
-        assert caller.sent[2:] == [third, fourth] and fifth.ended and caller.notes("full") == [True]
+        assert caller.notes("room") == [4], "one of four is taken, and one of the room is that of the first"
+        late = [caller.job(bounded=True) for _ in range(4)]
+        assert caller.sent[2:] == late[:3] and late[3].ended and caller.notes("full") == [True]
         assert not caller.job().ended, "its caller has named a number"
 
     asyncio.run(main())
