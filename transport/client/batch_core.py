@@ -157,7 +157,7 @@ class BatchCore:
                 job.again()
                 self._waiting += 1
                 feed.given_back(job, self.now)
-                self._full[feed] = None
+                self._full[feed] = self._ready[feed] = None
                 return
             feed.ended(bool(job.pid))
         elif not job.number:

@@ -51,7 +51,7 @@ class BatchJob(JobCore):
 
     __slots__ = (
         *("_at", "_batch", "base", "full", "hungry", "on", "seconds", "services", "severed", "stdin", "told"),
-        *("place", "queue", "slotless", "withdrawn"),
+        *("by_credit", "place", "queue", "slotless", "withdrawn"),
     )
 
     def __init__(
@@ -75,6 +75,7 @@ class BatchJob(JobCore):
         self.withdrawn = False  # it was ended before its start was heard of
         self.severed = False  # its node has ended, and it may go on at its host
         self.place = 0  # among the jobs of its batch
+        self.by_credit = False  # it was sent though its queue was full
         self._at = 0  # bytes of stdin that were sent
         # Of one that was adopted: bytes of its streams that were acknowledged, or sent, before; its age at that time.
         self.base = [0, 0, 0]

@@ -34,7 +34,7 @@ class Feed:
     """The queue of one WHERE. `under_way` is how many of its jobs were sent and have not ended."""
 
     __slots__ = (
-        *("_apart", "_credit", "_template", "_tries", "_unstarted", "_until"),
+        *("_apart", "_credit", "_probes", "_template", "_tries", "_unstarted", "_until"),
         *("full", "name", "under_way", "waiting"),
     )
 
@@ -49,6 +49,7 @@ class Feed:
         self._tries = 0  # and of those apart
         self._template: Template | None = None  # of the latest job
         self._until = 0.0  # when it is tried again
+        self._probes = False  # it was, and there was room: the next one follows
 
     def __iter__(self) -> Iterator[BatchJob]:
         yield from self._apart
@@ -66,15 +67,17 @@ class Feed:
     def next(self, now: float) -> BatchJob | None:
         """Take the next job that may be sent; None if none may be now."""
         if self.due is not None and now >= self._until:
-            self._event(now)
-            self._credit = max(1, self._credit)
+            self._probes, self._until = True, now + PAUSE
+            self._allow()
         while self._unstarted < UNSTARTED:
             if self._apart and self._tries:
                 job = self._apart.popleft()
+                job.by_credit = False
                 self._tries -= not job.over
             elif self.waiting and (not self.full or self._credit):
                 job = self.waiting.popleft()
-                self._credit -= bool(self._credit) and not job.over
+                job.by_credit = bool(self._credit)
+                self._credit -= job.by_credit and not job.over
                 self.full = self.full and bool(self.waiting)
             else:
                 return None
@@ -114,27 +117,30 @@ class Feed:
 
     def started(self) -> None:
         self._unstarted -= 1
+        if self._probes:
+            self._allow()
 
     def ended(self, started: bool) -> None:
         self._gone(started)
-        self._tries = 1
-        if self.full:
-            self._credit += 1
+        self._credit += self.full
+        self._tries += bool(self._apart)
 
     def _gone(self, started: bool) -> None:
         self.under_way -= 1
         self._unstarted -= not started
 
-    def _event(self, now: float) -> None:
-        self._tries, self._until = 1, now + PAUSE
+    def _allow(self) -> None:
+        """One of each kind may be tried."""
+        self._credit, self._tries = max(1, self._credit), max(1, self._tries)
 
     def given_back(self, job: BatchJob, now: float) -> None:
         """The node has no slot for `job`, which waits again, before those that were added later."""
         self._gone(started=False)
+        self._probes = False
         if job.spawn.context.get("avoid"):
-            self._until = now + PAUSE if not self._apart else self._until
             self._apart.append(job)
-            self._credit += self.full
+            self._tries, self._until = 0, now + PAUSE
+            self._credit += job.by_credit  # for the next one
             return
         earlier = []
         while self.waiting and self.waiting[0].place < job.place:
@@ -146,7 +152,7 @@ class Feed:
     def room(self, count: int) -> None:
         """The node tells of `count` free places."""
         self._credit = max(self._credit, count)
-        self._tries = 1
+        self._tries = max(self._tries, count) if self._apart else 0
 
     def lost(self) -> None:
         """The node has ended; the next one knows nothing of this."""

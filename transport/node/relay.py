@@ -53,7 +53,8 @@ class Watcher(Protocol):
 class Relay:
     """One channel from the link that opened it (near) to the link that serves it (far).
 
-    Of more than 30 attributes CPython keeps a dict of its own for each relay: a flood of requests took twice the memory.
+    Of more than 30 attributes CPython keeps a dict of its own for each relay, and a flood of requests takes twice as
+    much memory.
     """
 
     def __init__(self, link: Link, number: int, host: str, on_end: Callable[[Relay], None]) -> None:

@@ -58,8 +58,10 @@ class Node:
         stdin: bytes | Callable[[int], bytes | None] = b"",
         output: Callable[[int, memoryview], int | None] | None = None,
         started: Callable[[int, str], None] | None = None,
+        adopt: bool = False,
+        **context: Any,
     ) -> BatchJob:
-        spawn = Spawn([argv], where=where)
+        spawn = Spawn([argv], where=where, adopt=adopt, keep=adopt, context=context)
         self.out[spawn.id] = got = bytearray()
         exits = self.exits[spawn.id] = []
 
@@ -444,17 +446,63 @@ def test_a_full_node_is_tried_again_when_the_slots_belong_to_others(node: Node) 
 
 
 def test_a_full_node_is_tried_again_while_a_job_that_it_took_runs_on(node: Node) -> None:
-    """Others may have left their slots, and the job may run for hours."""
+    """Others may have left their slots, and the job may run for hours. A start shows that there is room for more."""
     jobs = [node.add() for _ in range(3)]
     node.carry()
     for job in reversed(jobs):
         node.full(job)
-    for index, job in enumerate(jobs):
-        node.carry()
-        assert len(node.served) == index
-        node.core.now += PAUSE
-        node.carry().start(job)
+    assert not node.carry().served
+    node.core.now += PAUSE
+    node.carry().start(jobs[0])
+    assert len(node.served) == 2, "the next one follows the start"
+    node.full(jobs[1])
+    assert len(node.carry().served) == 1
+    node.core.now += PAUSE
+    node.carry().start(jobs[1])
+    node.carry().start(jobs[2])
     assert node.core.waiting == 0
+
+
+def test_a_try_that_avoids_a_host_and_finds_the_others_full_holds_up_no_other_job(node: Node) -> None:
+    first, picky, other, more = (node.add(avoid=["h1"] if index == 1 else []) for index in range(4))
+    node.carry().start(first)
+    node.full(more)
+    node.full(other)
+    node.full(picky)
+    assert len(node.carry().served) == 1
+    node.exit(first)
+    assert [each.spawn["id"] for each in node.served.values()] == [picky.spawn.id, other.spawn.id]
+    node.full(picky)
+    node.carry().start(other).exit(other)
+    assert [each.spawn["id"] for each in node.served.values()] == [picky.spawn.id, more.spawn.id]
+    node.start(more).start(picky).exit(more).exit(picky)
+    assert node.core.waiting == 0 and node.core.due is None
+
+
+def test_what_takes_no_slot_does_not_wait_for_one(node: Node) -> None:
+    jobs = [node.add() for _ in range(2)]
+    node.carry().start(jobs[0]).full(jobs[1])
+    assert len(node.carry().served) == 1
+    control, adopted = node.add(control=True), node.add(adopt=True)
+    assert {each.spawn["id"] for each in node.carry().served.values()} > {control.spawn.id, adopted.spawn.id}
+    node.core.recall("h1")
+    node.carry()
+    assert not node.of(control).withdrawn and not node.of(adopted).withdrawn
+
+
+def test_a_job_that_is_withdrawn_while_it_waits_for_a_slot_holds_up_none_that_comes_later(node: Node) -> None:
+    one, two = (node.add() for _ in range(2))
+    node.carry().start(one).full(two)
+    node.carry()
+    two.withdraw()
+    node.core.now += PAUSE
+    node.carry()
+    three, four = (node.add() for _ in range(2))
+    node.core.now += PAUSE
+    node.carry()
+    node.core.now += PAUSE
+    node.carry()
+    assert {three.spawn.id, four.spawn.id} < {each.spawn["id"] for each in node.served.values()}
 
 
 def test_a_node_that_refuses_for_another_reason_ends_the_job(node: Node) -> None:
