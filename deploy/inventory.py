@@ -28,11 +28,22 @@ class ConfigError(Misconfigured):
 
 
 class Inventory:
-    """The hosts by name, in the order of the file. `path` is None if there is no inventory."""
+    """The hosts by name, in the order of the file. `path` is None if there is no inventory.
 
-    def __init__(self, hosts: Mapping[str, Host], path: Path | None = None) -> None:
+    `gone` are names and tags that it had once: in a WHERE they mean no host, and are no error.
+    """
+
+    def __init__(
+        self, hosts: Mapping[str, Host], path: Path | None = None, gone: frozenset[str] = frozenset()
+    ) -> None:
         self.hosts = dict(hosts)
         self.path = path
+        self.gone = gone
+
+    def after(self, before: Inventory) -> Inventory:
+        """Return this one for a batch that began with the one `before`."""
+        known = {*before.hosts, *(f"@{tag}" for host in before.hosts.values() for tag in host.tags)}
+        return Inventory(self.hosts, self.path, before.gone | known)
 
     def host(self, name: str) -> Host:
         """Return the host of that name; NoSuchHost names the known ones."""
@@ -126,7 +137,7 @@ class Inventory:
             found = {name for name, host in self.hosts.items() if term[1:] in host.tags}
         else:
             found = {term} & set(self.hosts)
-        if not found:
+        if not found and term not in self.gone:
             raise self._nobody(term)
         return found
 

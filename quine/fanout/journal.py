@@ -272,6 +272,15 @@ class Journal:
 # -- files -----------------------------------------------------------------------------------------
 
 
+def version_of(path: object) -> object:
+    """Return something that changes with a file; () if there is none."""
+    try:
+        facts = os.stat(str(path or ""))
+    except OSError:
+        return ()
+    return facts.st_mtime_ns, facts.st_ino
+
+
 def replaced(path: str, text: str, mode: int) -> int:
     """Replace a file as a whole, or not at all, also where the machine loses its power. Return it, to append to."""
     new = path + ".quine-new"

@@ -138,6 +138,16 @@ class Hosts:
         return list(self._aside)
 
 
+def unstartable(error: OSError | Misconfigured) -> Status:
+    """Return the end of an item whose stdin or files cannot be had."""
+    from transport.status import Status
+
+    if isinstance(error, Misconfigured):
+        return Status("unreachable", errors.NOT_STARTED, detail=error.detail, hint=error.hint)
+    why = f"{error.filename}: {(error.strerror or 'cannot be read').lower()}"
+    return Status("unreachable", errors.NOT_STARTED, detail=why)
+
+
 def of_adopted(status: Status, torn: bool, staged: bool) -> Status:
     """Return the end of a job that was adopted; it is lost if it may have lacked its files, or its output is not whole.
 

@@ -9,9 +9,12 @@ from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.base.procs import raise_open_files
 from quine.fanout import outcome
 from quine.fanout.cleanup import Cleanup
+from quine.fanout.input.names import Names
+from quine.fanout.journal import version_of
 from quine.fanout.tasks import Task
 from quine.files.select import Services
 from quine.jobs.client import Notes, caller, callers_environment, callers_limits, reach, starting_directory
+from quine.jobs.staged import let_go
 from transport.spawn import Spawn
 from transport.status import Status
 from transport.writes import is_one_file
@@ -54,6 +57,7 @@ class Starter:
         self._options = spawn  # for notes
         self._by_lines = options.line_buffer
         self._cleanup = Cleanup(batch, work, sink.say) if options.cleanup else None
+        self._names = Names(lambda text: None if spawn.quiet else sink.say(f"quine: {text}\n"))
         self._notes: dict[str, Notes] = {}
         self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
         self._environ = dict(os.environ)  # of the services of all jobs
@@ -128,17 +132,23 @@ class Starter:
             task.output = self._report.open(task, self._sink)
             task.stdin = self._work.open_stdin(task.item)
             stage = self._work.stage(task.item)
-        except OSError as error:
-            why = f"{error.filename}: {(error.strerror or 'cannot be read').lower()}"
-            ended(task, Status("unreachable", NOT_STARTED, detail=why))
-            return
-        except Misconfigured as error:
-            ended(task, Status("unreachable", NOT_STARTED, detail=error.detail, hint=error.hint))
+        except (OSError, Misconfigured) as error:
+            ended(task, outcome.unstartable(error))
             return
         except Failure as failure:  # --results: it ends the batch, and is told of once
             self._sink.fail(failure)
             ended(task, Status("unreachable", NOT_STARTED))
             return
+        self._place(task, avoid, stage, started, ended)
+
+    def _place(
+        self, task: Task, avoid: list[str], stage: Staging | None, started: Started, ended: Ended
+    ) -> None:
+        """Start a try once no other item has its names."""
+        if stage and not task.ending:
+            if not self._names.take(stage.sources, lambda: self._place(task, avoid, stage, started, ended)):
+                return
+            ended = self._names.giving(stage.sources, ended)
         cleanup, names = self._cleanup, []
         if cleanup and stage:
             names = cleanup.names(task)
@@ -174,7 +184,7 @@ class Starter:
         try:
             self._note_sent(task, spawn, output)
         except Failure as failure:  # the journal: it ends the batch, and is told of once
-            _let_go(answers, held)
+            let_go(answers, held)
             self._sink.fail(failure)
             unsent()
             return
@@ -242,7 +252,7 @@ class Starter:
             started(task)
 
         def on_exit(status: Status) -> None:
-            _let_go(answers, held)
+            let_go(answers, held)
             status = stage.judged(status) if stage else status
             if task.adopted:
                 status = outcome.of_adopted(status, task.adopted.torn, stage is not None)
@@ -273,20 +283,12 @@ class Starter:
 
     def _note_hosts(self) -> None:
         """Note the hosts that --on means, before a job is sent: one may leave the inventory with a job that began."""
-        if self._inventory != (version := self._version()):
+        if self._inventory != (version := version_of(self._context.get("inventory"))):
             self._inventory = version
             assert self._journal
             for host in self.hosts():
                 if host == "local" or host not in self._journal.wheres:
                     self._journal.on_host(host)
-
-    def _version(self) -> object:
-        """Something that changes with the inventory."""
-        try:
-            facts = os.stat(str(self._context.get("inventory") or ""))
-        except OSError:
-            return ()
-        return facts.st_mtime_ns, facts.st_ino
 
     def hosts(self) -> list[str]:
         """The hosts that may have jobs of this batch."""
@@ -342,6 +344,9 @@ class Starter:
             output.persist(self._journal.output(spawn.id))
             have = output.restore(by_lines)
         output.job = adopted.job
+        if stage:
+            self._names.hold(stage.sources)
+            ended = self._names.giving(stage.sources, ended)
         names = []
         if self._cleanup and stage:
             names = self._cleanup.names(task)
@@ -391,10 +396,3 @@ class Starter:
         if host not in self._notes:
             self._notes[host] = Notes(self._options, raw=False, say=self._sink.say)
         self._notes[host].hear(note)
-
-
-def _let_go(answers: Services, held: list[int]) -> None:
-    """Close what was made for a job."""
-    answers.close()
-    for fd in held:
-        os.close(fd)

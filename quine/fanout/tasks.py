@@ -9,7 +9,6 @@ from functools import partial
 
 from quine.base.errors import Misconfigured
 from quine.base.procs import opened_file
-from quine.fanout.input.seen import Seen
 from quine.fanout.input.template import Values, Word
 from quine.fanout.joblog import Entry
 from quine.fanout.journal import hash_of
@@ -234,10 +233,6 @@ class Work:
         self._returns = [Word(word, replace, options.named) for word in spawn.returns]
         self._words += map(os.fsencode, (*spawn.files, "", *spawn.returns))
         named = options.stdin not in ("", "none", "item")
-        self._brought, self._names = (
-            Seen(),
-            Seen(),
-        )  # (path, name) of --files that differ by item, and the names
         self._stdin = Word(options.stdin, replace, options.named) if named else None
 
     def task(self, item: Item) -> Task:
@@ -280,10 +275,7 @@ class Work:
         return [part for path, name in sources for part in (name, *_content(os.fsdecode(path)))]
 
     def stage(self, item: Item) -> Staging | None:
-        """Return the staging of a try; None if it needs none. Raises Misconfigured.
-
-        Items share a directory over there: of two different files under one name, each might get the other's.
-        """
+        """Return the staging of a try; None if it needs none. Raises Misconfigured."""
         if not self._files and not self._returns:
             return None
         from quine.jobs.client import staging
@@ -291,22 +283,7 @@ class Work:
         spawn = self._options.spawn
         files = tuple(word.text(item) for word in self._files)
         returns = tuple(word.text(item) for word in self._returns)
-        found = staging(spawn.replace(files=files, returns=returns))
-        if found and any(word.replaced for word in self._files):
-            for pair in found.sources:
-                self._note_file(*pair)
-        return found
-
-    def _note_file(self, path: bytes, name: bytes) -> None:
-        if (path, name) in self._brought:
-            return
-        if name in self._names:
-            raise Misconfigured(
-                f"--files: {os.fsdecode(path)} would replace another item's {os.fsdecode(name)} over there",
-                "DIR/./PATH keeps the directories of PATH; FROM:NAME gives a file another name, as in {}:{#}",
-            )
-        self._brought.add((path, name))
-        self._names.add(name)
+        return staging(spawn.replace(files=files, returns=returns))
 
     def placed(self, item: Item | None, shared: bool) -> list[str]:
         """Return the names over there of the files of an item, its own or those that are `shared` by all.

@@ -65,9 +65,7 @@ class StagedJob:
         self._on_started(host)
 
     def _ended(self, status: Status) -> None:
-        self._answers.close()
-        for fd in self._held:
-            os.close(fd)
+        let_go(self._answers, self._held)
         stage = self._stage
         if stage and stage.brings(status := stage.judged(status)):
             self.bringing = True
@@ -102,3 +100,10 @@ class StagedJob:
             on_exit=on_exit,
             services=taking.services,
         )
+
+
+def let_go(answers: Services, held: list[int]) -> None:
+    """Close what was made for a job."""
+    answers.close()
+    for fd in held:
+        os.close(fd)

@@ -29,7 +29,8 @@ class Placer:
         import threading
 
         self._writing = threading.Lock()
-        self._cache: dict[str, tuple[tuple[int, int], Inventory]] = {}
+        # By path: the version of the file, what is in it, and that for batches that began before.
+        self._cache: dict[str, tuple[tuple[int, int], Inventory, Inventory]] = {}
         self._wrong = ""  # with the inventory that a batch goes on without
         self._ways: Ways | None = None
 
@@ -117,12 +118,13 @@ class Placer:
             version = (facts.st_mtime_ns, facts.st_ino)
             cached = self._cache.get(named)
             if cached is None or cached[0] != version:
-                cached = self._cache[named] = (version, load(Path(named), {}))
+                fresh = load(Path(named), {})
+                cached = self._cache[named] = (version, fresh, fresh.after(cached[2]) if cached else fresh)
                 if self._ways:
                     self._ways.clear()
         except ConfigError as error:
             if (cached := self._cache.get(named)) and spawn.context.get("late") is True:
-                return self._as_before(cached[1], error.detail)
+                return self._as_before(cached[2], error.detail)
             raise Misconfigured(error.detail, error.hint) from None
         except ModuleNotFoundError as lacking:
             detail = (
@@ -133,7 +135,8 @@ class Placer:
             raise Misconfigured(
                 f"{Path(named)}: {error.strerror}", "see --inventory and QUINE_INVENTORY"
             ) from None
-        return cached[1]
+        # A batch goes on with the hosts that it has left.
+        return cached[2] if spawn.context.get("late") is True else cached[1]
 
     def _as_before(self, inventory: Inventory, detail: str) -> Inventory:
         """Go on with an inventory whose file is being edited: a batch must not fail all its items meanwhile."""

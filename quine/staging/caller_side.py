@@ -75,9 +75,10 @@ class Staging:
         """Return how the job has ended, or that it was not started because it could not have its files."""
         giving = self._giving
         if giving and giving.failure and (status.state, status.code) == ("exited", NOT_STARTED):
-            return Status(
-                "unreachable", NOT_STARTED, host=status.host, detail=giving.failure, hint=giving.cure
-            )
+            host = (
+                "" if giving.is_ours else status.host
+            )  # no other host would have them, and none is to blame
+            return Status("unreachable", NOT_STARTED, host=host, detail=giving.failure, hint=giving.cure)
         return status
 
     def brings(self, status: Status) -> bool:

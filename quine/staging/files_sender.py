@@ -32,6 +32,7 @@ class Giving:
         self._rounds = 0
         self._started = False  # the job has its files
         self.failure = self.cure = ""
+        self.is_ours = False  # the failure is one of this machine
 
     def look_ahead(self) -> None:
         """Start the scan in a thread."""
@@ -78,7 +79,7 @@ class Giving:
             self._tree = None
             if isinstance(error, (Changed, FileNotFoundError)) and self._rounds < ROUNDS:
                 raise RequestError(AGAIN + error_text(error)) from None
-            self.failure = f"the files cannot be staged: {error_text(error)}"
+            self.failure, self.is_ours = f"the files cannot be staged: {error_text(error)}", True
             if isinstance(error, LeadsOut):
                 self.cure = (
                     "a link that is named is followed: name what is in its directory, as in --files 'DIR/*'"

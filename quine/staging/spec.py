@@ -86,13 +86,15 @@ def _name(word: str, folder: str) -> str:
 def _inside(option: str, name: str) -> str:
     clean = os.path.normpath(name) if name else ""
     if not clean or os.path.isabs(clean) or clean.split("/")[0] == ".." or "\0" in clean:
-        raise Misconfigured(f"{option}: {name!r} leads out of the job's directory", "give a relative path")
+        raise Misconfigured(
+            f"{option}: {name!r} leads out of the job's directory", "give a relative path, or A/./B"
+        )
     return clean
 
 
 def returns(words: list[str]) -> list[str]:
-    """Return the patterns of --returns, normalised. Raises Misconfigured."""
-    return [_inside("--returns", word) for word in words]
+    """Return the patterns of --returns, normalised; of `A/./B` it is B. Raises Misconfigured."""
+    return [_inside("--returns", word.partition("/./")[2] or word) for word in words]
 
 
 def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from quine.fanout.input.names import Names
 from tests.lab import Lab
 from tests.support.agents import OK, call, says
 
@@ -73,17 +75,85 @@ def test_files_of_agents(lab: Lab, inputs: Path) -> None:
     assert names(inputs, "*.up") == ["in/0 x.txt.up", "in/1 x.txt.up"]
 
 
-def test_two_files_of_one_name_are_refused_and_a_dot_keeps_their_directories(lab: Lab, inputs: Path) -> None:
+def test_items_with_files_of_one_name_wait_for_each_other_and_a_dot_keeps_their_directories(
+    lab: Lab, inputs: Path
+) -> None:
     for number in range(3):
         (inputs / str(number)).mkdir()
         (inputs / str(number) / "d.csv").write_text(f"{number}\n")
     paths = [f"{inputs}/{number}/d.csv" for number in range(3)]
-    words = ["xargs", "-k", "--on", "h1", "--cwd", "~", "--files"]
-    done = lab.run([*words, "{}", "--", "cat", "{/}", ":::", *paths, paths[0]], cwd=inputs)
-    assert (done.returncode, done.stdout) == (123, b"0\n0\n")
-    assert done.stderr.count(b"would replace another item's d.csv over there\n") == 2
+    words = ["xargs", "-kP4", "--on", "h1", "--cwd", "~", "--files"]
+    done = lab.run(
+        [*words, "{}", "--", "sh", "-c", "sleep .2; cat d.csv", ":::", *paths, paths[0]], cwd=inputs
+    )
+    assert (done.returncode, done.stdout) == (0, b"0\n1\n2\n0\n")
+    assert done.stderr.startswith(
+        b"quine: items whose --files have one name over there (d.csv) wait for each other; "
+    )
+    assert done.stderr.count(b"\n") == 1
     dotted = [f"{inputs}/./{number}/d.csv" for number in range(3)]
     kept = lab.run([*words, "{}", "--", "sh", "-c", 'cat "${0#*/./}"', "{}", ":::", *dotted], cwd=inputs)
-    assert (kept.returncode, kept.stdout) == (0, b"0\n1\n2\n")
+    assert (kept.returncode, kept.stdout, kept.stderr) == (0, b"0\n1\n2\n", b"")
     named = lab.run([*words, "{}:{#}.csv", "--", "cat", "{#}.csv", ":::", *paths], cwd=inputs)
-    assert (named.returncode, named.stdout) == (0, b"0\n1\n2\n")
+    assert (named.returncode, named.stdout, named.stderr) == (0, b"0\n1\n2\n", b"")
+
+
+A, B = b"/a", b"/b"
+
+
+@pytest.mark.parametrize(
+    ("held", "sources", "waits"),
+    [
+        ([(A, b"n")], [(A, b"n")], False),
+        ([(A, b"n")], [(B, b"n")], True),
+        ([(A, b"n"), (A, b"m")], [(B, b"k"), (B, b"m")], True),
+        ([(b"/a/d", b"d")], [(b"/a/d/f", b"d/f")], False),
+        ([(b"/a/d/f", b"d/f")], [(b"/a/d", b"d")], False),
+        ([(b"/a/d", b"d")], [(b"/b/d/f", b"d/f")], True),
+        ([(b"/b/d/f", b"d/f")], [(b"/a/d", b"d")], True),
+        ([(b"/b/d/e/f", b"d/e/f")], [(b"/a/d", b"d")], True),
+        ([(b"/x", b"d/f")], [(b"/a/d", b"d")], True),
+        ([(A, b"")], [(b"/a/f", b"f")], False),
+        ([(A, b"")], [(B, b"f")], True),
+        ([(B, b"f")], [(A, b"")], True),
+        ([(A, b"d1")], [(B, b"d1/f")], True),
+        ([(A, b"d")], [(B, b"d1/f")], False),
+    ],
+)
+def test_names_that_clash(
+    held: list[tuple[bytes, bytes]], sources: list[tuple[bytes, bytes]], waits: bool
+) -> None:
+    notes: list[str] = []
+    called: list[int] = []
+    names = Names(notes.append)
+    assert names.take(held, lambda: None)
+    assert names.take(sources, lambda: called.append(1)) is not waits and len(notes) == waits
+    names.give(held)
+    assert called == [1] * waits
+    if not waits:
+        names.give(sources)
+    assert not names._paths and not names._above
+
+
+def test_a_fault_of_this_machine_is_no_fault_of_a_host(lab: Lab, inputs: Path) -> None:
+    os.mkfifo(inputs / "pipe")
+    done = lab.run(["xargs", "--on", "h1", "--files", "pipe", "--", "true", ":::", *"1234"], cwd=inputs)
+    assert done.returncode == 69 and b"set aside" not in done.stderr
+    assert done.stderr.count(b"the files cannot be staged") == 1
+
+
+def test_a_dot_in_a_path_of_returns(lab: Lab, inputs: Path) -> None:
+    words = [
+        "--files",
+        "{}",
+        "--returns",
+        "{}.up",
+        "--",
+        "sh",
+        "-c",
+        'tr a-z A-Z <"${0#*/./}" >"${0#*/./}.up"',
+        "{}",
+    ]
+    done = lab.run(["xargs", "--on", "h1", *words, ":::", f"{inputs}/./in/1 x.txt"], cwd=inputs)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (inputs / "in" / "1 x.txt.up").read_text() == "TEXT 1\n"

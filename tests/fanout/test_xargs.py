@@ -597,7 +597,19 @@ def test_hosts_that_appear_in_the_inventory_join_and_those_that_go_get_no_more(
     lab: Lab, tmp_path: Path
 ) -> None:
     lab.alias("one", "h1", tags=["x"])
-    words = ["xargs", "-P2", "--on", "@x", "--line-buffer", *SH, 'echo "$QUINE_NODE_NAME"']
+    lab.alias("three", "h3", tags=["y"])
+    where = "@x,one,@y!three"
+    words = [
+        "xargs",
+        "-P2",
+        "--on",
+        where,
+        "--joblog",
+        str(tmp_path / "log"),
+        "--line-buffer",
+        *SH,
+        'echo "$QUINE_NODE_NAME"',
+    ]
     with lab.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin and process.stdout
 

@@ -12,7 +12,7 @@ import pytest
 from transport.node.host import Host
 from transport.node.link import Link
 from transport.node.relay import Relay
-from transport.node.slots import MOST_AHEAD, Slots
+from transport.node.slots import LATELY, MOST_AHEAD, Slots
 from transport.node.turns import Turns
 from transport.spawn import Spawn
 from transport.status import Status
@@ -104,6 +104,38 @@ def test_a_host_without_slots_has_as_many_late_jobs_as_processors_once_it_has_to
         late = [caller.job(bounded=True) for _ in range(4)]
         assert caller.sent[2:] == late[:3] and late[3].ended and caller.notes("full") == [True]
         assert not caller.job().ended, "its caller has named a number"
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_was_refused_gets_the_places_that_the_other_one_leaves_until_it_has_as_many() -> None:
+    async def main() -> None:
+        one, other = Caller(4), Caller(4)
+        other.slots = one.slots
+        held = [one.job() for _ in range(4)]
+        assert other.job().ended and other.notes("full") == [True]
+        for share in (1, 2):
+            held.pop().end()
+            assert one.job().ended, "the place is for the one that waits"
+            assert not other.job().ended and len(other.sent) == share
+            assert other.job().ended, "all are taken"
+        held.pop().end()
+        assert not one.job().ended, "each has half of them"
+        held.pop().end()
+        one.now = other.now = one.now + LATELY
+        assert not one.job().ended, "the other one has not asked for long"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", ["plain", "numbered"])
+def test_only_jobs_whose_number_is_left_to_the_host_count_against_its_processors(first: str) -> None:
+    async def main() -> None:
+        caller = Caller(0)
+        caller.processors = caller.slots.processors = 2
+        for _ in range(5):
+            assert not caller.job(late=first == "numbered").ended
+        assert [caller.job(bounded=True).ended for _ in range(3)] == [False, False, True]
 
     asyncio.run(main())
 

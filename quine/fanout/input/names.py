@@ -1,0 +1,100 @@
+"""The names over there of the files that items bring.
+
+Law: items share a directory on a host. Two under way at one time never have different files under one name, nor one of
+them a directory with a file of the other in it: each might get the other's. The later one waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TypeVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from transport.status import Status
+
+    Sources = list[tuple[bytes, bytes]]  # (path here, name over there)
+
+_T = TypeVar("_T")
+ELSEWHERE = b""  # the path of a directory that has a file of another directory in it
+
+
+class Names:
+    """The names that are taken. `note` is told once that an item waits."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._said = False
+        self._paths: dict[bytes, Counter[bytes]] = {}  # by name
+        self._above: dict[bytes, Counter[bytes]] = {}  # of the directories that names are in
+        self._waiting: list[Callable[[], None]] = []
+
+    def take(self, sources: Sources, again: Callable[[], None]) -> bool:
+        """Take the names of an item; if it has to wait return False, and have `again` called when it may try again."""
+        clash = next((name for path, name in sources if self._clashes(path, name)), None)
+        if clash is None:
+            self.hold(sources)
+            return True
+        self._waiting.append(again)
+        if not self._said:
+            self._said = True
+            name = clash.decode(errors="replace") or "."
+            hint = "DIR/./PATH keeps the directories of PATH, and FROM:NAME names it"
+            self._note(f"items whose --files have one name over there ({name}) wait for each other; {hint}")
+        return False
+
+    def hold(self, sources: Sources) -> None:
+        """Take names whoever has them: the job runs already."""
+        for path, name in sources:
+            self._paths.setdefault(name, Counter())[path] += 1
+            for above, there in _directories(path, name):
+                self._above.setdefault(above, Counter())[there] += 1
+
+    def give(self, sources: Sources) -> None:
+        """The item has its end; those that wait try again."""
+        for path, name in sources:
+            _less(self._paths, name, path)
+            for above, there in _directories(path, name):
+                _less(self._above, above, there)
+        waiting, self._waiting = self._waiting, []
+        for again in waiting:
+            again()
+
+    def giving(self, sources: Sources, then: Callable[[_T, Status], None]) -> Callable[[_T, Status], None]:
+        """Return a function that gives the names back, and then calls `then`."""
+
+        def give(task: _T, status: Status) -> None:
+            self.give(sources)
+            then(task, status)
+
+        return give
+
+    def _clashes(self, path: bytes, name: bytes) -> bool:
+        if _others(self._paths, name, path) or _others(self._above, name, path):
+            return True
+        return any(_others(self._paths, above, there) for above, there in _directories(path, name))
+
+
+def _directories(path: bytes, name: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The directories that a name is in, b"" for all, and the path of each that has the file under this name."""
+    above = name
+    while above:
+        above = above.rpartition(b"/")[0]
+        behind = b"/" + name[len(above) :].lstrip(b"/")
+        yield above, path[: -len(behind)] if path.endswith(behind) else ELSEWHERE
+
+
+def _others(taken: dict[bytes, Counter[bytes]], name: bytes, path: bytes) -> bool:
+    """Whether the name is taken by another path."""
+    return any(other != path or other == ELSEWHERE for other in taken.get(name, ()))
+
+
+def _less(taken: dict[bytes, Counter[bytes]], name: bytes, path: bytes) -> None:
+    counts = taken[name]
+    counts[path] -= 1
+    if not counts[path]:
+        del counts[path]
+    if not counts:
+        del taken[name]
