@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quine.fanout.input.names import Names
 from quine.fanout.joblog import Entry
 from quine.fanout.outcome import Hosts, kind_of
 from quine.fanout.retries import Retries
@@ -67,8 +68,11 @@ def test_an_item_that_waits_at_the_end_of_its_batch_has_the_end_that_it_had(trie
         end=lambda names, job, host, over: over(),
     )
     starter._report = SimpleNamespace(open=lambda task, sink: SimpleNamespace(size=7, drop=lambda: None))
-    starter._work = SimpleNamespace(open_stdin=lambda item: None, stage=lambda item: object())
+    starter._work = SimpleNamespace(
+        open_stdin=lambda item: None, stage=lambda item: SimpleNamespace(sources=[])
+    )
     starter._sink, starter._journal, starter._batch = None, None, None
+    starter._names = Names(lambda text: None)
     task, ends = a_task(), []
     for _ in range(tries):
         task.begin()

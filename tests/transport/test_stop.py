@@ -112,8 +112,9 @@ def agent_signals() -> Callable[[], None]:
         parent = os.getpid()
         if os.fork() == 0:
             os.kill(parent, signal.SIGTSTP)
-            # the C handler has run when the byte is there; Python's runs after the long call
-            select.select([own.fd], [], [])
+            # The C handler has run when the byte is there; Python's runs after the long call. On a machine that is so
+            # busy that the call is over before this, nobody else would let the parent go on.
+            select.select([own.fd], [], [], 5)
             os.kill(parent, signal.SIGCONT)
             os._exit(0)
         sum(range(60_000_000))
