@@ -255,7 +255,7 @@ class Starter:
             let_go(answers, held)
             status = stage.judged(status) if stage else status
             if task.adopted:
-                status = outcome.of_adopted(status, task.adopted.torn, stage is not None)
+                status = outcome.of_adopted(status, task.adopted.torn, bool(stage and stage.sources))
 
             def over() -> None:
                 ended(task, status)

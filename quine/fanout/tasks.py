@@ -283,7 +283,8 @@ class Work:
         spawn = self._options.spawn
         files = tuple(word.text(item) for word in self._files)
         returns = tuple(word.text(item) for word in self._returns)
-        return staging(spawn.replace(files=files, returns=returns))
+        # With --cleanup what is here stays as it is, and is not looked at.
+        return staging(spawn.replace(files=files, returns=returns), looks=not self._options.cleanup)
 
     def placed(self, item: Item | None, shared: bool) -> list[str]:
         """Return the names over there of the files of an item, its own or those that are `shared` by all.

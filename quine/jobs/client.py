@@ -60,10 +60,11 @@ def reach(context: dict[str, object]) -> Callable[[bytes, str], bytes]:
     return made
 
 
-def staging(options: RunOptions, here: str = "") -> Staging | None:
+def staging(options: RunOptions, here: str = "", looks: bool = False) -> Staging | None:
     """Return the staging of --files and --returns; None without them, or if the job runs in the current directory.
 
     `here` names a use that stages files only with --on. Raise Misconfigured if it would have to stage them here.
+    `looks`: of a job in the current directory there is one that moves nothing, and looks for its returns.
     """
     if not options.files and not options.returns:
         return None
@@ -72,7 +73,7 @@ def staging(options: RunOptions, here: str = "") -> Staging | None:
         return found
     start = directory_here(options)
     if start is not None and os.path.realpath(start) == os.path.realpath(os.getcwd()):
-        return None
+        return found.in_place(options.files) if looks else None
     if here:
         raise Misconfigured(f"not built yet: {here} in another directory")
     return found

@@ -37,7 +37,10 @@ def command_of(command: object) -> list[str]:
         raise TypeError("a command is a list of words: no shell reads it, but that of ['sh', '-c', '…']")
     if not hasattr(command, "__iter__"):
         raise TypeError(f"a command is a list of words, not {type(command).__name__}")
-    words = [os.fsdecode(word) for word in command]
+    given = list(command)
+    if wrong := [word for word in given if not isinstance(word, (str, bytes, os.PathLike))]:
+        raise TypeError(f"a word of a command, and an item of map, is text or a path, not {wrong[0]!r}")
+    words = list(map(os.fsdecode, given))
     if not words or not words[0]:
         raise ValueError("no command")
     if any("\0" in word for word in words):
@@ -160,7 +163,7 @@ class Task:
         self.args = args
         self.stdin = stdin
         wanted = {"files": paths_of("files", files), "returns": paths_of("returns", returns)}
-        self.stage = staging(place.options.replace(**wanted))
+        self.stage = staging(place.options.replace(**wanted), looks=True)
         self.timeout = timeout
         self.check = check
         self.decoding = decoding

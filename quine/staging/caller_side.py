@@ -10,6 +10,7 @@ Laws
 from __future__ import annotations
 
 import os
+from copy import copy
 
 from quine.base.errors import FAILED, NOT_STARTED
 from quine.staging import scan, spec
@@ -19,6 +20,7 @@ from transport.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from quine.files.select import Services
@@ -37,6 +39,14 @@ class Staging:
         self._data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
         self.key = scan.key_of(*(name for _, name in self.sources))  # of the record on the remote host
         self._giving: Giving | None = None
+        self._moves = True
+
+    def in_place(self, files: Sequence[str]) -> Staging:
+        """Return the staging of a job in the caller's directory: nothing moves. Raises Misconfigured for FROM:NAME."""
+        spec.check_names(files, self._folder)
+        found = copy(self)
+        found._moves, found.sources = False, []
+        return found
 
     def run(
         self,
@@ -79,11 +89,13 @@ class Staging:
                 "" if giving.is_ours else status.host
             )  # no other host would have them, and none is to blame
             return Status("unreachable", NOT_STARTED, host=host, detail=giving.failure, hint=giving.cure)
+        if not self._moves and status.state in ("exited", "signaled"):
+            self._spoil(status, spec.not_there(spec.matching(self._returns, self._folder)[1]))
         return status
 
     def brings(self, status: Status) -> bool:
         """Whether there are files to be brought back."""
-        return bool(self._returns) and status.state in ("exited", "signaled")
+        return self._moves and bool(self._returns) and status.state in ("exited", "signaled")
 
     def sender(self, job: Spawn, status: Status) -> Spawn:
         """Return the job that sends the returns of `job`."""
@@ -100,8 +112,9 @@ class Staging:
 
     def begin(self) -> None:
         """The job is on its way: prepare its files, in a thread."""
-        self._giving = self.giving()
-        self._giving.look_ahead()
+        if self.sources:
+            self._giving = self.giving()
+            self._giving.look_ahead()
 
     def _given(self, incoming: Incoming) -> None:
         assert self._giving  # the first request comes after the job was sent
@@ -136,8 +149,12 @@ class Staging:
 
     def brought(self, taking: Taking, status: Status) -> None:
         """Put the error of returns that did not come, if any, into `status`."""
-        if wrong := taking.fault:
-            status.detail = "; ".join(filter(None, [status.detail, wrong]))
-            status.code = status.code or FAILED
+        self._spoil(status, taking.fault)
         if taking.failure and taking.place and not status.hint:
             status.hint = f"the results are still on the host, in {taking.place}"
+
+    @staticmethod
+    def _spoil(status: Status, fault: str) -> None:
+        if fault:
+            status.detail = "; ".join(filter(None, [status.detail, fault]))
+            status.code = status.code or FAILED

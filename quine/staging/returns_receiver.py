@@ -91,9 +91,7 @@ class Taking:
         """The error, or "" if there is none."""
         if self.failure:
             return f"the files cannot be brought back: {self.failure}"
-        if self.missing:
-            return f"--returns {', '.join(self.missing)}: nothing there to be brought back"
-        return ""
+        return spec.not_there(self.missing)
 
     def taken(self, incoming: Incoming) -> None:
         """Answer one request `stage` of the sending job."""

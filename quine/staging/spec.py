@@ -14,6 +14,10 @@ import os
 
 from quine.base.errors import Misconfigured
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 MAGIC = "*?["
 
 
@@ -95,6 +99,22 @@ def _inside(option: str, name: str) -> str:
 def returns(words: list[str]) -> list[str]:
     """Return the patterns of --returns, normalised; of `A/./B` it is B. Raises Misconfigured."""
     return [_inside("--returns", word.partition("/./")[2] or word) for word in words]
+
+
+def not_there(patterns: list[str]) -> str:
+    """Return the fault of patterns without a match; "" if there are none."""
+    return f"--returns {', '.join(patterns)}: nothing there to be brought back" if patterns else ""
+
+
+def check_names(words: Iterable[str], folder: str) -> None:
+    """Refuse FROM:NAME for a job that runs where the files are, which has them under their own names."""
+    for word in words:
+        where = os.path.join(folder, os.path.expanduser(word))
+        if ":" in word and not os.path.exists(where) and not any(char in word for char in MAGIC):
+            raise Misconfigured(
+                f"--files {word}: the job runs in this directory, where the file has its own name",
+                "a copy with that name, or --on HOST",
+            )
 
 
 def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:

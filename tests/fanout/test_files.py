@@ -157,3 +157,20 @@ def test_a_dot_in_a_path_of_returns(lab: Lab, inputs: Path) -> None:
     done = lab.run(["xargs", "--on", "h1", *words, ":::", f"{inputs}/./in/1 x.txt"], cwd=inputs)
     assert (done.returncode, done.stderr) == (0, b"")
     assert (inputs / "in" / "1 x.txt.up").read_text() == "TEXT 1\n"
+
+
+def test_without_a_host_nothing_moves_and_returns_are_looked_for(lab: Lab, inputs: Path) -> None:
+    words = ["--files", "in", "--returns", "{}.up", *SUM, ":::"]
+    done = lab.run(["xargs", *words, *names(inputs)], cwd=inputs)
+    assert (done.returncode, done.stderr) == (0, b"") and len(names(inputs, "*.up")) == 6
+    done = lab.run(["xargs", "--returns", "{}.none", "--", "true", ":::", "a"], cwd=inputs)
+    assert done.returncode == 123
+    assert b"item 1: --returns a.none: nothing there to be brought back" in done.stderr
+    done = lab.run(["xargs", "--files", "in:out", "--", "true", ":::", "a"], cwd=inputs)
+    assert done.returncode == 69 and b"--files in:out: the job runs in this directory" in done.stderr
+    done = lab.run(
+        ["xargs", "--cleanup", "--files", "in", "--returns", "{}.up", *SUM, ":::", *names(inputs)], cwd=inputs
+    )
+    assert (done.returncode, done.stderr) == (0, b"") and len(names(inputs)) == len(
+        names(inputs, "*.up")
+    ) == 6

@@ -111,6 +111,8 @@ def test_arguments_that_contradict_each_other(there: Lab) -> None:
             quine.run(["true"], on="h1", env=wrong)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="env has texts"):
             quine.run(["true"], env=wrong)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="is text or a path, not 7"):
+        quine.run(["echo", 7])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="no function"):
         quine.run(print)  # type: ignore[call-overload]
 

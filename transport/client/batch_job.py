@@ -136,6 +136,8 @@ class BatchJob(JobCore):
     def signal(self, number: int) -> None:
         """Send a signal. A job that has not started is ended by one that would end it, and ignores the others.
 
+        One that was not even sent was never started.
+
         One that is kept and was sent may have started, and ended: its host withdraws it or passes on the signal, and
         its end is awaited.
         """
@@ -146,6 +148,8 @@ class BatchJob(JobCore):
         elif number in ENDING and self.number and self.spawn.keep:
             self._take_back()
             super().signal(number)
+        elif number in ENDING and not self.number:
+            self.abandon()
         elif number in ENDING:
             super().abandon()
             self._leave(Status("signaled", 128 + number, signal_name(number)))
