@@ -7,8 +7,9 @@ Laws
    jobs here it is told of room, if there is more than the job leaves.
 3. A host without `slots` has as many late jobs as it has processors, of callers that name no number of their own
    (`bounded`); all other jobs there do not count. Before it has told its processors it gets one such job.
-4. A place that becomes free is not for the caller that has most while another one was refused lately: that one, which
-   asks again before long, would find the host full for ever.
+4. A place that becomes free is not for a caller that has more jobs here than another one that was refused lately; nor
+   for one that has as many, if the other has waited for a TURN. Who is refused asks again before long, and would find
+   the host full for ever.
 5. Beyond its slots a host is given as many late jobs as it begins in a round trip. They wait over there (`turns.py`),
    so that a long line does not bound their rate. Of so many nobody knows whether they were started if the host is
    lost, in whatever way they are sent; so it is given no more. Long jobs wait here, and so does a job that is not late:
@@ -36,6 +37,8 @@ MOST_AHEAD = 1024  # jobs that wait on a host
 FULL = 1 << 30  # jobs, more than any host has
 WEIGHT = 8  # the mean of the durations is that of the last jobs, about so many
 LATELY = 1.5  # seconds; a caller that was refused asks again after a third of it (client/feed.py)
+TURN = 2.0  # seconds: each change leaves a place empty until the other one asks
+NEVER = (float("inf"), 0.0)  # was a caller refused
 
 
 class Slots:
@@ -54,7 +57,8 @@ class Slots:
         self._way = float("inf")  # shortest time from sending a job to hearing of its start, seconds
         self._seconds = 0.0  # mean time from there to its exit record
         self._shares: dict[Link, int] = {}  # late jobs of each caller that has any
-        self._refused: dict[Link, float] = {}  # callers whose late jobs were refused, and when
+        # Callers whose late jobs were refused: since when they have had none, and the last time.
+        self._refused: dict[Link, tuple[float, float]] = {}
         self._left_behind = 0  # jobs that were ever taken out of the queue: the place of its first one
 
     @property
@@ -81,10 +85,13 @@ class Slots:
         room = self._room(bounded)
         if room <= 0 or room == FULL or not self._refused:
             return room > 0
-        since, share = asyncio.get_running_loop().time() - LATELY, self._shares.get(link, 0)
+        now = asyncio.get_running_loop().time()
+        mine, share = self._refused.get(link, NEVER)[0], self._shares.get(link, 0)
         return room > sum(
-            other is not link and at > since and self._shares.get(other, 0) < share
-            for other, at in self._refused.items()
+            other is not link
+            and last > now - LATELY
+            and self._shares.get(other, 0) < share + (first < min(now - TURN, mine))
+            for other, (first, last) in self._refused.items()
         )
 
     def submit_late(self, relay: Relay, host: Host, spawn: Spawn, bounded: bool) -> None:
@@ -92,12 +99,15 @@ class Slots:
         link = relay.near.link
         if not self._takes(link, bounded):
             self._refused = {each: at for each, at in self._refused.items() if not each.dead}
-            self._refused[link] = asyncio.get_running_loop().time()
+            now = asyncio.get_running_loop().time()
+            self._refused[link] = min(now, self._refused.get(link, NEVER)[0]), now
             relay.near.note({"full": True, "host": self.name})
             refuse(relay, Refused("no free slot", host=self.name))
             return
         if bounded and not self.limit and not self.processors:
             self._untold = host
+        if link in self._refused:
+            self._refused[link] = NEVER[0], self._refused[link][1]
         relay.late = True
         self._shares[link] = self._shares.get(link, 0) + 1
         if bounded:
@@ -118,7 +128,9 @@ class Slots:
             self._began[relay] = now
         if self._untold and self._untold.processors:
             self.processors, self._untold = self._untold.processors, None
-        if self._refused.get(relay.near.link, 0.0) > now - LATELY:  # there may be more room than for this job
+        if (
+            self._refused.get(relay.near.link, NEVER)[1] > now - LATELY
+        ):  # there may be more room than for this job
             self._tell_room(relay)
 
     def exiting(self, relay: Relay) -> None:

@@ -128,6 +128,29 @@ def test_a_caller_that_was_refused_gets_the_places_that_the_other_one_leaves_unt
     asyncio.run(main())
 
 
+def test_two_callers_take_turns_in_one_slot() -> None:
+    """Jobs of 0.3 s: the caller of one that ends asks at once, the other one each 0.5 s. Most of the time is used."""
+
+    async def main() -> None:
+        callers = one, other = Caller(1), Caller(1)
+        other.slots = one.slots
+        ran, owner, under_way, ends = [1, 0], 0, one.job(), 0.3
+        for tick in range(1, 600):
+            one.now = other.now = 100.0 + tick / 10
+            if under_way and tick / 10 >= ends:
+                under_way.end()
+                under_way = None
+            asks = ([owner] if not under_way else []) + ([1 - owner] if tick % 5 == 0 else [])
+            for number in asks:
+                job = callers[number].job()
+                if not job.ended:
+                    owner, under_way, ends = number, job, tick / 10 + 0.3
+                    ran[number] += 1
+        assert sum(ran) > 0.7 * 200 and min(ran) > 0.3 * sum(ran), ran
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("first", ["plain", "numbered"])
 def test_only_jobs_whose_number_is_left_to_the_host_count_against_its_processors(first: str) -> None:
     async def main() -> None:
