@@ -8,8 +8,8 @@ Laws
 3. A host without `slots` has as many late jobs as it has processors, of callers that name no number of their own
    (`bounded`); all other jobs there do not count. Before it has told its processors it gets one such job.
 4. A place that becomes free is not for a caller that has more jobs here than another one that was refused lately; nor
-   for one that has as many, if the other has waited for a TURN. Who is refused asks again before long, and would find
-   the host full for ever.
+   for one that has as many, if the other has waited for a TURN. A caller that is refused asks again before long, and
+   would find the host full for ever.
 5. Beyond its slots a host is given as many late jobs as it begins in a round trip. They wait over there (`turns.py`),
    so that a long line does not bound their rate. Of so many nobody knows whether they were started if the host is
    lost, in whatever way they are sent; so it is given no more. Long jobs wait here, and so does a job that is not late:
