@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 
 WAITING = 32  # jobs that wait for a host to take them, where -P does not bound them
 UNRECORDED = 4096  # items whose output waits: with a log their hosts keep their ends
-LOOK = (
-    0.5  # seconds until a place among the agents of the tree is looked for again, if none of ours ends before
-)
+LOOK = 0.5  # seconds until a place for an agent is looked for again, if none of ours ends before
 LONGEST = 3600.0  # seconds of one wait for events: poll takes no more than 24 days
 
 

@@ -85,9 +85,7 @@ class Staging:
         """Return how the job has ended, or that it was not started because it could not have its files."""
         giving = self._giving
         if giving and giving.failure and (status.state, status.code) == ("exited", NOT_STARTED):
-            host = (
-                "" if giving.is_ours else status.host
-            )  # no other host would have them, and none is to blame
+            host = "" if giving.is_ours else status.host  # "": no host is to blame, and none would have them
             return Status("unreachable", NOT_STARTED, host=host, detail=giving.failure, hint=giving.cure)
         if not self._moves and status.state in ("exited", "signaled"):
             self._spoil(status, spec.not_there(spec.matching(self._returns, self._folder)[1]))

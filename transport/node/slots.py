@@ -128,10 +128,8 @@ class Slots:
             self._began[relay] = now
         if self._untold and self._untold.processors:
             self.processors, self._untold = self._untold.processors, None
-        if (
-            self._refused.get(relay.near.link, NEVER)[1] > now - LATELY
-        ):  # there may be more room than for this job
-            self._tell_room(relay)
+        if self._refused.get(relay.near.link, NEVER)[1] > now - LATELY:
+            self._tell_room(relay)  # there may be more than for this job
 
     def exiting(self, relay: Relay) -> None:
         """See `Watcher`: how long did the job run? A caller with more jobs is told of room."""

@@ -30,9 +30,6 @@ class Row:
         self.args = args
         self.fields = fields
 
-    def __add__(self, other: Row) -> Row:
-        return Row(self.args + other.args, {**(self.fields or {}), **(other.fields or {})} or None)
-
 
 def plain(found: Records) -> Iterator[Row | None]:
     for record in found:
@@ -147,6 +144,8 @@ def continued(found: Records) -> Iterator[bytes | None]:
 
 def product(sources: Sequence[Rows]) -> Iterator[Row | None]:
     """Every combination of the sources' rows, the last source varying fastest."""
+    import itertools
+
     first, *others = sources
     if not others:
         yield from first
@@ -156,17 +155,7 @@ def product(sources: Sequence[Rows]) -> Iterator[Row | None]:
         if row is None:
             yield None
         else:
-            yield from (row + more for more in _product(rest))
-
-
-def _product(sources: list[list[Row]]) -> Iterator[Row]:
-    import itertools
-
-    for rows in itertools.product(*sources):
-        whole = rows[0]
-        for row in rows[1:]:
-            whole = whole + row
-        yield whole
+            yield from (_one((row, *more)) for more in itertools.product(*rest))
 
 
 def link(sources: Sequence[Rows], again: bool = True) -> Iterator[Row | None]:
@@ -198,9 +187,7 @@ def link(sources: Sequence[Rows], again: bool = True) -> Iterator[Row | None]:
 
 
 def _joined(row: Row, rest: list[list[Row]], at: int) -> Row:
-    for other in rest:
-        row = row + other[at % len(other)]
-    return row
+    return _one((row, *(other[at % len(other)] for other in rest)))
 
 
 def _all(rows: Rows) -> list[Row]:
@@ -223,8 +210,8 @@ def grouped(rows: Rows, count: int) -> Iterator[Row | None]:
         yield _one(held)
 
 
-def _one(rows: list[Row]) -> Row:
-    """All arguments and fields of these, as `+` of one after the other would have them, without its copies."""
+def _one(rows: Sequence[Row]) -> Row:
+    """All arguments and fields of these."""
     args = tuple(arg for row in rows for arg in row.args)
     fields = {name: value for row in rows for name, value in (row.fields or {}).items()}
     return Row(args, fields or None)

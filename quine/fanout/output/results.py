@@ -80,8 +80,9 @@ class Report:
         if not self._directory:
             return
         found = names(task, self._named, LONGEST_PATH - len(os.fsencode(self._directory)) - len("//stdout"))
-        task.place = _by_number(task) if tuple(found) in self._seen else found
-        self._seen.add(tuple(found))
+        name = tuple(found)
+        task.place = _by_number(task) if name in self._seen else found
+        self._seen.add(name)
 
     def _place(self, task: Task) -> str:
         if not task.place:
