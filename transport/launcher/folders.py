@@ -80,6 +80,14 @@ class Folders:
         while self._removed and self._removed[0][0] <= now:
             os.close(self._removed.popleft()[1])
 
+    def close(self) -> None:
+        """Release all folders, though jobs are in them.
+
+        The jobs of a dead node were ended, but their folders stayed for ever: this process still held them.
+        """
+        for path in list(self._held):
+            self._drop(path)
+
     def _drop(self, path: str) -> None:
         if path in self._held:
             os.close(self._held.pop(path)[0])

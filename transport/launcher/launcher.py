@@ -146,6 +146,7 @@ class Launcher:
             self._prepare()
 
     def close(self) -> None:
+        self._folders.close()
         self._spares.close()
         self._zygotes.close()
 
