@@ -9,7 +9,7 @@ Laws
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from transport.lean import blake2b
 
 RESERVED = ("any", "local")
 UNLIMITED = 1 << 24  # free slots of a host without a limit: more than any other has
+MOST_FOUND = 1024  # meanings of WHERE that are remembered
 JSON = ".json"  # suffix of an inventory that has its tables as a JSON object
 
 
@@ -39,6 +40,7 @@ class Inventory:
         self.hosts = dict(hosts)
         self.path = path
         self.gone = gone
+        self._found: dict[str, list[Host]] = {}  # by a WHERE of this machine, not of a job on another one
 
     def after(self, before: Inventory) -> Inventory:
         """Return this one for a batch that began with the one `before`."""
@@ -78,31 +80,45 @@ class Inventory:
     def select(
         self,
         where: str,
-        running: Mapping[str, int],
+        loads: Callable[[Sequence[Host]], Sequence[int]],
         avoid: Sequence[str] = (),
         pick: str = "",
         asking: str | None = None,
     ) -> Host:
         """Return the host of `matching` with most free slots (no limit counts as most); ties go to the first.
 
-        `avoid` has the hosts that failed the job, once for each time: fewest failures count before all else. A host
-        whose settings need a feature that is not built yet takes no part; Misconfigured if no other matches.
+        `loads` tells of each host how many jobs run or wait there. `avoid` has the hosts that failed the job, once for
+        each time: fewest failures count before all else. A host whose settings need a feature that is not built yet
+        takes no part; Misconfigured if no other matches.
 
         `pick`, the id of a job, chooses by rendezvous hashing instead: the same id always gets the same host, whatever
         its load, as long as that host matches. So nothing has to remember where a job was started.
 
         `asking` names the host of the agent that asks, if one does: Denied if it may use none of them.
         """
+        ready = self._ready(where, asking)
+        if pick:
+            return max(ready, key=lambda host: _weight(pick, host.name))
+        if avoid:
+            fewest = min(avoid.count(host.name) for host in ready)
+            ready = [host for host in ready if avoid.count(host.name) == fewest]
+        free = [(host.slots or UNLIMITED) - load for host, load in zip(ready, loads(ready), strict=True)]
+        return ready[free.index(max(free))]
 
-        def free(host: Host) -> tuple[int, int]:
-            return -avoid.count(host.name), (host.slots or UNLIMITED) - running.get(host.name, 0)
-
+    def _ready(self, where: str, asking: str | None) -> list[Host]:
+        """Return the hosts that a job may have, remembered: a batch asks for each of its jobs."""
+        if asking is None and where in self._found:
+            return self._found[where]
         matching = self.matching(where) if asking is None else self._allowed(asking, where)
         ready = [host for host in matching if not host.unbuilt()]
         if not ready:
             first = matching[0]
             raise Misconfigured(first.unbuilt(), "change its table in the inventory", first.name)
-        return max(ready, key=(lambda host: _weight(pick, host.name)) if pick else free)
+        if asking is None:
+            if len(self._found) >= MOST_FOUND:
+                self._found.clear()
+            self._found[where] = ready
+        return ready
 
     def within_reach(self, name: str) -> Inventory:
         """Return the hosts that an agent on host `name` may fork to: that one, and those that its may_fork means."""

@@ -10,13 +10,14 @@ from functools import partial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from deploy.host import Host
     from deploy.inventory import Inventory
     from quine.remote.ways import Ways
     from transport.carrier.duplex import Duplex
     from transport.node.host import Target
+    from transport.node.hosts import Loads
     from transport.spawn import Spawn
 
 DETACHED_LEASE = 30 * 86400.0  # seconds that the agent of a detached proxy waits for that proxy
@@ -34,7 +35,7 @@ class Placer:
         self._wrong = ""  # with the inventory that a batch goes on without
         self._ways: Ways | None = None
 
-    def __call__(self, spawn: Spawn, running: Mapping[str, int]) -> Target:
+    def __call__(self, spawn: Spawn, loads: Loads) -> Target:
         from transport.errors import NoSuchHost
         from transport.node.host import Target
 
@@ -47,8 +48,11 @@ class Placer:
         asking = spawn.context.get("from")  # the host of the requesting job; set only by our node
         asking = asking if isinstance(asking, str) else None
         here = f"{inventory.path}\0"  # another inventory may have other hosts of these names
-        loads = {group[len(here) :]: load for group, load in running.items() if group.startswith(here)}
-        host = inventory.select(spawn.where, loads, failed, pick, asking)
+
+        def loads_of(hosts: Sequence[Host]) -> list[int]:
+            return loads([here + host.name for host in hosts])
+
+        host = inventory.select(spawn.where, loads_of, failed, pick, asking)
         agent = spawn.context.get("ssh_agent")
         ssh_agent = agent if isinstance(agent, str) else None
 

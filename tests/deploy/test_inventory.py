@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from deploy.host import KEYS, Host
-from deploy.inventory import ConfigError, Inventory, find, jump_of, load
+from deploy.inventory import MOST_FOUND, ConfigError, Inventory, find, jump_of, load
 from quine.remote.placement import settle
+from tests.support.loads import idle, jobs
 from transport import rlimits
 from transport.errors import Misconfigured, NoSuchHost
 from transport.spawn import Spawn
@@ -114,26 +115,33 @@ def test_a_near_miss_is_guessed(fleet: Inventory, where: str, meant: str) -> Non
 
 def test_this_machine_is_never_mixed_in(fleet: Inventory) -> None:
     with pytest.raises(NoSuchHost, match="mixes this machine"):
-        fleet.select("local,gpu1", {})
+        fleet.select("local,gpu1", idle)
     with pytest.raises(NoSuchHost, match="local is this machine"):
-        fleet.select("local", {})
+        fleet.select("local", idle)
 
 
 def test_without_an_inventory_nobody_is_known() -> None:
     for where in ("any", "@gpu", "me@a:22"):
         with pytest.raises(NoSuchHost, match=r"^there is no inventory, so '.*' means no host"):
-            Inventory({}).select(where, {})
+            Inventory({}).select(where, idle)
     with pytest.raises(NoSuchHost, match=r"^no such host: 'db1'; there is no inventory"):
-        Inventory({}).select("db1", {})
+        Inventory({}).select("db1", idle)
 
 
 def test_select_takes_the_one_with_most_free_slots(fleet: Inventory) -> None:
-    assert fleet.select("@gpu", {}).name == "gpu1"
-    assert fleet.select("@gpu", {"gpu1": 1}).name == "bad3"
-    assert fleet.select("@gpu", {"gpu1": 3, "bad3": 3}).name == "gpu2"
-    assert fleet.select("any", {"db1": 100}).name == "db1", "no limit is most"
-    assert fleet.select("@gpu", {"gpu1": 5, "gpu2": 2, "bad3": 9}).name == "gpu2", "all are full: the least"
-    assert fleet.select("any", {"db1": 1 << 30}).name != "db1", "unless it would refuse the job"
+    assert fleet.select("@gpu", idle).name == "gpu1"
+    assert fleet.select("@gpu", jobs(gpu1=1)).name == "bad3"
+    assert fleet.select("@gpu", jobs(gpu1=3, bad3=3)).name == "gpu2"
+    assert fleet.select("any", jobs(db1=100)).name == "db1", "no limit is most"
+    assert fleet.select("@gpu", jobs(gpu1=5, gpu2=2, bad3=9)).name == "gpu2", "all are full: the least"
+    assert fleet.select("any", jobs(db1=1 << 30)).name != "db1", "unless it would refuse the job"
+
+
+def test_few_meanings_of_where_are_remembered(fleet: Inventory) -> None:
+    for number in range(2 * MOST_FOUND):
+        where = "gpu1" + ",gpu2" * (number % 50) + ",@gpu" * (number // 50)
+        assert fleet.select(where, idle).name == "gpu1"
+    assert len(fleet._found) <= MOST_FOUND
 
 
 def test_a_host_that_needs_what_is_not_built_takes_no_part_in_the_choice(tmp_path: Path) -> None:
@@ -142,13 +150,13 @@ def test_a_host_that_needs_what_is_not_built_takes_no_part_in_the_choice(tmp_pat
         "[hosts.a]\ntransport = 'slurm'\n[hosts.b]\nlimits = { pids = 9 }\n"
         "[hosts.c]\ninference = 'direct'\nslots = 2\n[hosts.d]\nslots = 1\n",
     )
-    assert known.select("any", {}).name == "c"
+    assert known.select("any", idle).name == "c"
     for name, why in (
         ("a", 'transport = "slurm" is not built yet'),
         ("b", "limit pids needs a cgroup: not built yet"),
     ):
         with pytest.raises(Misconfigured) as caught:
-            known.select(name, {})
+            known.select(name, idle)
         assert (caught.value.status, caught.value.detail, caught.value.host) == (2, why, name)
 
 

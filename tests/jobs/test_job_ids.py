@@ -14,6 +14,7 @@ from quine.cli import run
 from tests.lab import Lab
 from tests.support.detached import detach
 from tests.support.detached import go as go
+from tests.support.loads import idle, jobs
 from transport.client import client
 from transport.status import Status
 
@@ -29,13 +30,13 @@ def test_the_choice_is_the_same_whatever_the_load_and_the_order(tmp_path: Path) 
     fewer = fleet(tmp_path / "3", *names[:-1])
     chosen = []
     for job in (f"job-{n}" for n in range(400)):
-        host = one.select("any", {}, pick=job).name
+        host = one.select("any", idle, pick=job).name
         assert (
             host
-            == one.select("any", {host: 4}, ["b"], pick=job).name
-            == other.select("any", {}, pick=job).name
+            == one.select("any", jobs(**{host: 4}), ["b"], pick=job).name
+            == other.select("any", idle, pick=job).name
         )
-        assert host in ("d", fewer.select("any", {}, pick=job).name), (
+        assert host in ("d", fewer.select("any", idle, pick=job).name), (
             "a host that leaves moves no other's jobs"
         )
         chosen.append(host)

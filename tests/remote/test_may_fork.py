@@ -19,6 +19,7 @@ from deploy.inventory import Inventory
 from quine.remote.placement import Placer
 from tests.lab import Lab
 from tests.support.agents import LOOK, OK, PATIENCE, call, says, sh, until
+from tests.support.loads import idle
 from tests.support.remote_agents import environment, results, tapes, warm
 from tests.support.remote_agents import reach as reach
 from tests.support.waiting import read_until
@@ -273,13 +274,13 @@ def test_what_may_fork_means(name: str, reach: str) -> None:
     inventory = Inventory(HOSTS)
     for each in (*HOSTS, "nowhere", "@nothing"):
         if each in reach:
-            assert inventory.select(each, {}, asking=name).name == each
+            assert inventory.select(each, idle, asking=name).name == each
         else:
             with pytest.raises(Denied) as caught:
-                inventory.select(each, {}, asking=name)
+                inventory.select(each, idle, asking=name)
             assert caught.value.status == 77
     if reach:
-        assert inventory.select("any", {}, asking=name).name == reach[0]
+        assert inventory.select("any", idle, asking=name).name == reach[0]
 
 
 def test_only_our_own_node_says_where_a_job_comes_from(tmp_path: Path) -> None:
@@ -288,11 +289,11 @@ def test_only_our_own_node_says_where_a_job_comes_from(tmp_path: Path) -> None:
     path.write_text("[hosts.a]\n[hosts.b]\n")
     place = Placer()
     context = {"inventory": str(path)}
-    assert place(Spawn(["x"], where="b", context=context), {}).name == "b"
+    assert place(Spawn(["x"], where="b", context=context), idle).name == "b"
     with pytest.raises(Denied):
-        place(Spawn(["x"], where="b", context={**context, "from": "a"}), {})
+        place(Spawn(["x"], where="b", context={**context, "from": "a"}), idle)
     with pytest.raises(NoSuchHost):
-        place(Spawn(["x"], where="z", context=context), {})
+        place(Spawn(["x"], where="z", context=context), idle)
 
 
 # -- nodes that ask for what they may not -----------------------------------------------------------

@@ -13,6 +13,7 @@ from quine.remote import ways
 from quine.remote.placement import Placer
 from tests.lab import Lab
 from tests.lab.lab import SSH_CONFIG
+from tests.support.loads import idle
 from transport.spawn import Spawn
 
 pytestmark = [pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd"), reason="needs sshd")]
@@ -122,7 +123,7 @@ def test_a_batch_keeps_its_way_while_the_configuration_is_wrong(
     place = Placer()
 
     def key(late: bool) -> str:
-        return place(Spawn(["x"], where="one", context={"inventory": str(inventory), "late": late}), {}).key
+        return place(Spawn(["x"], where="one", context={"inventory": str(inventory), "late": late}), idle).key
 
     first = key(late=True)
     config.write_text("Host one\n Port seven\n")

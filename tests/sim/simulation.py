@@ -119,7 +119,7 @@ class Simulation:
             world.clock.after(fault.at, self._befall, fault)
         self._check_at = 0
 
-    def _place(self, spawn: Spawn, running: Any) -> Any:
+    def _place(self, spawn: Spawn, loads: Any) -> Any:
         return self.routes[spawn.where].target(self.scenario.slots)
 
     def _close_idle(self) -> None:

@@ -20,7 +20,8 @@ from tests.support.waiting import until
 
 PYTHONS = ("pypy3", pytest.param("arm64", marks=pytest.mark.backends))  # the latter is fetched, and slow
 STARTS = 4
-pytestmark = pytest.mark.long
+# An emulated Python takes some seconds for each of a dozen commands, and several times that on a busy machine.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from transport.errors import ProtocolError, Refused
 from transport.lean import Any
@@ -31,8 +32,8 @@ TOLD = (
     "asks",
 )  # the keys of a spawn's context that another node may set
 
-# (spawn, running jobs per group of targets) -> target; raises Refused.
-Place = Callable[[Spawn, Mapping[str, int]], Target]
+Loads = Callable[[Sequence[str]], list[int]]  # groups of targets -> the load of each: see `Slots.load`
+Place = Callable[[Spawn, Loads], Target]  # raises Refused
 
 
 class Hosts:
@@ -64,8 +65,7 @@ class Hosts:
         try:
             if self._place is None:
                 raise Refused("this node has no inventory")
-            loads = {group: slots.load(link, late, bounded) for group, slots in self._slots.items()}
-            target = self._place(spawn, loads)
+            target = self._place(spawn, partial(self._loads, link, late, bounded))
             if parent:
                 self._check_slots(target, parent)
         except Refused as refused:
@@ -105,6 +105,10 @@ class Hosts:
         else:
             slots.submit(relay, host, spawn)
         return relay
+
+    def _loads(self, link: Link, late: bool, bounded: bool, groups: Sequence[str]) -> list[int]:
+        find = self._slots.get
+        return [slots.load(link, late, bounded) if (slots := find(group)) else 0 for group in groups]
 
     def _host(self, target: Target) -> Host:
         if target.key not in self._hosts:

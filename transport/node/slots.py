@@ -67,8 +67,16 @@ class Slots:
         return self.running + self.waiting
 
     def load(self, link: Link, late: bool, bounded: bool) -> int:
-        """Jobs that run or wait, for a comparison of hosts. For a late job a host that would refuse it comes last."""
-        return self.used if not late or self._takes(link, bounded) else self.used + FULL
+        """Jobs that run or wait, for a comparison of hosts. For a late job a host that would refuse it comes last.
+
+        Asked for each of a thousand hosts, for each job: the usual cases are answered here.
+        """
+        used = self.running + self.waiting
+        if not late or not (self.limit or bounded):
+            return used
+        if not self._refused and (used < self.limit if self.limit else len(self._bounded) < self.processors):
+            return used
+        return used if self._takes(link, bounded) else used + FULL
 
     def most(self, bounded: bool) -> int:
         """Late jobs at one time, 0 = no limit."""

@@ -37,6 +37,7 @@ from tests.sim.scenario import HANG, NOTICE, ORIGIN, Fault
 from tests.sim.shrink import Kind
 from tests.sim.simulation import PAUSE, QUIET, Simulation, patched
 from tests.sim.world import Violation, World
+from transport.node.hosts import Loads
 from transport.node.kept import BEYOND
 from transport.node.served import KEPT as KEPT_LINK
 from transport.spawn import Spawn
@@ -74,13 +75,15 @@ class BatchSimulation(Simulation):
         known = [name for name in self.course.hosts if self._away.get(name, 0.0) <= self.world.now]
         return Inventory({name: Host(name, slots=self.slots) for name in known})
 
-    def _place(self, spawn: Spawn, running: Any) -> Any:
+    def _place(self, spawn: Spawn, loads: Loads) -> Any:
         avoid = spawn.context.get("avoid") or []
         inventory = self.inventory()
         if spawn.where in self.course.hosts:
             name = inventory.host(spawn.where).name
         else:
-            name = inventory.select(spawn.where, running, avoid, spawn.own).name
+            name = inventory.select(
+                spawn.where, lambda hosts: loads([host.name for host in hosts]), avoid, spawn.own
+            ).name
         target = self.routes[name].target(self.slots)
 
         def settings(spawn: Spawn) -> None:
