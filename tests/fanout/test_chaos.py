@@ -48,7 +48,9 @@ class Chaos:
         self.rng = random.Random(seed)
         self.events: list[str] = []
         self.shown = path / "shown"
-        self.sent: set[str] = set()  # ids of jobs that had no end when the origin was killed
+        self.sent: dict[
+            str, int
+        ] = {}  # ids of jobs that had no end when the origin was killed, and its event
         self._counted = (0, 0, 0)  # inode of the log, bytes and lines of it
         words = ["xargs", f"-P{JOBS}", "--on", "any", "--joblog", "log", "--resume", "-a", "items"]
         self.words = [*words, *SH, SCRIPT, "{}", str(path / "ran")]
@@ -95,7 +97,7 @@ class Chaos:
                     kill(node.pid)
             process.kill()
         self.say(f"origin killed at {self.ended()}")
-        self.sent |= self.under_way()
+        self.sent |= dict.fromkeys(self.under_way(), len(self.events) - 1)
 
     def under_way(self) -> set[str]:
         """Ids of the jobs that were sent, and have no line in the log."""
@@ -149,8 +151,11 @@ class Chaos:
         for item, state in states.items():
             assert state != "done" or (ran[item] == 1 and f"out {item}" in shown), item
         lost = sum(state == "lost" for state in states.values())
-        adopted = sum(row[12] == "done" and row[10] in self.sent for row in rows)
-        print(f"{lost} lost, {adopted} of {len(self.sent)} under way at a kill were adopted, {self.events}")
+        found = {row[10]: row[12] for row in rows}
+        fate = Counter((event, found.get(job, "begun anew")) for job, event in self.sent.items())
+        print(f"{lost} lost of {self.events}")
+        for (event, state), count in sorted(fate.items()):
+            print(f"{count} under way at event {event}, {self.events[event]!r}, are {state}")
         # A node that is killed takes what runs there. The next one, as any new one, cannot say what was never begun.
         ends = sum(event.split()[0] in DEADLY for event in self.events)
         assert lost <= 2 * JOBS * ends, "a cut, a stop, and a death of the origin lose nothing"
