@@ -17,14 +17,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 from math import inf
 from typing import NamedTuple
 
 from quine.base import errors
 from quine.base.errors import Failure, Misconfigured
 from quine.jobs import owner
-from transport.address import boot_id
+from transport.address import boot_clock, boot_id
 from transport.errors import Refused
 from transport.writes import write_all
 
@@ -160,9 +159,9 @@ class Journal:
         self._lines, self._second = len(text), -inf
         return "".join(text)
 
-    def age(self, id: str) -> float:
-        """Return for how many seconds at most a job has been sent; inf if that cannot be known."""
-        return _clock() - self.sent[id].when
+    def when(self, id: str) -> float:
+        """Return the time (`boot_clock`) before which a job was not sent; -inf if that cannot be known."""
+        return self.sent[id].when
 
     def id_of(self, hash: str, number: int, attempt: int) -> str:
         """Return the id of a try of an item, which has this number in this run."""
@@ -178,7 +177,7 @@ class Journal:
 
     def start(self, id: str, hash: str, attempt: int, before: str = "") -> None:
         """A job is about to be sent; `before` is the id of the try before, whose end is known."""
-        now = _clock()
+        now = boot_clock()
         noted = "" if now - self._second < 1 else f"time {now:.3f}\n"
         if noted:
             self._second = now
@@ -323,8 +322,3 @@ def whole_lines(path: str) -> list[str]:
             return [line for line in file if line.endswith("\n")]
     except FileNotFoundError:
         return []
-
-
-def _clock() -> float:
-    """Seconds since this machine was booted: nobody sets it, and it goes on while the machine sleeps."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

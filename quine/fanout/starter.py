@@ -220,6 +220,7 @@ class Starter:
         if not self._journal:
             return
         self._note_hosts()
+        self._batch.reach()  # a node that was there before the job was sent can vouch for it: see `adoption`
         self._journal.start(spawn.id, task.entry.hash, task.tries, task.sent)
         task.sent, task.adopted = spawn.id, None
         if task.kept:

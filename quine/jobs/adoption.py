@@ -3,8 +3,9 @@
 Laws
 1. Every host that may have a job is asked. The host that has it is told to serve it here, from the first byte on that
    nobody has.
-2. A job that no host has was never begun, if every host has answered and knows of all since before it was sent.
-   Otherwise nothing is known: it is lost.
+2. A job that no host has was never begun, if every host has answered and knows of all since before it was sent. So does
+   one whose node is younger, if it has forgotten none, and the node here has known no other node of that host since
+   then. Otherwise nothing is known: the job is lost.
 3. A host that does not answer is asked again for PATIENCE seconds.
 4. A job is attached to at once, since its lease runs; its item may be read much later. Until then it has its window.
 """
@@ -14,7 +15,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from math import inf
 
+from transport.address import boot_clock
 from transport.client.batch import Descriptor
 from transport.lean import deque, signal
 
@@ -43,8 +46,8 @@ if TYPE_CHECKING:
         def halt(self, id: str) -> None:
             """Note that a job is about to be ended because the batch is."""
 
-        def age(self, id: str) -> float:
-            """Return for how many seconds at most a job has been sent."""
+        def when(self, id: str) -> float:
+            """Return the time (`boot_clock`) before which a job was not sent; -inf if that cannot be known."""
 
     class Starter(Protocol):
         """The part of a batch that makes its jobs."""
@@ -139,7 +142,7 @@ class Orphans:
         if not self._due:
             self._owner.at(0.0, self._search)
         for id in ids:
-            self._due[id] = time.monotonic() - self._log.age(id)
+            self._due[id] = self._log.when(id)
             self._searches[id] = self._searches.get(id, 0) + 1
 
     def _search(self) -> None:
@@ -192,7 +195,7 @@ class Search:
         missed: Callable[[str, bool], None],
         concluded: Callable[[], None],
     ) -> None:
-        """`ids` with the times (monotonic) at which they were sent; `at` calls a function at a time.
+        """`ids` with the times (`boot_clock`) at which they were sent; `at` calls a function at a time.
 
         `asking` makes the job that prints the status of the node of a host.
         """
@@ -201,7 +204,7 @@ class Search:
         self._found, self._missed, self._concluded = found, missed, concluded
         self._until = time.monotonic() + PATIENCE
         self._open = len(hosts)
-        self._knows = 0.0  # since then every host that has answered knows of all its jobs
+        self._knows = -inf  # since then every host that has answered knows of all its jobs
         for host in hosts:
             self._ask(host, 0)
         if not hosts:
@@ -209,28 +212,34 @@ class Search:
 
     def _ask(self, host: str, tries: int) -> None:
         answer: list[bytes] = []
+        sole: list[float] = []
 
         def take(stream: int, data: memoryview) -> None:
             if stream == 1 and sum(map(len, answer)) < MOST:
                 answer.append(bytes(data))
 
+        def note(body: dict[str, Any]) -> None:
+            if isinstance(since := body.get("sole"), float):
+                sole[:] = [since]
+
         def answered(status: Status) -> None:
-            self._answered(host, tries, _kept(b"".join(answer)) if not status.code else None)
+            kept = None if status.code else Kept.parsed(b"".join(answer))
+            self._answered(host, tries, kept, sole[0] if sole else inf)
 
-        self._batch.start(self._asking(host), on_output=take, on_exit=answered)
+        self._batch.start(self._asking(host), on_output=take, on_exit=answered, on_note=note)
 
-    def _answered(self, host: str, tries: int, kept: tuple[list[str], float, bool] | None) -> None:
+    def _answered(self, host: str, tries: int, kept: Kept | None, sole: float) -> None:
+        """`sole`: since then the node here knows of no other node of the host; inf if it has not said so."""
         now = time.monotonic()
-        ids, remembers, settling = kept or ([], 0.0, True)
-        for id in ids:
+        for id in kept.ids if kept else ():
             if self._ids.pop(id, None) is not None:
                 self._found(id, host)
         until = self._until if kept is None else self._until - PATIENCE + SETTLES
-        if self._ids and settling and now < until:
+        if self._ids and (kept is None or kept.settling) and now < until:
             pause = min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE)
             self._at(now + pause, lambda: self._ask(host, tries + 1))
             return
-        self._knows = max(self._knows, now if settling else now - remembers)
+        self._knows = max(self._knows, inf if kept is None or kept.settling else kept.since(sole))
         self._open -= 1
         if not self._open:
             self._conclude()
@@ -238,20 +247,39 @@ class Search:
     def _conclude(self) -> None:
         ids, self._ids = self._ids, {}
         for id, sent in ids.items():
-            self._missed(id, self._knows < sent - MARGIN)
+            self._missed(id, self._knows < sent)
         self._concluded()
 
 
-def _kept(answer: bytes) -> tuple[list[str], float, bool] | None:
-    """Return the ids of the jobs that a node keeps, for how long it knows of all, and whether more may come."""
-    try:
-        kept = json.loads(answer)["kept"]
-        ids, remembers, settling = kept["ids"], kept["remembers"], kept["settling"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    if not isinstance(ids, list) or type(remembers) not in (int, float):
-        return None
-    return [id for id in ids if isinstance(id, str)], remembers, settling is not False
+class Kept:
+    """The jobs that a node keeps, as it has told.
+
+    ids        of them
+    remembers  seconds for which it knows of all: since its start, or since it forgot one
+    forgot     whether it has forgotten one since its start
+    settling   whether more may come
+    """
+
+    __slots__ = ("forgot", "ids", "remembers", "settling")
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        """Raises ValueError, TypeError, KeyError."""
+        self.ids = [id for id in list(told["ids"]) if isinstance(id, str)]
+        self.remembers = float(told["remembers"])
+        self.forgot, self.settling = told["forgot"] is not False, told["settling"] is not False
+
+    @classmethod
+    def parsed(cls, answer: bytes) -> Kept | None:
+        """Return what is told by the status of a node; None if it is no such status."""
+        try:
+            return cls(json.loads(answer)["kept"])
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def since(self, sole: float) -> float:
+        """Return the time (`boot_clock`) since which it knows of all jobs; `sole`: see `Search`."""
+        since = boot_clock() - self.remembers + MARGIN
+        return since if self.forgot else min(since, sole)
 
 
 class Adopted:

@@ -437,3 +437,22 @@ def test_a_small_output_outlives_the_node_of_its_machine_and_then_the_batch(
     assert (done.returncode, done.stderr) == (0, b"")
     assert [row[12] for row in rows(tmp_path / "log")] == ["done"] * 3
     assert first.read_text() == "a0\nb0\n" and sorted(ran.read_text().split()) == [*"012"]
+
+
+@pytest.mark.parametrize("options", [(), ("-P2",)], ids=["by processors", "two"])
+def test_what_never_began_on_hosts_that_were_cold_runs_in_the_next_run(
+    own_lab: Callable[..., Lab], tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Their nodes are younger than the first jobs. The node here, which is older, knows of no other ones."""
+    lab = own_lab(("h1", "h2"))
+    items = list(map(str, range(20)))
+    places = [str(tmp_path / "ran"), str(tmp_path / "go")]
+    words = ["xargs", *options, "--on", "any", "--joblog", "log", "--resume", *SH, SCRIPT, "{}", *places]
+    with lab.popen([*words, ":::", *items], stdout=subprocess.DEVNULL, cwd=tmp_path) as process:
+        until((tmp_path / "ran").exists, "one has begun")
+        process.kill()
+    (tmp_path / "go").touch()
+    done = lab.run([*words, ":::", *items], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted((tmp_path / "ran").read_text().split()) == sorted(items)
+    assert {row[12] for row in rows(tmp_path / "log")} == {"done"}

@@ -141,6 +141,11 @@ class Batch:
         if self._watched.pop(fd, None):
             self._poll.unregister(fd)
 
+    def reach(self) -> None:
+        """Connect to the node of this machine now, and start it if there is none; with jobs `turn` does so."""
+        if self._wire is None and not self._core.waiting:
+            self._connect()
+
     def turn(self, timeout: float | None = None) -> None:
         """Wait for events, at most `timeout` seconds, and handle them. All functions are called from here.
 

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 
 from transport import this_build
+from transport.address import boot_clock
 from transport.carrier.duplex import Duplex
 from transport.carrier.handshake import Greeter
 from transport.errors import Interrupted, LinkLost, NothingThere, ProtocolError, Refused
@@ -77,6 +78,24 @@ class Target:
         self.met = met  # called with the hello of the node over there, when a link to it begins
 
 
+class Met:
+    """The one node of a host that all links to it have led to, as far as they were made since `since`.
+
+    So what was sent to the host since then can have begun at that node alone, whenever that was started.
+    """
+
+    def __init__(self, since: object) -> None:
+        """`since`: the start of this node, by `boot_clock`. Links of a node before it led nobody knows where."""
+        self.since = since
+        self._life: object = None
+
+    def greeted(self, life: object) -> None:
+        """A new link leads to the node with this `life` in its hello."""
+        if self._life not in (None, life):
+            self.since = boot_clock()
+        self._life = life
+
+
 # (line, name, callback for a lost connection) -> the link that this node now drives.
 Join = Callable[[Line, str, Callable[[Link, str], None]], Link]
 
@@ -84,8 +103,9 @@ Join = Callable[[Line, str, Callable[[Link, str], None]], Link]
 class Host:
     """One host, and its link, which is being dialled or live."""
 
-    def __init__(self, target: Target, join: Join, facts: dict[str, object]) -> None:
+    def __init__(self, target: Target, join: Join, facts: dict[str, object], met: Met) -> None:
         self.target = target
+        self._met = met
         self._join = join
         self._facts = facts
         self.processors = 0  # as its node has told; 0: not yet
@@ -130,6 +150,8 @@ class Host:
     def _connect(self, relay: Relay, link: Link, spawn: Spawn) -> None:
         if relay.ended:
             return  # its opener has gone meanwhile
+        if relay.parent is None and spawn.context.get("control") is True and "batch" in spawn.context:
+            relay.near.note({"sole": self._met.since})
         spawn.where, spawn.context = "", {}
         relay.lease = spawn.lease
         try:
@@ -186,6 +208,7 @@ class Host:
                 log.info("%s: dialled again: %s", self.target.name, broken.detail)
                 await asyncio.sleep(pause(tries, BROKEN_PAUSE))
         link = self._join(Line(True, name), self.target.name, self._down)
+        self._met.greeted(greeter.handshake.peer.get("life"))
         link.connect(greeter)
         told = greeter.handshake.peer.get("processors")
         self.processors = told if type(told) is int and 0 < told <= MOST_PROCESSORS else 1

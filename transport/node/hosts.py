@@ -13,9 +13,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from transport.address import boot_clock
 from transport.errors import ProtocolError, Refused
 from transport.lean import Any
-from transport.node.host import Host, Join, Target, refuse
+from transport.node.host import Host, Join, Met, Target, refuse
 from transport.node.link import Link
 from transport.node.relay import Relay
 from transport.node.slots import Slots
@@ -46,6 +47,8 @@ class Hosts:
         self._facts = dict(facts)
         self._slots: dict[str, Slots] = {}
         self._hosts: dict[str, Host] = {}
+        self._since = self._facts.get("since", boot_clock())  # this node has been here
+        self._met: dict[str, Met] = {}  # by group
 
     def start(self, link: Link, number: int, spawn: Spawn, parent: Relay | None = None) -> Relay:
         """Send the job of a channel on its way; a reason against it becomes its exit record.
@@ -112,7 +115,8 @@ class Hosts:
 
     def _host(self, target: Target) -> Host:
         if target.key not in self._hosts:
-            self._hosts[target.key] = Host(target, self._join, self._facts)
+            met = self._met.setdefault(target.group, Met(self._since))
+            self._hosts[target.key] = Host(target, self._join, self._facts, met)
         return self._hosts[target.key]
 
     def _check_slots(self, target: Target, parent: Relay) -> None:

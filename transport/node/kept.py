@@ -44,6 +44,7 @@ class Attic:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()
+        self._forgot = False  # a job that may have begun
         self.jobs: dict[str, Keeper] = {}
         self._batches: dict[str, Link] = {}  # by their ids, the link of the client that has them
 
@@ -81,11 +82,12 @@ class Attic:
         if self.jobs.get(keeper.id) is keeper:
             del self.jobs[keeper.id]
         if not known:
-            self._since = self._loop.time()
+            self._since, self._forgot = self._loop.time(), True
 
     def status(self) -> dict[str, object]:
         ids = [id for id, keeper in self.jobs.items() if not keeper.refused]
-        return {"ids": ids, "remembers": round(self._loop.time() - self._since, 3)}
+        remembers = round(self._loop.time() - self._since, 3)
+        return {"ids": ids, "remembers": remembers, "forgot": self._forgot}
 
 
 class Keeper:

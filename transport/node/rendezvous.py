@@ -191,19 +191,21 @@ def seat(lock: int) -> dict[str, object]:
     A lock has one holder at a time. So of two nodes that name the same one the earlier has ended, whatever else is the
     same (host name, user, home). The name is that of the locked file. Boot, device and inode identify one file of one
     kernel as long as it is open; random bytes in it distinguish kernels that claim the same boot.
-    {} if the file cannot be named so.
+    `since` is the same moment by `boot_clock`. Without the lock's name it is alone.
     """
+    since: dict[str, object] = {"since": address.boot_clock()}
     try:
         mark = os.pread(lock, MARK, 0)
         if len(mark) < MARK:
             mark = os.urandom(MARK // 2).hex().encode()
             if os.pwrite(lock, mark, 0) < MARK:
-                return {}
+                return since
         facts, boot = os.fstat(lock), address.boot_id()
         name = f"{boot} {facts.st_dev} {facts.st_ino} {mark.decode('ascii')}"
     except (OSError, ValueError):
-        return {}  # a full disk, or a file that is not of our making
-    return {} if boot == os.uname().nodename else {"origin": name, "began": time.monotonic_ns()}
+        return since  # a full disk, or a file that is not of our making
+    named = boot != os.uname().nodename
+    return {**since, "origin": name, "began": time.monotonic_ns()} if named else since
 
 
 def daemonize(ready_fd: int) -> Beside:

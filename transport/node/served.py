@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 
 from transport.errors import ProtocolError
 from transport.job.job import Job
@@ -36,7 +37,7 @@ class Served:
     def __init__(self, facts: Mapping[str, object], join: Join) -> None:
         """`facts` are the facts about this node in a hello."""
         self.links: dict[str, Link] = {}
-        self._facts = dict(facts)
+        self._facts = {**facts, "life": os.urandom(8).hex()}  # of this node, and of no other
         self._join = join
 
     def forget(self, link: Link) -> None:

@@ -37,6 +37,7 @@ from tests.sim.scenario import HANG, NOTICE, ORIGIN, Fault
 from tests.sim.shrink import Kind
 from tests.sim.simulation import PAUSE, QUIET, Simulation, patched
 from tests.sim.world import Violation, World
+from transport import address
 from transport.node.hosts import Loads
 from transport.node.kept import BEYOND
 from transport.node.served import KEPT as KEPT_LINK
@@ -232,6 +233,9 @@ def fanned(course: Course, world: World, sim: Callable[[], BatchSimulation]) -> 
             for constant, value in {**course.limits, "MEMORY": MEMORY}.items():
                 if constant in vars(module):
                     put(module, constant, value)
+    for module in list(sys.modules.values()):
+        if getattr(module, "boot_clock", None) is address.boot_clock and module is not address:
+            put(module, "boot_clock", lambda: world.now)
     put(backoff, "random", world.random("backoff"))
     put(sinks, "QUEUED", 4)
     put(os, "fsync", lambda fd: None)

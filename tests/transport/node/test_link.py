@@ -12,7 +12,7 @@ from tests.support import clock
 from transport import node_socket
 from transport.carrier.handshake import Greeter
 from transport.node.daemon import Node
-from transport.node.host import Host, Target
+from transport.node.host import Host, Met, Target
 from transport.node.link import SLICE, Link
 from transport.node.relay import Relay
 from transport.node.side import Side
@@ -298,7 +298,7 @@ def test_a_job_too_many_for_one_connection_was_never_started(monkeypatch: pytest
         far = Link(Line(True, "0" * 32), "h1", lambda *_: Seen(), lambda *_: None)  # type: ignore[arg-type,return-value]
         target = Target("h1", "h1", "h1", lambda: None, lambda _: None)  # type: ignore[arg-type,return-value]
         monkeypatch.setattr(session, "MAX_CHANNELS", 0)
-        Host(target, lambda *_: far, {})._connect(
+        Host(target, lambda *_: far, {}, Met(0.0))._connect(
             Relay(near, number, "h1", lambda _: None), far, Spawn(["x"])
         )
         near.flush()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from transport.node.host import Host
+from transport.node.host import Host, Met
 from transport.node.link import Link
 from transport.node.relay import Relay
 from transport.node.slots import LATELY, MOST_AHEAD, Slots
@@ -286,3 +286,11 @@ def test_a_job_that_waits_on_its_host_is_withdrawn() -> None:
         assert made == ["start 0", "unreachable 1"]
 
     asyncio.run(main())
+
+
+def test_a_host_is_vouched_for_since_its_node_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = Met(7.0)
+    monkeypatch.setattr("transport.node.host.boot_clock", lambda: 9.0)
+    for life, since in (("one", 7.0), ("one", 7.0), ("two", 9.0), ("two", 9.0)):
+        met.greeted(life)
+        assert met.since == since
