@@ -100,8 +100,11 @@ class Inventory:
         if pick:
             return max(ready, key=lambda host: _weight(pick, host.name))
         if avoid:
-            fewest = min(avoid.count(host.name) for host in ready)
-            ready = [host for host in ready if avoid.count(host.name) == fewest]
+            failures: dict[str, int] = {}
+            for name in avoid:
+                failures[name] = failures.get(name, 0) + 1
+            fewest = min(failures.get(host.name, 0) for host in ready)
+            ready = [host for host in ready if failures.get(host.name, 0) == fewest]
         free = [(host.slots or UNLIMITED) - load for host, load in zip(ready, loads(ready), strict=True)]
         return ready[free.index(max(free))]
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from transport.node.hosts import Loads
     from transport.spawn import Spawn
 
+    # The version of the file, what is in it, and that for batches that began before.
+    Read = tuple[tuple[int, int, int], Inventory, Inventory]
+
 DETACHED_LEASE = 30 * 86400.0  # seconds that the agent of a detached proxy waits for that proxy
 
 
@@ -30,8 +33,8 @@ class Placer:
         import threading
 
         self._writing = threading.Lock()
-        # By path: the version of the file, what is in it, and that for batches that began before.
-        self._cache: dict[str, tuple[tuple[int, int], Inventory, Inventory]] = {}
+        self._cache: dict[str, Read] = {}  # by path
+        self._faults: dict[str, tuple[tuple[int, int, int], str, str]] = {}  # by path: version, detail, hint
         self._wrong = ""  # with the inventory that a batch goes on without
         self._ways: Ways | None = None
 
@@ -109,26 +112,42 @@ class Placer:
         return self._ways.text(host, inventory, keep)
 
     def _inventory(self, spawn: Spawn) -> Inventory:
-        from pathlib import Path
-
-        from deploy.inventory import ConfigError, Inventory, load
+        from deploy.inventory import Inventory
         from transport.errors import Misconfigured
 
         named = spawn.context.get("inventory")
         if not isinstance(named, str):
             return Inventory({})
+        late = spawn.context.get("late") is True
+        before = self._cache.get(named)
+        try:
+            _, now, for_batches = self._read(named, before)
+        except Misconfigured as error:
+            if before and late:
+                return self._as_before(before[2], error.detail)
+            raise
+        # A batch goes on with the hosts that it has left.
+        return for_batches if late else now
+
+    def _read(self, named: str, before: Read | None) -> Read:
+        """Return what is in an inventory, which is read once for each version of its file. Raises Misconfigured."""
+        from pathlib import Path
+
+        from deploy.inventory import ConfigError, load
+        from transport.errors import Misconfigured
+
         try:
             facts = os.stat(named)  # a Path of it costs more than the look at the file, for each job
-            version = (facts.st_mtime_ns, facts.st_ino)
-            cached = self._cache.get(named)
-            if cached is None or cached[0] != version:
-                fresh = load(Path(named), {})
-                cached = self._cache[named] = (version, fresh, fresh.after(cached[2]) if cached else fresh)
-                if self._ways:
-                    self._ways.clear()
+            version = (facts.st_mtime_ns, facts.st_ino, facts.st_size)
+            if before and before[0] == version:
+                return before
+            if self._faults.get(named, ((),))[0] == version:
+                raise Misconfigured(*self._faults[named][1:])
+            if before and not facts.st_size:
+                raise Misconfigured(f"{named} is empty", "it had hosts before")
+            fresh = load(Path(named), {})
         except ConfigError as error:
-            if (cached := self._cache.get(named)) and spawn.context.get("late") is True:
-                return self._as_before(cached[2], error.detail)
+            self._faults[named] = version, error.detail, error.hint
             raise Misconfigured(error.detail, error.hint) from None
         except ModuleNotFoundError as lacking:
             detail = (
@@ -139,8 +158,10 @@ class Placer:
             raise Misconfigured(
                 f"{Path(named)}: {error.strerror}", "see --inventory and QUINE_INVENTORY"
             ) from None
-        # A batch goes on with the hosts that it has left.
-        return cached[2] if spawn.context.get("late") is True else cached[1]
+        if self._ways:
+            self._ways.clear()
+        found = self._cache[named] = (version, fresh, fresh.after(before[2]) if before else fresh)
+        return found
 
     def _as_before(self, inventory: Inventory, detail: str) -> Inventory:
         """Go on with an inventory whose file is being edited: a batch must not fail all its items meanwhile."""

@@ -9,11 +9,13 @@ from subprocess import PIPE
 
 import pytest
 
+import deploy.inventory
 from quine.remote import ways
 from quine.remote.placement import Placer
 from tests.lab import Lab
 from tests.lab.lab import SSH_CONFIG
 from tests.support.loads import idle
+from transport.errors import Misconfigured
 from transport.spawn import Spawn
 
 pytestmark = [pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd"), reason="needs sshd")]
@@ -133,3 +135,30 @@ def test_a_batch_keeps_its_way_while_the_configuration_is_wrong(
     assert second != first
     config.write_text("Host one\n Port eight\n")
     assert key(late=False) != second
+
+
+def test_a_batch_keeps_its_hosts_while_the_inventory_is_missing_empty_or_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer may move it away first, or empty it. A wrong one is read once, not for each job."""
+    inventory = tmp_path / "inventory.toml"
+    inventory.write_text("[hosts.one]\n")
+    place, read = Placer(), []
+    load = deploy.inventory.load
+    monkeypatch.setattr(deploy.inventory, "load", lambda *rest: (read.append(1), load(*rest))[1])
+
+    def name(late: bool) -> str:
+        return place(
+            Spawn(["x"], where="any", context={"inventory": str(inventory), "late": late}), idle
+        ).name
+
+    assert name(late=True) == "one"
+    for make in (inventory.unlink, inventory.touch, lambda: inventory.write_text("[hosts.")):
+        make()
+        for _ in range(3):
+            assert name(late=True) == "one"
+            with pytest.raises(Misconfigured):
+                name(late=False)
+    assert len(read) == 2
+    inventory.write_text("[hosts.three]\n")
+    assert name(late=True) == name(late=False) == "three"

@@ -115,7 +115,7 @@ class BatchJob(JobCore):
 
         `at_once`: its node hears of it now, not only when so many came that it is worth a frame.
         """
-        if self.number in self.session.channels:
+        if self.number and self.number in self.session.channels:  # one that was not sent has no session
             taken = min(size - self.base[stream], self._given[stream])
             if not at_once:
                 self.session.took(self.number, stream, taken)
