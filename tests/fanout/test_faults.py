@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 import subprocess
@@ -72,6 +73,25 @@ def test_a_table_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
     assert f"quine: stopped: --results r.csv: {FULL}; " in done.stderr.decode()
     assert done.stderr.decode().endswith(f"quine: error: --results r.csv: {FULL}\n")
     assert kinds(tmp_path / "log") == {}, "a row that was not written is no end of an item"
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_a_table_has_no_part_of_a_row_after_a_disk_was_full(lab: Lab, tmp_path: Path, kind: str) -> None:
+    """The next run would add its first row to that part, and a reader would miss both."""
+    lab.run(["run", "--on", "local", "--", "true"])  # the node has no limit
+    script = 'head -c 3000 /dev/zero | tr "\\0" x; echo "$0"'
+    words = (
+        f"quine xargs -P1 --results r.{kind} --joblog log --resume -- sh -c '{script}' ::: a b c d e f g h"
+    )
+    assert lab.sh(f"ulimit -f 20; exec {words}", cwd=tmp_path, env=LIMITED).returncode == 74
+    assert (tmp_path / f"r.{kind}").stat().st_size > 3000
+    assert lab.sh(words, cwd=tmp_path).returncode == 0
+    with (tmp_path / f"r.{kind}").open(newline="") as file:
+        if kind == "jsonl":
+            found = [json.loads(line)["stdout"] for line in file]
+        else:
+            found = [row["Stdout"] for row in csv.DictReader(file, delimiter="," if kind == "csv" else "\t")]
+    assert sorted(text[-2:] for text in found) == [f"{item}\n" for item in "abcdefgh"]
 
 
 @pytest.mark.parametrize("options", ["", "-k", "--fold", "--json"])

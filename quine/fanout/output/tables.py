@@ -6,6 +6,7 @@ The columns of .csv and .tsv are those of GNU parallel:
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from quine.base.errors import LOST, Failure, Misconfigured
@@ -48,9 +49,13 @@ class Table:
     def add(self, task: Task, spool: Spool) -> None:
         """Add the row of a task that has its end. Raises Failure."""
         data = self._row(task, spool) if self._separator else as_json(task, spool)
+        size = os.fstat(self._fd).st_size
         try:
             write_all(self._fd, data)
         except OSError as error:
+            # A full disk takes a part. The next run added its first row behind it, and that was read as a part of it.
+            with contextlib.suppress(OSError):  # no file
+                os.ftruncate(self._fd, size)
             why = (error.strerror or str(error)).lower()
             raise Failure(LOST, f"--results {self._path}: {why}") from None
 
