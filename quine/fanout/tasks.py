@@ -250,20 +250,22 @@ class Work:
         return task.argv
 
     def _hash(self, item: Item) -> str:
-        if not self._options.joblog:
-            return ""
-        fields = (item.fields or {}).items()
-        parts = [*self._words, *map(os.fsencode, item.args)]
-        parts += [os.fsencode(f"{name}={value}") for name, value in fields]
-        if item.block is not None:
-            parts.append(item.block)
-        if self._stdin:
-            parts += _content(self._stdin.text(item))
-        if self._files:
-            parts += self._staged(item)
-        return hash_of(parts)
+        return hash_of(self._parts(item)) if self._options.joblog else ""
 
-    def _staged(self, item: Item) -> list[bytes]:
+    def _parts(self, item: Item) -> Iterator[bytes]:
+        """The parts by which an item is the same one in the next run."""
+        yield from self._words
+        yield from map(os.fsencode, item.args)
+        for name, value in (item.fields or {}).items():
+            yield os.fsencode(f"{name}={value}")
+        if item.block is not None:
+            yield item.block
+        if self._stdin:
+            yield from _content(self._stdin.text(item))
+        if self._files:
+            yield from self._staged(item)
+
+    def _staged(self, item: Item) -> Iterator[bytes]:
         """The names and contents of --files; of those that are not there the words, and the start tells of it."""
         from quine.staging import spec
 
@@ -271,8 +273,11 @@ class Work:
         try:
             sources = spec.sources(words, os.getcwd())
         except Misconfigured:
-            return list(map(os.fsencode, words))
-        return [part for path, name in sources for part in (name, *_content(os.fsdecode(path)))]
+            yield from map(os.fsencode, words)
+            return
+        for path, name in sources:
+            yield name
+            yield from _content(os.fsdecode(path))
 
     def stage(self, item: Item) -> Staging | None:
         """Return the staging of a try; None if it needs none. Raises Misconfigured."""
@@ -315,15 +320,24 @@ class Work:
         return os.fsencode(" ".join(item.args)) if self._options.tag else None
 
 
-def _content(path: str) -> Iterator[bytes]:
-    """The content of a file, and of all that is in a directory; of anything else the name stands for it."""
-    if os.path.isdir(path):
-        for name in sorted(os.listdir(path)):
-            yield os.fsencode(name)
-            yield from _content(os.path.join(path, name))
-    elif os.path.isfile(path):
-        with open(path, "rb") as file:
-            while data := file.read(1 << 20):
-                yield data
-    else:
+def _content(path: str, below: bool = False) -> Iterator[bytes]:
+    """The content of a file, and of all that is in a directory; of anything else the name stands for it.
+
+    A link `below` is what it says, as for the staging: through two links to their own directory there are 2^40 ways.
+    A file that cannot be read is its name, too: the start tells of it, and not the name of the item.
+    """
+    try:
+        if below and os.path.islink(path):
+            yield os.fsencode(os.readlink(path))
+        elif os.path.isdir(path):
+            for name in sorted(os.listdir(path)):
+                yield os.fsencode(name)
+                yield from _content(os.path.join(path, name), below=True)
+        elif os.path.isfile(path):
+            with open(path, "rb") as file:
+                while data := file.read(1 << 20):
+                    yield data
+        else:
+            yield os.fsencode(path)
+    except OSError:
         yield os.fsencode(path)

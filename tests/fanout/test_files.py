@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from quine.fanout.input.names import Names
+from quine.fanout.tasks import _content
+from tests.fanout.test_xargs import SH
 from tests.lab import Lab
 from tests.support.agents import OK, call, says
 
@@ -174,3 +176,23 @@ def test_without_a_host_nothing_moves_and_returns_are_looked_for(lab: Lab, input
     assert (done.returncode, done.stderr) == (0, b"") and len(names(inputs)) == len(
         names(inputs, "*.up")
     ) == 6
+
+
+def test_links_below_a_directory_are_what_they_say_for_the_name_of_an_item(lab: Lab, tmp_path: Path) -> None:
+    """Each of two links to their own directory led through both again, for ever."""
+    place = tmp_path / "d"
+    place.mkdir()
+    for name in ("a", "b"):
+        (place / name).symlink_to(".")
+    words = ["xargs", "--joblog", "log", "--resume", "--on", "h1", "--files", "d", *SH, "ls d", ":::", "1"]
+    done = lab.run(words, cwd=tmp_path, check=True)
+    assert done.stdout == b"a\nb\n"
+    assert lab.run(words, cwd=tmp_path, check=True).stdout == b""
+    (place / "b").unlink()
+    (place / "b").symlink_to("a")
+    assert lab.run(words, cwd=tmp_path, check=True).stdout == b"a\nb\n", "it is another one"
+
+
+def test_an_item_whose_input_cannot_be_read_has_a_name(tmp_path: Path) -> None:
+    """As if it were not there: its start tells of it. The whole batch ended by it."""
+    assert list(_content("/proc/self/mem")) == [b"/proc/self/mem"]
