@@ -47,7 +47,7 @@ def hash_of(parts: Iterable[bytes]) -> str:
 
 
 class Sent(NamedTuple):
-    """A job that was sent: the item, its try, and when, in seconds of `_clock`."""
+    """A job that was sent: the item, its try, and the time (`boot_clock`) before which it was not sent."""
 
     hash: str
     attempt: int
@@ -158,10 +158,6 @@ class Journal:
             text += (f"{word} {id}\n" for id in ids if id in self.sent)
         self._lines, self._second = len(text), -inf
         return "".join(text)
-
-    def when(self, id: str) -> float:
-        """Return the time (`boot_clock`) before which a job was not sent; -inf if that cannot be known."""
-        return self.sent[id].when
 
     def id_of(self, hash: str, number: int, attempt: int) -> str:
         """Return the id of a try of an item, which has this number in this run."""

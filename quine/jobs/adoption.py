@@ -37,6 +37,10 @@ if TYPE_CHECKING:
         @property
         def attempt(self) -> int: ...
 
+        @property
+        def when(self) -> float:
+            """The time (`boot_clock`) before which it was not sent; -inf if that cannot be known."""
+
     class Log(Protocol):
         """The record of a batch."""
 
@@ -45,9 +49,6 @@ if TYPE_CHECKING:
 
         def halt(self, id: str) -> None:
             """Note that a job is about to be ended because the batch is."""
-
-        def when(self, id: str) -> float:
-            """Return the time (`boot_clock`) before which a job was not sent; -inf if that cannot be known."""
 
     class Starter(Protocol):
         """The part of a batch that makes its jobs."""
@@ -142,7 +143,7 @@ class Orphans:
         if not self._due:
             self._owner.at(0.0, self._search)
         for id in ids:
-            self._due[id] = self._log.when(id)
+            self._due[id] = self._log.sent[id].when
             self._searches[id] = self._searches.get(id, 0) + 1
 
     def _search(self) -> None:

@@ -210,11 +210,11 @@ def test_it_is_known_when_a_job_was_sent_unless_by_another_boot(
     log.journal.start("one", "h", 1)
     log.close()
     again = Joblog(str(path), KEEP)
-    assert 0 <= boot_clock() - again.journal.when("one") < 150
+    assert 0 <= boot_clock() - again.journal.sent["one"].when < 150
     again.close()
     monkeypatch.setattr(journal, "boot_id", lambda: "another")
     again = Joblog(str(path), KEEP)
-    assert again.journal.when("one") == float("-inf")
+    assert again.journal.sent["one"].when == float("-inf")
     again.close()
 
 
