@@ -17,6 +17,7 @@ from tests.system.breaks import down, proxy_process
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 VAIN = 7  # dials of a link that is down, up to the longest pause between two of them
+LEASE = 120  # seconds: a dial is three logins, one after the other, and the machine may be busy
 DIALS = 8  # at once, more than may shake hands at a time
 
 
@@ -26,7 +27,7 @@ def chain(lab: Lab, request: pytest.FixtureRequest) -> Iterator[str]:
     config = lab.home / ".ssh" / "config"
     if request.param == "inventory":
         lab.alias("hop", "h2", transport="openssh", jump="h3")
-        yield lab.alias("behind", "h1", transport="openssh", jump="hop")
+        yield lab.alias("behind", "h1", transport="openssh", jump="hop", lease=LEASE)
         return
     jumps = {"behind": ("h1", "hop"), "hop": ("h2", "first"), "first": ("h3", "none")}
     tables = [
@@ -37,7 +38,7 @@ def chain(lab: Lab, request: pytest.FixtureRequest) -> Iterator[str]:
     config.write_text("".join(tables) + known + SSH_CONFIG)
     none = dict.fromkeys(("address", "port", "user", "identity"))
     try:
-        yield lab.alias("behind", "h1", **none, transport="openssh")
+        yield lab.alias("behind", "h1", **none, transport="openssh", lease=LEASE)
     finally:
         config.write_text(SSH_CONFIG)
 
