@@ -1,11 +1,14 @@
 """The run of a batch: items are started as there is room, their ends are judged, and the output goes its way.
 
 Laws
-1. One loop, one thread, and nothing that grows with the number of items, but the hashes of a log that is resumed.
-2. An item is read when there is room for its job, and not before.
+1. One loop, and nothing that grows with the number of items, but the hashes of a log that is resumed. Threads answer
+   the requests of jobs (`Batch`), and prepare files; all else is called from the loop.
+2. An item is read when there is room for its job, and not before. Of those that a run before has done at most SKIPPED
+   are read in one turn.
 3. An item that was not started is tried again on another host. With --retries one that failed, too; one that was lost
    only with --idempotent, and one that was denied never.
-4. ^C once: no more items are started. Twice: all jobs get TERM, then KILL, then are not waited for.
+4. ^C once: no more items are started. Twice, or another signal: all jobs get TERM, then KILL, then are not waited for;
+   with a log --resume asks for their ends.
 5. An output that cannot be kept, or a line that cannot be logged, ends the batch; finished outputs are passed on. Where
    stdout itself cannot be written the batch ends at once. With a log the jobs that run then go on, for --resume.
 """
@@ -22,8 +25,8 @@ from quine.fanout.messages import Messages
 from quine.fanout.outcome import DONE, LOST, NEVER
 from quine.fanout.progress import LOAD, READER, SLOT
 from quine.fanout.retries import Retries
-from quine.fanout.tasks import Places
 from quine.fanout.timers import Timeout, Timers
+from quine.fanout.under_way import UnderWay
 from quine.jobs.adoption import Orphans
 from transport.lean import signal
 from transport.status import Status
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
 WAITING = 32  # jobs that wait for a host to take them, where -P does not bound them
 UNRECORDED = 4096  # items whose output waits: with a log their hosts keep their ends
+SKIPPED = 256  # a signal waits for the end of the turn
 LOOK = 0.5  # seconds until a place for an agent is looked for again, if none of ours ends before
 LONGEST = 3600.0  # seconds of one wait for events: poll takes no more than 24 days
 
@@ -75,16 +79,15 @@ class Run:
         share = options.share("timeout")
         self._timeout = Timeout(0.0 if share else options.seconds("timeout"), share, progress.median)
         self._delay = options.seconds("delay")
-        self._running: dict[Task, None] = {}
         self._timers = Timers()
         self.at = self._timers.at
         self._again = Retries(options, self._timers)
         self._orphans = Orphans(self, batch, starter, log.journal) if log else None
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
-        self._places = Places()
         self._next_start = 0.0
         self._messages = Messages(sink, options.spawn.quiet)
         self.unfinished = self._messages.unfinished
+        self._under_way = UnderWay(starter, progress, self._timeout, self._messages, self.at)
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
         self.fault: Exception | None = None  # of the input, or of what is kept
@@ -100,7 +103,7 @@ class Run:
         while True:
             self._start()
             looks = self._orphans and self._orphans.awaited and not self._ending
-            waits = self._running or self._again or looks
+            waits = self._under_way or self._again or looks
             if not waits and (self._intake.exhausted or self.stopped):
                 break
             self._turn()
@@ -127,12 +130,10 @@ class Run:
         now = time.monotonic()
         self._timers.tick(now)
         for task in self._timeout.late(now):
-            if not task.ending:
-                task.timed_out = True
-                task.end(self.at, self._running)
+            self._under_way.time_out(task)
         self._sink.pump()
         self._check()
-        self._progress.under_way = len(self._running) + len(self._again)
+        self._progress.under_way = len(self._under_way) + len(self._again)
         self._progress.waits = self._waits_for()
         self._view.tick(now)
 
@@ -158,7 +159,7 @@ class Run:
     def _room(self) -> bool:
         # With -k all that is held may wait for an item that is to be tried again.
         holds = (self._sink.holding or self._unrecorded >= UNRECORDED) and not self._again.ready
-        if self.stopped or holds or self._sink.clogged or len(self._running) >= self._most:
+        if self.stopped or holds or self._sink.clogged or len(self._under_way) >= self._most:
             return False
         adopts = self._orphans and self._orphans.first
         return not adopts and (self._bounded or self._batch.waiting < WAITING)
@@ -190,12 +191,16 @@ class Run:
 
     def _task(self) -> Task | None:
         """Return the next item to be run; None if there is none now."""
-        while (task := self._intake.next(self._work.task)) is not None:
+        for _ in range(SKIPPED):
+            task = self._intake.next(self._work.task)
+            if task is None:
+                self.fault = self.fault or self._intake.fault
+                return None
             self._progress.read = task.item.number
             self._report.name(task)
             if not self._had_before(task):
                 return task
-        self.fault = self.fault or self._intake.fault
+        self.at(0.0, lambda: None)  # the next turn is at once
         return None
 
     def _had_before(self, task: Task) -> bool:
@@ -213,36 +218,36 @@ class Run:
 
     def _try(self, task: Task) -> None:
         """Start one try of an item."""
-        self._take_slot(task)
+        self._under_way.take(task)
         avoid = [*task.failed_on, *self._hosts.aside(time.monotonic())]
         avoid += self._view.loads.avoid * (len(avoid) + 1)  # as if each had failed more often than any other
         self._starter.start(task, avoid, self._started, self._ended)
 
-    def _take_slot(self, task: Task) -> None:
-        task.item.slot = self._places.take()
-        self._running[task] = None
-
     def adopt(self, task: Task, adopted: Adopted) -> None:
         """Go on with a try that runs already, or has ended."""
-        self._take_slot(task)
+        self._under_way.take(task)
         self._starter.adopt(task, adopted, self._started, self._ended)
-        if self._ending and task in self._running:  # it was found too late
-            (self._end if self.killed else self._leave)(task)
+        if self._ending and task in self._under_way:  # it was found too late
+            (self._under_way.end if self.killed else self._under_way.leave)(task)
 
     def missed(self, task: Task, never: bool) -> None:
         """No host has the job of an item, which was sent; `never`: it was certainly never begun."""
         task.entry.kind = NEVER if never else LOST
-        before = task.job is None  # it is of the run before
-        if not self.stopped and (never or (before and self._options.spawn.idempotent)):
+        job = task.job  # None: it is of the run before
+        if not self.stopped and (never or (job is None and self._options.spawn.idempotent)):
             task.unstarted += never
             self._again.ready.append(task)
-        elif before:
+        elif job is None:
             if not never:
                 self._messages.lost(task.item.number)
             self._final(task)
         else:
-            state, code = ("unreachable", errors.NOT_STARTED) if never else ("lost", errors.LOST)
-            self._judge(task, Status(state, code, detail="the node here ended, and no host has the job"))
+            detail = "the node here ended, and no host has the job"
+            if never:
+                status = Status("unreachable", errors.NOT_STARTED, detail=detail)
+            else:
+                status = Status("lost", errors.LOST, host=job.host, detail=detail)
+            self._judge(task, status)
 
     def _started(self, task: Task) -> None:
         task.started()
@@ -252,16 +257,10 @@ class Run:
 
     # -- ends --------------------------------------------------------------------------------------
 
-    def _give_slot(self, task: Task) -> None:
-        del self._running[task]
-        self._timeout.ended(task)
-        self._places.give(task.item.slot)
-        if task.running:
-            self._progress.stopped(task.entry.host)
-
     def _ended(self, task: Task, status: Status) -> None:
-        self._give_slot(task)
+        self._under_way.give(task)
         if self._orphans and task.is_cut(status) and (task.halted or self._orphans.sever(task)):
+            task.running = False
             (task.leave if task.halted else task.release)()
             return
         if task.never_began(status):
@@ -304,7 +303,7 @@ class Run:
             self._start_no_more()
             self._messages.note(f"halted: {self.text()}")
             if self._halt.now:
-                self._end_all()
+                self._under_way.end_all()
 
     def _written(self, task: Task) -> None:
         """Its output was passed on."""
@@ -324,37 +323,14 @@ class Run:
     def _stop_all(self) -> None:
         self.stopped = self._ending = True
         self._drop_tries()
-        self._end_all()
+        self._under_way.end_all()
         if self._orphans and self.killed:
             self._orphans.halt()
 
     def _leave_all(self) -> None:
         """Leave the jobs that their hosts keep to --resume; end the others."""
-        for task in list(self._running):
-            broken = task.output and task.output.broken
-            if task.job and task.job is task.kept and not (task.ending or broken):
-                self._leave(task)
+        self._under_way.leave_kept()
         self._stop_all()
-
-    def _leave(self, task: Task) -> None:
-        """Leave a job to --resume, which asks for its end."""
-        if task.job and not task.job.over:
-            task.job.go_on()
-            self._give_slot(task)
-            task.leave()
-
-    def _give_up(self, task: Task) -> None:
-        """The end of a job was not heard of, although it got KILL."""
-        if task.job and not task.job.over:
-            self._messages.left_behind(task)
-        self._leave(task)
-
-    def _end_all(self) -> None:
-        for task in list(self._running):
-            self._end(task)
-
-    def _end(self, task: Task) -> None:
-        self._starter.end(task, self.at, self._running, self._give_up)
 
     def signalled(self, number: int) -> None:
         """Take a signal that this process got."""
@@ -363,11 +339,12 @@ class Run:
                 self._messages.say(line)
             return
         gently = number == signal.SIGINT and not self.ended_by
-        for task in list(self._running) if self._ending else ():
-            if task.job:
-                task.job.abandon()
+        if self._ending:
+            self._under_way.abandon()
         self.ended_by = number
         if not gently:
+            if not self.killed:
+                self._under_way.give_up_files(time.monotonic())
             self.killed = True
             self._stop_all()
             return
@@ -377,19 +354,18 @@ class Run:
     def _say_waiting(self) -> None:
         """Say once what ^C waits for. A job can have begun and not been heard of at that time."""
         due = self.ended_by == signal.SIGINT and not (self.killed or self._said_waiting)
-        if due and (left := sum(task.running for task in self._running)):
+        if due and (left := sum(task.running for task in self._under_way)):
             self._said_waiting = True
             self._messages.say(f"waiting for {left} jobs; ^C again ends them")
 
     def text(self) -> str:
         """The state of the batch in a line."""
-        return ", ".join(filter(None, (self.tally.text(), f"{len(self._running)} running")))
+        return ", ".join(filter(None, (self.tally.text(), f"{len(self._under_way)} running")))
 
     def _start_no_more(self) -> None:
         self.stopped = True
         self._drop_tries()
-        for task in list(self._running):
-            task.withdraw()
+        self._under_way.withdraw()
 
     def _drop_tries(self) -> None:
         """The items that were to be tried again have their ends as they are."""

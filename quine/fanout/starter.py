@@ -8,8 +8,7 @@ from quine.base.cli_options import environment
 from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.base.procs import raise_open_files
 from quine.fanout import outcome
-from quine.fanout.cleanup import Cleanup
-from quine.fanout.input.names import Names
+from quine.fanout.files.files import Files
 from quine.fanout.journal import version_of
 from quine.fanout.tasks import Task
 from quine.files.select import Services
@@ -56,8 +55,7 @@ class Starter:
         self._report = report
         self._options = spawn  # for notes
         self._by_lines = options.line_buffer
-        self._cleanup = Cleanup(batch, work, sink.say) if options.cleanup else None
-        self._names = Names(lambda text: None if spawn.quiet else sink.say(f"quine: {text}\n"))
+        self._files = Files(batch, work, sink.say, options.cleanup, spawn.quiet)
         self._notes: dict[str, Notes] = {}
         self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
         self._environ = dict(os.environ)  # of the services of all jobs
@@ -102,7 +100,7 @@ class Starter:
 
     def finish(self, over: Callable[[], None]) -> int:
         """All items have their ends. Return how many calls of `over` are still to come, for jobs that clean up."""
-        return self._cleanup.finish(over) if self._cleanup else 0
+        return self._files.finish(over)
 
     def close(self) -> None:
         """The batch is over."""
@@ -139,44 +137,23 @@ class Starter:
             self._sink.fail(failure)
             ended(task, Status("unreachable", NOT_STARTED))
             return
-        self._place(task, avoid, stage, started, ended)
+        if stage is None:
+            self._send(task, avoid, None, started, ended)
+            return
+        task.unsent = lambda: self._unsent(task, ended)
+        self._files.begin(task, stage, lambda: self._send(task, avoid, stage, started, ended))
 
-    def _place(
-        self, task: Task, avoid: list[str], stage: Staging | None, started: Started, ended: Ended
-    ) -> None:
-        """Start a try once no other item has its names."""
-        if stage and not task.ending:
-            if not self._names.take(stage.sources, lambda: self._place(task, avoid, stage, started, ended)):
-                return
-            ended = self._names.giving(stage.sources, ended)
-        cleanup, names = self._cleanup, []
-        if cleanup and stage:
-            names = cleanup.names(task)
-            cleanup.begin(names)
-            if cleanup.wait(names, lambda: self._send(task, avoid, stage, names, started, ended)):
-                return
-        self._send(task, avoid, stage, names, started, ended)
+    def _unsent(self, task: Task, ended: Ended) -> None:
+        """The try has its end without a job."""
+        task.unsent = None
+        self._files.give(task)
+        ended(task, Status("unreachable", NOT_STARTED))
 
     def _send(
-        self,
-        task: Task,
-        avoid: list[str],
-        stage: Staging | None,
-        names: list[str],
-        started: Started,
-        ended: Ended,
+        self, task: Task, avoid: list[str], stage: Staging | None, started: Started, ended: Ended
     ) -> None:
-        output, cleanup = task.output, self._cleanup
+        output = task.output
         assert output
-
-        def unsent() -> None:
-            if cleanup:
-                cleanup.end(names, Spawn([]), "", lambda: None)
-            ended(task, Status("unreachable", NOT_STARTED))
-
-        if task.ending:  # while it waited
-            unsent()
-            return
         spawn, answers, held = self.make(task, avoid)
         if stage:
             spawn = stage.dressed(spawn, answers)
@@ -186,9 +163,10 @@ class Starter:
         except Failure as failure:  # the journal: it ends the batch, and is told of once
             let_go(answers, held)
             self._sink.fail(failure)
-            unsent()
+            self._unsent(task, ended)
             return
-        on_started, on_exit = self._functions(task, spawn, answers, held, stage, names, started, ended)
+        on_started, on_exit = self._functions(task, spawn, answers, held, stage, started, ended)
+        task.unsent = None
         task.job = output.job = self._batch.start(
             spawn, task.stdin, output.write, on_started, on_exit, self._note, answers
         )
@@ -202,7 +180,7 @@ class Starter:
         One that its host keeps is left to that run by `leave`, where its end is not heard of in time.
         """
         kept = self._journal is not None and task.job is not None and task.kept is task.job
-        if self._journal and kept and not task.ending:
+        if self._journal and kept and not (task.ending or task.over):
             self._journal.halt(task.sent)
         task.end(at, running, leave if kept else None)
 
@@ -235,12 +213,10 @@ class Starter:
         answers: Services,
         held: list[int],
         stage: Staging | None,
-        names: list[str],
         started: Started,
         ended: Ended,
     ) -> tuple[Callable[[int, str], None], Callable[[Status], None]]:
         """The functions that are called at the start of a job and at its end."""
-        cleanup = self._cleanup
 
         def on_started(_: int, host: str) -> None:
             answers.placed(host)
@@ -257,22 +233,7 @@ class Starter:
             status = stage.judged(status) if stage else status
             if task.adopted:
                 status = outcome.of_adopted(status, task.adopted.torn, bool(stage and stage.sources))
-
-            def over() -> None:
-                ended(task, status)
-
-            def clean() -> None:
-                if cleanup and stage:
-                    cut = task.is_cut(status)  # it may go on, and needs its files
-                    task.ending = task.ending or not cut
-                    cleanup.end(names, spawn, "" if cut or not task.running else status.host, over)
-                else:
-                    over()
-
-            if stage and stage.brings(status):
-                self._bring(task, stage, spawn, status, clean)
-            else:
-                clean()
+            self._files.ended(task, spawn, status, lambda: ended(task, status))
 
         return on_started, on_exit
 
@@ -318,9 +279,6 @@ class Starter:
         assert self._journal
         spawn, answers = adopted.job.spawn, adopted.job.services
         assert isinstance(answers, Services)
-        fresh, _, held = self.make(task, [])
-        # For the job that brings the returns.
-        spawn.env, spawn.cwd, spawn.lease = fresh.env, fresh.cwd, fresh.lease
         task.entry.id = task.sent = spawn.id
         task.adopted, task.kept, task.job = adopted, adopted.job, adopted.job
         task.cut_short = spawn.id in self._journal.halted
@@ -345,49 +303,13 @@ class Starter:
             output.persist(self._journal.output(spawn.id))
             have = output.restore(by_lines)
         output.job = adopted.job
+        fresh, _, held = self.make(task, [])
+        # For the job that brings the returns.
+        spawn.env, spawn.cwd, spawn.lease = fresh.env, fresh.cwd, fresh.lease
         if stage:
-            self._names.hold(stage.sources)
-            ended = self._names.giving(stage.sources, ended)
-        names = []
-        if self._cleanup and stage:
-            names = self._cleanup.names(task)
-            self._cleanup.begin(names)
-        on_started, on_exit = self._functions(task, spawn, answers, held, stage, names, started, ended)
+            self._files.hold(task, stage)
+        on_started, on_exit = self._functions(task, spawn, answers, held, stage, started, ended)
         adopted.bind(task.stdin, have, output.write, output.acknowledge, on_started, on_exit)
-
-    def _bring(
-        self,
-        task: Task,
-        stage: Staging,
-        spawn: Spawn,
-        status: Status,
-        then: Callable[[], None],
-    ) -> None:
-        """Bring back the returns of a job that has ended, by another job."""
-        taking = stage.taking()
-        task.ending = True  # it has ended: no timeout and no signal is for it
-
-        def on_exit(sent: Status) -> None:
-            taking.end(sent)
-            over()
-
-        def over() -> None:
-            taking.close()
-            stage.brought(taking, status)
-            then()
-
-        def on_output(stream: int, data: memoryview) -> int | None:
-            return task.output.write(stream, data) if task.output and stream == 2 else None
-
-        try:
-            taking.begin()
-        except OSError as error:
-            taking.failure = str(error)
-            over()
-            return
-        task.job = self._batch.start(
-            stage.sender(spawn, status), on_output=on_output, on_exit=on_exit, services=taking.services
-        )
 
     def _note(self, note: dict[str, object]) -> None:
         """Tell of a link that is lost; that jobs wait for a slot is usual here."""

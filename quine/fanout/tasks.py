@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 import time
 from functools import partial
@@ -37,20 +36,19 @@ class Task:
     __slots__ = (
         *(
             "argv",
+            "began",
             "before",
-            "ending",
             "entry",
+            "facts",
             "failed_on",
-            "item",
-            "job",
             "former",
+            "item",
             "output",
             "place",
-            "began",
-            "running",
             "stdin",
         ),
-        *("adopted", "cut_short", "facts", "halted", "kept", "sent", "timed_out", "tries", "unstarted"),
+        *("adopted", "after", "job", "kept", "sent", "tries", "unsent", "unstarted"),
+        *("cut_short", "ending", "halted", "over", "running", "timed_out", "withdrawn"),
     )
 
     def __init__(self, item: Item, entry: Entry) -> None:
@@ -60,6 +58,8 @@ class Task:
         self.tries = self.unstarted = 0  # the second of them never ran
         self.failed_on: list[str] = []  # hosts
         self.job: BatchJob | None = None
+        self.unsent: Callable[[], None] | None = None  # gives the try its end, while it waits to be sent
+        self.after: BatchJob | None = None  # that brings its returns, or removes its files
         self.sent = ""  # the id of the latest try in the journal of the batch,
         self.kept: BatchJob | None = None  # and its job, whose record its host keeps
         self.adopted: Adopted | None = None
@@ -71,8 +71,10 @@ class Task:
         self.before = (0.0, "")  # start and id of the try before
         self.began = 0.0  # monotonic, of this try's start over there
         self.running = False  # over there
-        self.timed_out = self.ending = False  # in this try
-        self.halted = False  # it was ended because the batch was
+        # In this try. It was told to end: because of its time, or as the batch ends.
+        self.ending = self.timed_out = self.halted = False
+        self.withdrawn = False  # before it was sent, as the batch starts no more
+        self.over = False  # its job has ended: no timeout and no signal is for it
         self.cut_short = False  # and that by the run before
 
     def begin(self) -> None:
@@ -84,8 +86,9 @@ class Task:
             self.former.end_copies()
         self.output = None
         self.tries += 1
-        self.adopted = self.job = None
-        self.timed_out = self.ending = self.halted = self.cut_short = self.running = False
+        self.adopted = self.job = self.after = None
+        self.ending = self.timed_out = self.halted = self.withdrawn = self.over = False
+        self.cut_short = self.running = False
         self.began = time.monotonic()
         self.entry.attempt = self.tries
         self.before = self.entry.started, self.entry.id
@@ -144,11 +147,12 @@ class Task:
         `at` calls at a time; `running` has it until its end.
         """
         job, number = self.job, self.tries
-        if self.ending:
+        if self.ending or self.over:
             return
         self.ending, self.halted = True, not self.timed_out
         if job is None:
-            return  # it waits to be sent, and is not
+            self._stay()
+            return
         job.signal(signal.SIGTERM)
 
         def later(call: Callable[[], None]) -> Callable[[], None]:
@@ -160,17 +164,29 @@ class Task:
 
     def is_cut(self, status: Status) -> bool:
         """Whether its job may go on without this process, which looks for it, or --resume if the batch ends."""
-        if not self.job or (self.ending and not self.halted):
+        if not self.job or self.over or self.timed_out:
             return False
         cut = self.job.severed and status.state == "lost"
         return cut or (self.adopted is not None and status.state == "unreachable")
 
+    def abandon(self) -> None:
+        """Wait for it no longer."""
+        for job in (self.job, self.after):
+            if job:
+                job.abandon()
+
     def withdraw(self) -> None:
         """Have its job not begin, if it has not, since the batch starts no more items."""
         if self.job is None:
-            self.ending = True  # it waits to be sent, and is not
+            self.withdrawn = True
+            self._stay()
         elif not self.adopted:
             self.job.withdraw()
+
+    def _stay(self) -> None:
+        """It waits to be sent, and is not."""
+        if self.unsent:
+            self.unsent()
 
     def never_began(self, status: Status) -> bool:
         """Whether the batch took it back, so that its item has no end."""
@@ -178,7 +194,7 @@ class Task:
 
     @property
     def _is_withdrawn(self) -> bool:
-        return self.job.withdrawn if self.job else self.ending and not self.halted
+        return self.job.withdrawn if self.job else self.withdrawn
 
     def leave(self) -> None:
         """Its end is for the next run of the batch."""
@@ -199,23 +215,6 @@ class Task:
         if isinstance(self.stdin, int):
             os.close(self.stdin)
         self.stdin = None
-
-
-class Places:
-    """The numbers {%} of the items under way: each has the lowest that is free."""
-
-    def __init__(self) -> None:
-        self._free: list[int] = []  # a heap, of those up to _most
-        self._most = 0
-
-    def take(self) -> int:
-        if not self._free:
-            self._most += 1
-            return self._most
-        return heapq.heappop(self._free)
-
-    def give(self, number: int) -> None:
-        heapq.heappush(self._free, number)
 
 
 class Work:

@@ -8,6 +8,7 @@ Laws
 from __future__ import annotations
 
 import os
+from functools import partial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from quine.files.select import Services
     from quine.staging.caller_side import Staging
-    from transport.client.batch import Batch
+    from transport.client.batch import Batch, BatchJob
     from transport.client.batch_job import Input
     from transport.spawn import Spawn
     from transport.status import Status
@@ -69,37 +70,46 @@ class StagedJob:
         stage = self._stage
         if stage and stage.brings(status := stage.judged(status)):
             self.bringing = True
-            self._bring(stage, status)
+            over = partial(self._on_exit, status)
+            self.job = bring(self._batch, stage, self._spawn, status, self._on_output, over) or self.job
         else:
             self._on_exit(status)
 
-    def _bring(self, stage: Staging, status: Status) -> None:
-        taking = stage.taking()
 
-        def over() -> None:
-            taking.close()
-            stage.brought(taking, status)
-            self._on_exit(status)
+def bring(
+    batch: Batch,
+    stage: Staging,
+    spawn: Spawn,
+    status: Status,
+    on_output: Callable[[int, memoryview], int | None],
+    over: Callable[[], None],
+) -> BatchJob | None:
+    """Bring the returns of a job that has ended with `status`, then call `over`; errors are put into `status`.
 
-        def on_exit(sent: Status) -> None:
-            taking.end(sent)
-            over()
+    Return the job that sends them. None: there is none, and `over` was called.
+    """
+    taking = stage.taking()
 
-        def on_output(stream: int, data: memoryview) -> int | None:
-            return self._on_output(stream, data) if stream == 2 else None
+    def brought() -> None:
+        taking.close()
+        stage.brought(taking, status)
+        over()
 
-        try:
-            taking.begin()
-        except OSError as error:
-            taking.failure = str(error)
-            over()
-            return
-        self.job = self._batch.start(
-            stage.sender(self._spawn, status),
-            on_output=on_output,
-            on_exit=on_exit,
-            services=taking.services,
-        )
+    def on_exit(sent: Status) -> None:
+        taking.end(sent)
+        brought()
+
+    def on_stderr(stream: int, data: memoryview) -> int | None:
+        return on_output(stream, data) if stream == 2 else None
+
+    try:
+        taking.begin()
+    except OSError as error:
+        taking.failure = str(error)
+        brought()
+        return None
+    sender = stage.sender(spawn, status)
+    return batch.start(sender, on_output=on_stderr, on_exit=on_exit, services=taking.services)
 
 
 def let_go(answers: Services, held: list[int]) -> None:

@@ -456,3 +456,47 @@ def test_what_never_began_on_hosts_that_were_cold_runs_in_the_next_run(
     assert (done.returncode, done.stderr) == (0, b"")
     assert sorted((tmp_path / "ran").read_text().split()) == sorted(items)
     assert {row[12] for row in rows(tmp_path / "log")} == {"done"}
+
+
+# Items 1 and 2 bring different files of one name, so the second waits for the first.
+NAMED = ["--files", "{1}:{2}", "--colsep", " "]
+WAITS = (
+    'test "$0" = c || { echo "$0" >>ran; until test -e go; do sleep 0.02; done; exit 0; }; '
+    "until test -e ran; do sleep 0.02; done; echo c >>ran"
+)
+
+
+def named_alike(tmp_path: Path) -> list[str]:
+    for name in "abc":
+        (tmp_path / name).touch()
+    return [*NAMED, "--cwd", str(tmp_path), *SH, WAITS, "{1}", ":::", "a data", "b data", "c other"]
+
+
+def test_items_that_wait_for_files_of_one_that_is_left_to_the_next_run(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "full.csv").symlink_to("/dev/full")
+    words = ["xargs", "--on", "h1", "-P3", "--joblog", "log", *named_alike(tmp_path)]
+    first = lab.run([*words[:1], "--results", "full.csv", *words[1:]], cwd=tmp_path, timeout=PATIENCE)
+    assert (first.returncode, first.stderr.count(b"quine: stopped: ")) == (74, 1)
+    (tmp_path / "go").touch()
+    done = lab.run([*words[:1], "--resume", *words[1:]], cwd=tmp_path, timeout=PATIENCE)
+    assert done.returncode == 0
+    assert [*"abc"] == sorted({*(tmp_path / "ran").read_text().split()})
+    assert (tmp_path / "ran").read_text().count("a") == 1
+
+
+@pytest.mark.long
+def test_items_that_wait_for_files_of_one_that_is_not_heard_of(
+    lab: Lab, through: Callable[..., str], tmp_path: Path
+) -> None:
+    name = through("h1", lease=60)
+    words = ["xargs", "--on", name, "-P3", "--joblog", "log", *named_alike(tmp_path)]
+    ran = tmp_path / "ran"
+    with lab.popen(words, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        until(lambda: ran.exists() and ran.read_text().split() == ["a", "c"], "two have begun")
+        lab["h1"].proxy.blackhole()
+        process.terminate()
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+    lab["h1"].proxy.heal()
+    (tmp_path / "go").touch()
+    done = lab.run([*words[:1], "--resume", *words[1:]], cwd=tmp_path, timeout=PATIENCE)
+    assert done.returncode == 0

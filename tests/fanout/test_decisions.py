@@ -15,13 +15,15 @@ from weakref import ref
 import pytest
 
 from quine.base.errors import Failure, Misconfigured
-from quine.fanout.cleanup import Cleanup
+from quine.fanout.files.cleanup import Cleanup
+from quine.fanout.files.files import Files
 from quine.fanout.input.rows import csv
 from quine.fanout.joblog import Entry, Joblog
-from quine.fanout.run import UNRECORDED, Run
+from quine.fanout.run import SKIPPED, UNRECORDED, Run
 from quine.fanout.starter import Starter
 from quine.fanout.tasks import Task
 from quine.fanout.timers import Timers
+from quine.fanout.under_way import UnderWay
 from quine.jobs.adoption import Orphans
 from quine.python.crew import Crew
 from transport.spawn import Spawn
@@ -38,7 +40,7 @@ def a_task() -> Task:
 def test_an_item_is_tried_again_however_much_waits_for_its_output(ready: bool) -> None:
     """With -k all that is behind it waits, and it would wait for its own place."""
     run: Any = object.__new__(Run)
-    run.stopped, run._orphans, run._running, run._most, run._bounded = False, None, {}, 8, True
+    run.stopped, run._orphans, run._under_way, run._most, run._bounded = False, None, {}, 8, True
     run._sink = SimpleNamespace(clogged=False, holding=False)
     run._unrecorded, run._again = UNRECORDED, SimpleNamespace(ready=[a_task()] if ready else [])
     assert run._room() == ready
@@ -60,27 +62,54 @@ def test_a_job_that_was_taken_back_is_no_job_that_was_sent(tmp_path: Path) -> No
 
 
 def test_an_item_that_waits_to_be_sent_is_not_sent_after_an_interrupt() -> None:
-    task = a_task()
+    task, ends = a_task(), []
     task.begin()
+    task.unsent = lambda: ends.append("it has its end")
     task.withdraw()
-    assert task.ending and task.never_began(Status("unreachable", 69))
+    assert ends and task.never_began(Status("unreachable", 69))
+
+
+@pytest.mark.parametrize("how", ["withdraw", "end"])
+@pytest.mark.parametrize("last", [True, False])
+def test_an_item_that_waits_for_the_files_of_another_has_its_end_at_once(how: str, last: bool) -> None:
+    """Also if that one has none: its host keeps it, and the next run asks for it."""
+    files = Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
+    stages: list[Any] = [SimpleNamespace(sources=[(path, b"data")]) for path in (b"/a", b"/b", b"/c")]
+    tasks, did = [a_task() for _ in stages], []
+    for number, (task, stage) in enumerate(zip(tasks, stages, strict=True)):
+        task.begin()
+
+        def unsent(number: int = number, task: Task = task) -> None:
+            files.give(task)
+            did.append(f"end {number}")
+
+        task.unsent = unsent
+        files.begin(task, stage, lambda number=number: did.append(f"sent {number}"))  # type: ignore[misc]
+    first, other = (2, 1) if last else (1, 2)
+    tasks[first].withdraw() if how == "withdraw" else tasks[first].end(lambda when, call: None, {})
+    assert did == ["sent 0", f"end {first}"]
+    files.give(tasks[0])
+    assert did == ["sent 0", f"end {first}", f"sent {other}"]
+    files.give(tasks[other])
+    assert not files._held and not files._names._paths
 
 
 def test_a_job_that_is_cut_off_is_looked_for_also_where_its_files_are_to_be_removed() -> None:
-    starter: Any = object.__new__(Starter)
-    removed: list[str] = []
-    starter._cleanup = SimpleNamespace(
-        end=lambda names, spawn, host, over: (removed.append(host), over()),
+    files = Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
+    did: list[object] = []
+    files._cleanup = SimpleNamespace(  # type: ignore[assignment]
+        names=lambda task: ["f"],
+        begin=lambda names: None,
+        give=did.append,
+        remove=lambda *_: did.append("removed"),
     )
-    starter._journal = None
-    stage: Any = SimpleNamespace(judged=lambda status: status, brings=lambda status: False)
-    task, cut = a_task(), []
+    stage: Any = SimpleNamespace(sources=[], brings=lambda status: False)
+    task = a_task()
     task.job, task.running = SimpleNamespace(severed=True), True  # type: ignore[assignment]
-    ended: Callable[[Task, Status], None] = lambda task, status: cut.append(task.is_cut(status))  # noqa: E731
-    answers: Any = SimpleNamespace(close=lambda: None)
-    _, on_exit = starter._functions(task, Spawn(["x"]), answers, [], stage, ["f"], None, ended)
-    on_exit(Status("lost", 74, host="h1"))
-    assert (cut, removed) == ([True], [""])
+    files.hold(task, stage)
+    status = Status("lost", 74, host="h1")
+    files.ended(task, Spawn(["x"]), status, lambda: did.append(task.is_cut(status)))
+    assert did == [["f"], True]
 
 
 def test_an_item_waits_until_all_of_its_files_are_removed() -> None:
@@ -89,12 +118,25 @@ def test_an_item_waits_until_all_of_its_files_are_removed() -> None:
     cleanup, sent = Cleanup(batch, None, print), []  # type: ignore[arg-type]
     for name in "ab":
         cleanup.begin([name])
-        cleanup.end([name], Spawn(["x"]), "h1", lambda: None)
+        cleanup.give([name])
+        cleanup.remove([name], Spawn(["x"]), "h1", lambda: None)
     assert cleanup.wait(["b"], lambda: sent.append("b"))
     ends[0](Status("exited", 0))
     assert not sent
     ends[1](Status("exited", 0))
     assert sent == ["b"]
+
+
+def test_a_resumption_serves_signals_while_it_passes_over_what_is_done() -> None:
+    run: Any = object.__new__(Run)
+    items = iter(range(3 * SKIPPED))
+    run._intake = SimpleNamespace(next=lambda make: make(next(items, None)), fault=None)
+    run._work = SimpleNamespace(task=lambda n: n if n is None else a_task())
+    run._progress, run._report = SimpleNamespace(), SimpleNamespace(name=lambda task: None)
+    run._had_before, run.fault = lambda task: True, None
+    due: list[float] = []
+    run.at = lambda when, call: due.append(when)
+    assert run._task() is None and due == [0.0] and next(items) == SKIPPED
 
 
 def test_a_found_job_whose_item_is_not_read_any_more_is_ended_and_left_to_the_next_run() -> None:
@@ -112,11 +154,10 @@ def test_a_found_job_whose_item_is_not_read_any_more_is_ended_and_left_to_the_ne
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_job_that_is_found_too_late_has_the_end_of_the_others(killed: bool) -> None:
     run: Any = object.__new__(Run)
-    run._running, run._ending, run.killed, ends = {}, True, killed, []
-    run._take_slot = lambda task: run._running.setdefault(task)
-    run._starter = SimpleNamespace(adopt=lambda *_: None, end=lambda task, *_: ends.append("ended"))
-    run._leave = lambda task: ends.append("left")
-    run.at = None
+    run._ending, run.killed, ends = True, killed, []
+    run._starter = starter = SimpleNamespace(adopt=lambda *_: None, end=lambda task, *_: ends.append("ended"))
+    run._under_way = UnderWay(starter, None, None, None, None)  # type: ignore[arg-type]
+    run._under_way.leave = lambda task: ends.append("left")
     run.adopt(a_task(), None)
     assert ends == ["ended" if killed else "left"]
 
@@ -124,7 +165,8 @@ def test_a_job_that_is_found_too_late_has_the_end_of_the_others(killed: bool) ->
 def test_a_job_that_cannot_be_noted_is_not_sent_and_ends_the_batch() -> None:
     starter: Any = object.__new__(Starter)
     faults: list[Failure] = []
-    starter._cleanup, starter._sink = None, SimpleNamespace(fail=faults.append)
+    starter._files = SimpleNamespace(give=lambda task: None)
+    starter._sink = SimpleNamespace(fail=faults.append)
     starter.make = lambda task, avoid: (Spawn(["x"]), SimpleNamespace(close=lambda: None), [])
     starter._batch = None  # a start would be an error
 
@@ -134,7 +176,7 @@ def test_a_job_that_cannot_be_noted_is_not_sent_and_ends_the_batch() -> None:
     starter._note_sent = note
     task, ends = a_task(), []
     task.output = object()  # type: ignore[assignment]
-    starter._send(task, [], None, [], None, lambda task, status: ends.append(status.state))
+    starter._send(task, [], None, None, lambda task, status: ends.append(status.state))
     assert ends == ["unreachable"] and [fault.status for fault in faults] == [74]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.fanout.input.names import Names
+from quine.fanout.files.names import Names
 from quine.fanout.tasks import _content
 from tests.fanout.test_xargs import SH
 from tests.lab import Lab

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from quine.fanout.input.names import Names
+from quine.fanout.files.files import Files
 from quine.fanout.joblog import Entry
 from quine.fanout.outcome import Hosts, kind_of
 from quine.fanout.retries import Retries
 from quine.fanout.run import Run
 from quine.fanout.starter import Starter
-from quine.fanout.tasks import Places, Task
+from quine.fanout.tasks import Task
 from quine.fanout.timers import Timers
 from transport.status import Status
 
@@ -29,7 +29,7 @@ def test_an_item_of_a_stopped_batch_that_never_began_is_not_lost(never: bool, st
     run.stopped = True
     run._judge = lambda task, status: judged.append(status)  # type: ignore[method-assign]
     task = a_task()
-    task.job = object()  # type: ignore[assignment]
+    task.job = SimpleNamespace(host="")  # type: ignore[assignment]
     run.missed(task, never)
     assert [status.state for status in judged] == [state] and task.unstarted == 0
 
@@ -39,7 +39,7 @@ def test_a_host_that_is_held_back_comes_behind_any_that_has_failed() -> None:
     run: Any = object.__new__(Run)
     run._hosts, run._view = Hosts(), SimpleNamespace(loads=SimpleNamespace(avoid=["busy"]))
     run._starter = SimpleNamespace(start=lambda task, avoid, *_: given.append(avoid))
-    run._places, run._running = Places(), {}
+    run._under_way = SimpleNamespace(take=lambda task: None)
     task = a_task()
     task.failed_on = ["free", "free"]
     run._try(task)
@@ -60,19 +60,16 @@ def test_the_next_try_of_an_adopted_item_is_a_start_of_its_own() -> None:
 def test_an_item_that_waits_at_the_end_of_its_batch_has_the_end_that_it_had(tries: int) -> None:
     """Here for --cleanup: it is not sent, and was not killed."""
     starter: Any = object.__new__(Starter)
-    waiting: list[Any] = []
-    starter._cleanup = SimpleNamespace(
-        names=lambda task: ["f"],
-        begin=lambda names: None,
-        wait=lambda names, call: waiting.append(call) or True,
-        end=lambda names, job, host, over: over(),
+    starter._files = files = Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
+    given: list[list[str]] = []
+    files._cleanup = SimpleNamespace(  # type: ignore[assignment]
+        names=lambda task: ["f"], begin=lambda names: None, wait=lambda names, call: True, give=given.append
     )
     starter._report = SimpleNamespace(open=lambda task, sink: SimpleNamespace(size=7, drop=lambda: None))
     starter._work = SimpleNamespace(
         open_stdin=lambda item: None, stage=lambda item: SimpleNamespace(sources=[])
     )
     starter._sink, starter._journal, starter._batch = None, None, None
-    starter._names = Names(lambda text: None)
     task, ends = a_task(), []
     for _ in range(tries):
         task.begin()
@@ -86,8 +83,8 @@ def test_an_item_that_waits_at_the_end_of_its_batch_has_the_end_that_it_had(trie
     starter.start(task, [], None, ended)
     assert not ends
     task.end(lambda when, call: None, {})
-    waiting.pop()()
     entry = task.entry
+    assert given == [["f"]] and not files._held and not task.unsent
     assert ends == ["unreachable"] and not entry.stopped and not entry.signal
     if tries:
         assert (entry.kind, entry.code, entry.host, entry.attempt, entry.started) == (

@@ -13,6 +13,7 @@ from typing import Any
 from quine.fanout.retries import Retries
 from quine.fanout.run import Run
 from quine.fanout.starter import Starter
+from quine.fanout.under_way import UnderWay
 from quine.jobs import adoption
 from tests.sim.taken_back import TakenBack, replaced
 from transport.client.batch_core import BatchCore
@@ -165,10 +166,10 @@ def unheard_ended() -> contextlib.AbstractContextManager[None]:
 def unanswered_lost() -> contextlib.AbstractContextManager[None]:
     """A job that is not heard of after KILL is given up, in place of being left to the next client."""
 
-    def restored(self: Run, task: Any) -> None:
+    def restored(self: UnderWay, task: Any) -> None:
         task.job.abandon()
 
-    return replaced(Run, "_leave", restored)
+    return replaced(UnderWay, "leave", restored)
 
 
 MUTATIONS = {

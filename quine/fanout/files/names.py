@@ -7,17 +7,13 @@ them a directory with a file of the other in it: each might get the other's. The
 from __future__ import annotations
 
 from collections import Counter
-from typing import TypeVar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from transport.status import Status
-
     Sources = list[tuple[bytes, bytes]]  # (path here, name over there)
 
-_T = TypeVar("_T")
 ELSEWHERE = b""  # the path of a directory that has a file of another directory in it
 
 
@@ -61,15 +57,6 @@ class Names:
         waiting, self._waiting = self._waiting, []
         for again in waiting:
             again()
-
-    def giving(self, sources: Sources, then: Callable[[_T, Status], None]) -> Callable[[_T, Status], None]:
-        """Return a function that gives the names back, and then calls `then`."""
-
-        def give(task: _T, status: Status) -> None:
-            self.give(sources)
-            then(task, status)
-
-        return give
 
     def _clashes(self, path: bytes, name: bytes) -> bool:
         if _others(self._paths, name, path) or _others(self._above, name, path):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quine.fanout.tasks import Task, Work
-    from transport.client.batch import Batch
+    from transport.client.batch import Batch, BatchJob
     from transport.status import Status
 
 DIRECTORIES = 4096  # names of directories that are kept for the end, at most
@@ -58,20 +58,20 @@ class Cleanup:
         """Whether one of these is being removed."""
         return any(self._going[name] for name in names)
 
-    def end(self, names: list[str], job: Spawn, host: str, over: Callable[[], None]) -> None:
-        """A job has ended: remove what it alone has used, then call `over`. `host` is "" if it never ran."""
+    def give(self, names: list[str]) -> None:
+        """An item does not need these any more."""
         self._used.subtract(names)
-        alone = [name for name in names if not self._used[name]]
         self._used += Counter()  # forgets those that are not used
-        if not host:
-            over()
-            return
+
+    def remove(self, names: list[str], job: Spawn, host: str, over: Callable[[], None]) -> BatchJob | None:
+        """Remove what no item needs, where `job` has run, then call `over`. Return the job that removes it, if any."""
+        alone = [name for name in names if not self._used[name]]
         self._places.setdefault((host, job.cwd), job)
         if len(self._directories) < DIRECTORIES:
             self._directories.update(filter(None, map(os.path.dirname, names)))
         if not alone:
             over()
-            return
+            return None
         self._going.update(alone)
 
         def gone() -> None:
@@ -85,7 +85,7 @@ class Cleanup:
                 else:
                     call()
 
-        self._remove(alone, [], job, host, gone)
+        return self._start(alone, [], job, host, gone)
 
     def finish(self, over: Callable[[], None]) -> int:
         """Remove what all items had, and directories that are empty. Return the number of calls of `over` to come."""
@@ -93,12 +93,12 @@ class Cleanup:
         directories = self._directories | set(filter(None, map(os.path.dirname, shared)))
         places, self._places = self._places, {}
         for (host, _), job in places.items():
-            self._remove(shared, sorted(directories), job, host, over)
+            self._start(shared, sorted(directories), job, host, over)
         return len(places)
 
-    def _remove(
+    def _start(
         self, names: list[str], directories: list[str], job: Spawn, host: str, over: Callable[[], None]
-    ) -> None:
+    ) -> BatchJob:
         def on_exit(status: Status) -> None:
             if (status.state, status.code) != ("exited", 0) and host not in self._told:
                 self._told.add(host)
@@ -116,4 +116,4 @@ class Cleanup:
             tree=job.tree,
             context={**job.context, "control": True},
         )
-        self._batch.start(spawn, on_exit=on_exit)
+        return self._batch.start(spawn, on_exit=on_exit)

@@ -1,0 +1,120 @@
+"""The files of the items under way: their names over there, their returns, and with --cleanup their removal.
+
+Laws
+1. A try is sent once no other item under way has its names for other files, and none of its files is being removed. It
+   has no job until then, and can be ended at any time.
+2. An item has its end when its returns are here and its files have been removed. A job that may go on without this
+   process keeps them.
+"""
+
+from __future__ import annotations
+
+from quine.fanout.files.cleanup import Cleanup
+from quine.fanout.files.names import Names
+from quine.jobs.staged import bring
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quine.fanout.tasks import Task, Work
+    from quine.staging.caller_side import Staging
+    from transport.client.batch import Batch
+    from transport.spawn import Spawn
+    from transport.status import Status
+
+
+class Held:
+    """The files of one try. `sources` are those whose names it has, `own` the names that it may have to remove."""
+
+    __slots__ = ("own", "send", "sources", "stage")
+
+    def __init__(self, stage: Staging, send: Callable[[], None]) -> None:
+        self.stage = stage
+        self.send = send  # called once it may be sent
+        self.sources: list[tuple[bytes, bytes]] = []
+        self.own: list[str] = []
+
+
+class Files:
+    """The files of a batch. `say` prints a message."""
+
+    def __init__(
+        self, batch: Batch, work: Work, say: Callable[[str], None], cleanup: bool, quiet: bool
+    ) -> None:
+        self._batch = batch
+        self._names = Names(lambda text: None if quiet else say(f"quine: {text}\n"))
+        self._cleanup = Cleanup(batch, work, say) if cleanup else None
+        self._held: dict[Task, Held] = {}
+
+    def begin(self, task: Task, stage: Staging, send: Callable[[], None]) -> None:
+        """Have `send` called once the try may be sent, if `give` is not called before."""
+        held = self._held[task] = Held(stage, send)
+        self._take(task, held)
+
+    def _take(self, task: Task, held: Held) -> None:
+        sources = held.stage.sources
+        if self._waits(task, held) and self._names.take(sources, lambda: self._take(task, held)):
+            held.sources = sources
+            self._use(task, held)
+            self._send(task, held)
+
+    def _send(self, task: Task, held: Held) -> None:
+        if not self._waits(task, held):
+            return
+        if not (self._cleanup and self._cleanup.wait(held.own, lambda: self._send(task, held))):
+            held.send()
+
+    def _waits(self, task: Task, held: Held) -> bool:
+        """Whether the try has no end yet."""
+        return self._held.get(task) is held
+
+    def _use(self, task: Task, held: Held) -> None:
+        if self._cleanup:
+            held.own = self._cleanup.names(task)
+            self._cleanup.begin(held.own)
+
+    def hold(self, task: Task, stage: Staging) -> None:
+        """Take the names of a job that runs already, whoever has them."""
+        held = self._held[task] = Held(stage, lambda: None)
+        held.sources = stage.sources
+        self._names.hold(held.sources)
+        self._use(task, held)
+
+    def give(self, task: Task) -> None:
+        """The try has its end: those that wait for its names may have them."""
+        if held := self._held.pop(task, None):
+            if self._cleanup:
+                self._cleanup.give(held.own)
+            self._names.give(held.sources)
+
+    def ended(self, task: Task, spawn: Spawn, status: Status, over: Callable[[], None]) -> None:
+        """The job of a try has ended: bring its returns, remove its files, and then call `over`."""
+        held = self._held.get(task)
+        if held is None or task.is_cut(status):
+            self._over(task, over)
+            return
+        task.over = True
+
+        def remove() -> None:
+            if not (self._cleanup and task.running and status.host):
+                self._over(task, over)
+                return
+            own, held.own = held.own, []
+            self._cleanup.give(own)
+            task.after = self._cleanup.remove(own, spawn, status.host, lambda: self._over(task, over))
+
+        if held.stage.brings(status):
+            assert task.output
+            write = task.output.write
+            task.after = bring(self._batch, held.stage, spawn, status, write, remove) or task.after
+        else:
+            remove()
+
+    def _over(self, task: Task, over: Callable[[], None]) -> None:
+        self.give(task)
+        over()
+
+    def finish(self, over: Callable[[], None]) -> int:
+        """All items have their ends. Return how many calls of `over` are still to come, for jobs that clean up."""
+        return self._cleanup.finish(over) if self._cleanup else 0
