@@ -1,7 +1,8 @@
 """The names over there of the files that items bring.
 
 Law: items share a directory on a host. Two under way at one time never have different files under one name, nor one of
-them a directory with a file of the other in it: each might get the other's. The later one waits.
+them a directory with a file of the other in it: each might get the other's. The later one waits. Only a job that is
+adopted does not: it has its files already, and those that are started after it wait for it.
 """
 
 from __future__ import annotations
