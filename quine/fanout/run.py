@@ -232,6 +232,7 @@ class Run:
 
     def missed(self, task: Task, never: bool) -> None:
         """No host has the job of an item, which was sent; `never`: it was certainly never begun."""
+        self._starter.give_names(task)
         task.entry.kind = NEVER if never else LOST
         job = task.job  # None: it is of the run before
         if not self.stopped and (never or (job is None and self._options.spawn.idempotent)):
@@ -263,6 +264,7 @@ class Run:
             task.running = False
             (task.leave if task.halted else task.release)()
             return
+        self._starter.give_names(task)
         if task.never_began(status):
             self._starter.drop(task)
             return

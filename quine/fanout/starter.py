@@ -143,10 +143,14 @@ class Starter:
         task.unsent = lambda: self._unsent(task, ended)
         self._files.begin(task, stage, lambda: self._send(task, avoid, stage, started, ended))
 
+    def give_names(self, task: Task) -> None:
+        """Its job has its end, or is not looked for any longer: others may have the names of its files."""
+        self._files.give(task)
+
     def _unsent(self, task: Task, ended: Ended) -> None:
         """The try has its end without a job."""
         task.unsent = None
-        self._files.give(task)
+        self.give_names(task)
         ended(task, Status("unreachable", NOT_STARTED))
 
     def _send(

@@ -101,7 +101,7 @@ class UnderWay:
             task.leave()
 
     def give_up_files(self, now: float) -> None:
-        """What is being brought or removed for items that have ended has as much time as jobs have to end."""
+        """Files that are being brought or removed for items that have ended have as much time as jobs have to end."""
         self._at(now + 2 * GRACE, self._files_late)
 
     def _files_late(self) -> None:

@@ -94,22 +94,34 @@ def test_an_item_that_waits_for_the_files_of_another_has_its_end_at_once(how: st
     assert not files._held and not files._names._paths
 
 
-def test_a_job_that_is_cut_off_is_looked_for_also_where_its_files_are_to_be_removed() -> None:
+@pytest.mark.parametrize("found", [True, False])
+def test_a_job_that_is_cut_off_is_looked_for_and_has_its_files_until_then(found: bool) -> None:
     files = Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
     did: list[object] = []
     files._cleanup = SimpleNamespace(  # type: ignore[assignment]
         names=lambda task: ["f"],
         begin=lambda names: None,
-        give=did.append,
-        remove=lambda *_: did.append("removed"),
+        give=lambda names: None,
+        wait=lambda *_: False,
     )
-    stage: Any = SimpleNamespace(sources=[], brings=lambda status: False)
-    task = a_task()
+    stage: Any = SimpleNamespace(sources=[(b"/a", b"data")], brings=lambda status: False)
+    other: Any = SimpleNamespace(sources=[(b"/b", b"data")])
+    task, behind = a_task(), a_task()
     task.job, task.running = SimpleNamespace(severed=True), True  # type: ignore[assignment]
     files.hold(task, stage)
+    files.begin(behind, other, lambda: did.append("the next one is sent"))
     status = Status("lost", 74, host="h1")
     files.ended(task, Spawn(["x"]), status, lambda: did.append(task.is_cut(status)))
-    assert did == [["f"], True]
+    assert did == [True]  # it may go on, and reads its file
+    if found:
+        files.hold(task, stage)
+        files._cleanup.remove = lambda *more: more[-1]()  # type: ignore[union-attr, method-assign]
+        files.ended(task, Spawn(["x"]), Status("exited", 0, host="h1"), lambda: did.append("its end"))
+    else:
+        files.give(task)
+    files.give(behind)
+    assert not files._held and not files._names._paths
+    assert [each for each in did if isinstance(each, str)] == ["the next one is sent", *["its end"] * found]
 
 
 def test_an_item_waits_until_all_of_its_files_are_removed() -> None:

@@ -4,7 +4,7 @@ Laws
 1. A try is sent once no other item under way has its names for other files, and none of its files is being removed. It
    has no job until then, and can be ended at any time.
 2. An item has its end when its returns are here and its files have been removed. A job that may go on without this
-   process keeps them.
+   process keeps them, and its names, until it is adopted and ends, or is not looked for any longer.
 """
 
 from __future__ import annotations
@@ -76,13 +76,15 @@ class Files:
 
     def hold(self, task: Task, stage: Staging) -> None:
         """Take the names of a job that runs already, whoever has them."""
+        if task in self._held:
+            return  # it was cut off in this run
         held = self._held[task] = Held(stage, lambda: None)
         held.sources = stage.sources
         self._names.hold(held.sources)
         self._use(task, held)
 
     def give(self, task: Task) -> None:
-        """The try has its end: those that wait for its names may have them."""
+        """The try has its end, if it has any files: those that wait for its names may have them."""
         if held := self._held.pop(task, None):
             if self._cleanup:
                 self._cleanup.give(held.own)
@@ -92,7 +94,7 @@ class Files:
         """The job of a try has ended: bring its returns, remove its files, and then call `over`."""
         held = self._held.get(task)
         if held is None or task.is_cut(status):
-            self._over(task, over)
+            over()
             return
         task.over = True
 
