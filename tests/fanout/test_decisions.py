@@ -21,7 +21,7 @@ from quine.fanout.input.rows import csv
 from quine.fanout.joblog import Entry, Joblog
 from quine.fanout.run import SKIPPED, UNRECORDED, Run
 from quine.fanout.starter import Starter
-from quine.fanout.tasks import Task
+from quine.fanout.tasks import GRACE, Task
 from quine.fanout.timers import Timers
 from quine.fanout.under_way import UnderWay
 from quine.jobs.adoption import Orphans
@@ -172,6 +172,28 @@ def test_a_job_that_is_found_too_late_has_the_end_of_the_others(killed: bool) ->
     run._under_way.leave = lambda task: ends.append("left")
     run.adopt(a_task(), None)
     assert ends == ["ended" if killed else "left"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_returns_that_do_not_come_after_term_are_not_waited_for(kept: bool) -> None:
+    """With a log they are left to the next run, as the job is."""
+    did: list[str] = []
+    progress: Any = SimpleNamespace(stopped=lambda host: None)
+    messages: Any = SimpleNamespace(left_behind=lambda task: did.append("named"))
+    timers, timeout = Timers(), SimpleNamespace(ended=lambda task: None)
+    under_way = UnderWay(None, progress, timeout, messages, timers.at)  # type: ignore[arg-type]
+    task = a_task()
+    under_way.take(task)
+    task.job, task.over = SimpleNamespace(over=True, abandon=lambda: None), True  # type: ignore[assignment]
+    task.kept = task.job if kept else None
+    task.after = SimpleNamespace(  # type: ignore[assignment]
+        over=False, abandon=lambda: did.append("given up"), go_on=lambda: did.append("left")
+    )
+    under_way.give_up_files(0.0)
+    timers.tick(2 * GRACE - 0.1)
+    assert not did
+    timers.tick(2 * GRACE)
+    assert did == (["named", "left"] if kept else ["given up"]) and (task in under_way) is not kept
 
 
 def test_a_job_that_cannot_be_noted_is_not_sent_and_ends_the_batch() -> None:
