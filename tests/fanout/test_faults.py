@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from tests.lab import Lab
 from tests.support.agents import PATIENCE
-from tests.support.waiting import read_until
+from tests.support.waiting import read_until, until
 
 SH = ["--", "sh", "-c"]
 # Under a limit of the size of files Python would leave a truncated file of bytecode behind, for all that come after.
@@ -136,13 +138,24 @@ def test_a_log_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
     assert set(shown + more.stdout.split()) == {b"%d" % number for number in range(1, 31)}
 
 
+@pytest.mark.parametrize("order", [[], ["-k"], ["--line-buffer"]])
 @pytest.mark.parametrize("log", [True, False])
-def test_a_reader_that_has_gone_is_told_of_where_there_is_a_log(lab: Lab, tmp_path: Path, log: bool) -> None:
-    words = ["xargs", "-P1", *(["--joblog", "log"] if log else []), *SH, 'echo "$0"; exec sleep 0', ":::"]
+def test_a_reader_that_has_gone_is_told_of_where_there_is_a_log(
+    lab: Lab, tmp_path: Path, log: bool, order: list[str]
+) -> None:
+    words = [
+        "xargs",
+        "-P3",
+        *order,
+        *(["--joblog", "log"] if log else []),
+        *SH,
+        'echo "$0"; exec sleep 0',
+        ":::",
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with lab.popen([*words, *map(str, range(9999))], cwd=tmp_path, **pipes) as process:
         assert process.stdout and process.stderr
-        read_until(process.stdout.fileno(), b"0\n")
+        read_until(process.stdout.fileno(), b"\n")
         process.stdout.close()
         said = process.stderr.read().decode()
         assert process.wait(PATIENCE) == -signal.SIGPIPE
@@ -150,8 +163,36 @@ def test_a_reader_that_has_gone_is_told_of_where_there_is_a_log(lab: Lab, tmp_pa
         assert said == ""
         return
     assert said.startswith("quine: stopped: the reader of stdout has gone; ") and said.count("\n") == 1
-    assert "outputs not passed on" in said
-    assert set(kinds(tmp_path / "log").values()) <= {"done"} and (tmp_path / "log.started").exists()
+    found = re.search(r"; (?:(\d+) done, )?\d+ running, (\d+) outputs not passed on$", said)
+    passed_on = list(kinds(tmp_path / "log").values())
+    assert found and int(found[1] or 0) - int(found[2]) == len(passed_on), said
+    assert set(passed_on) <= {"done"} and (tmp_path / "log.started").exists()
+
+
+def test_an_output_of_which_a_part_was_read_is_not_on_record(lab: Lab, tmp_path: Path) -> None:
+    """It is more than a pipe takes: --resume passes it on."""
+    script = "case $0 in a) head -c 200000 /dev/zero ;; b) touch begun; until test -e go; do sleep 0.01; done ;; esac"
+    words = ["xargs", "-P1", "--joblog", "log", *SH, script, ":::", "a", "b"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with lab.popen(words, cwd=tmp_path, **pipes) as process:
+        assert process.stdout and process.stderr
+        until((tmp_path / "begun").exists, "the output before was queued as a whole")
+        assert os.read(process.stdout.fileno(), 10) == bytes(10)
+        process.stdout.close()
+        said = process.stderr.read().decode()
+    assert (
+        said == "quine: stopped: the reader of stdout has gone; 1 done, 1 running, 1 outputs not passed on\n"
+    )
+    assert kinds(tmp_path / "log") == {}
+    (tmp_path / "go").touch()
+    more = lab.run(["xargs", "--resume", *words[1:]], cwd=tmp_path)
+    assert (more.returncode, more.stdout, more.stderr) == (0, bytes(200000), b"")
+
+
+def test_folded_outputs_that_cannot_be_written_are_counted_each(lab: Lab) -> None:
+    done = lab.sh("exec quine xargs --fold -- echo same '#' ::: a b c >/dev/full")
+    assert done.returncode == 74
+    assert done.stderr.startswith(f"quine: stopped: {FULL}; 3 done, 0 running, 3 outputs not passed".encode())
 
 
 def test_stdout_that_is_closed(lab: Lab, tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ from quine.fanout.output.tags import Tags
 from quine.fanout.tasks import Task, Work
 from quine.jobs import owner
 from tests.lab import Lab
+from tests.support.agents import PATIENCE
 from transport.address import boot_clock
 from transport.client.batch import Batch
+from transport.client.output import Output
 
 KEEP = {"done", "lost"}
 
@@ -84,6 +86,39 @@ def test_equal_items_have_files_of_their_own_below_results(
     found = [path.read_text() for path in sorted((tmp_path / "out").rglob("stdout"))]
     assert sorted(found) == ["1\n", "2\n", "3\n", "4\n"]
     assert (tmp_path / "out/1/x/stdout").read_text() == "1\n"
+
+
+def test_a_reader_that_goes_after_it_got_all_is_found_in_the_next_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So an output that was passed on gets its line in the log, and a batch that is over ends well."""
+    reader, writer = os.pipe()
+    stdout = os.dup(1)
+    os.dup2(writer, 1)
+    os.close(writer)
+    batch = Batch()
+    try:
+        sink = Sink(streams := Streams(batch), False)
+        send = Output._send
+
+        def read_and_go(output: Output, chunk: memoryview) -> int:
+            sent = send(output, chunk)
+            os.close(reader)
+            return sent
+
+        monkeypatch.setattr(Output, "_send", read_and_go)
+        ended: list[str] = []
+        sink.close(1, iter([(1, b"all")]), Spool(), sink.counted(lambda: ended.append("passed on")))
+        sink.check()
+        assert (ended, sink.kept, sink.idle) == (["passed on"], 0, True)
+        batch.turn(PATIENCE)
+        with pytest.raises(BrokenPipeError):
+            sink.check()
+        streams.close()
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        batch.close()
 
 
 @pytest.mark.parametrize("had", [b"passed on, not on record", b"passed on", b"passe", b""])

@@ -64,6 +64,10 @@ class Fold:
             self._groups[key] = Group(at, pieces)
         self._groups[key].names.append(" ".join(task.item.args) or str(task.item.number))
 
+    @property
+    def outputs(self) -> int:
+        return sum(len(group.names) for group in self._groups.values())
+
     def text(self) -> Iterator[tuple[int, bytes]]:
         """Yield all of it, once."""
         with self._file as file:

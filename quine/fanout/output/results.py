@@ -101,7 +101,7 @@ class Report:
         """The task has its end."""
         if task.output is None:  # of a run before, or without a start
             task.output = Output(sink, task.item.number, None)
-        task.output.close(done, self._instead(task), whole=task.entry.kind not in UNFINISHED)
+        task.output.close(sink.counted(done), self._instead(task), whole=task.entry.kind not in UNFINISHED)
 
     def _instead(self, task: Task) -> Callable[[Spool], bytes] | None:
         """Return the function that makes the text for stdout instead of the output."""
@@ -118,7 +118,7 @@ class Report:
     def finish(self, sink: Sink) -> None:
         """All items have their ends, and were passed on."""
         if self._fold:
-            sink.put_last(self._fold.text())
+            sink.put_last(self._fold.text(), self._fold.outputs)
 
     def close(self) -> None:
         if self._table:

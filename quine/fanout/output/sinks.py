@@ -48,6 +48,7 @@ class Sink:
         self._writer: Output | None = None  # in the middle of a line that is passed on in pieces
         self._behind: list[Callable[[], None]] = []  # calls that pass on more, once that line has its end
         self._error: Exception | None = None
+        self.kept = 0  # outputs of items that have their ends, and were not passed on as a whole
         streams.on_room = self.pump
         streams.on_error = self.fail
 
@@ -60,11 +61,6 @@ class Sink:
     def holding(self) -> bool:
         """Whether no more items should be started for now: too much waits for an item before it (-k)."""
         return len(self._held) >= HELD or self._held_bytes >= HELD_BYTES or self._held_files >= HELD_FILES
-
-    @property
-    def kept(self) -> int:
-        """Outputs that have their ends and were not passed on as a whole."""
-        return self._streams.failed + self._streams.queued + len(self._held) + len(self._behind)
 
     @property
     def idle(self) -> bool:
@@ -80,9 +76,19 @@ class Sink:
         """Pass on a message of this process; that it cannot be read is no fault of the batch."""
         self._streams.tell(text.encode("utf-8", "replace"))
 
-    def put_last(self, chunks: Chunks) -> None:
-        """Pass on what is no output of an item, behind all of them."""
-        self._streams.queue(chunks, lambda: None)
+    def counted(self, done: Callable[[], None], outputs: int = 1) -> Callable[[], None]:
+        """Return a function for `done`; until it is called, so many outputs of items are `kept`."""
+        self.kept += outputs
+
+        def passed_on() -> None:
+            self.kept -= outputs
+            done()
+
+        return passed_on
+
+    def put_last(self, chunks: Chunks, outputs: int) -> None:
+        """Pass on a text that stands for so many outputs, behind all others."""
+        self._streams.queue(chunks, self.counted(lambda: None, outputs))
         self.pump()
 
     def when_written(self, call: Callable[[], None]) -> None:

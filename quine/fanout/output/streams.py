@@ -34,8 +34,8 @@ class Streams:
         # On one terminal both are one queue, since a view must be erased before either of them goes on.
         self._alike = self.terminal and os.isatty(1) and os.fstat(1).st_rdev == os.fstat(2).st_rdev
         self._outputs = {1: stderr if self._alike else Output(1), 2: stderr}
-        self.failed = 0  # outputs of jobs that were not passed on
         self._error: OSError | None = None  # of stderr, in the first output that is queued
+        self._gone = False  # the reader of stdout, after it got all so far
         self.painted = False
         self._view = b""
         self._at_line = True  # the terminal's last line is empty
@@ -134,7 +134,15 @@ class Streams:
         self._queue.append((chunks, done))
 
     def pump(self) -> None:
-        """Write what can be written now."""
+        """Write what can be written now. Those before one that cannot be written are done all the same."""
+        try:
+            self._put_queued()
+        finally:
+            while self._unwritten and self._written(self._unwritten[0][0]):
+                self._unwritten.popleft()[1]()
+        self._watch()
+
+    def _put_queued(self) -> None:
         while self._queue and self.pending < MOST:
             chunks, done = self._queue[0]
             try:
@@ -145,15 +153,11 @@ class Streams:
                 else:
                     self._raise_of_head()
                     self._queue.popleft()
-                    self._unwritten.append((dict(self._put), done))
+                    self._unwritten.append((dict(self._owed), done))
             except BaseException:
                 self._queue.popleft()  # it was not passed on: its item gets no line in the log
                 self._error = None
-                self.failed += 1
                 raise
-        while self._unwritten and self._written(self._unwritten[0][0]):
-            self._unwritten.popleft()[1]()
-        self._watch()
 
     def _put_of_head(self, stream: int, data: bytes) -> None:
         """Put a piece of the first output. A stderr that cannot be written keeps nothing back of stdout."""
@@ -168,14 +172,20 @@ class Streams:
         if self._error:
             raise self._error
 
-    def _written(self, put: dict[int, int]) -> bool:
-        """Whether the kernel has taken the first so many bytes; a stream that takes no more is not waited for."""
+    def _written(self, owed: dict[int, int]) -> bool:
+        """Whether the kernel has taken the first so many bytes. A stderr whose reader has gone is not waited for."""
+        stderr = self._outputs[2]
+        gone = not (stderr.pending or stderr.error)
         return all(
-            output.taken >= put[stream] or not output.pending for stream, output in self._outputs.items()
+            output.taken >= owed[stream] or (output is stderr and gone)
+            for stream, output in self._outputs.items()
         )
 
     def _write(self, stream: int) -> None:
-        """Raises BrokenPipeError if the reader of stdout has gone, and OSError if a job's output cannot be written."""
+        """Raises BrokenPipeError if the reader of stdout has gone, and OSError if a job's output cannot be written.
+
+        If the reader went after it got all, the next turn of the batch finds that out. A batch that is over ends well.
+        """
         output = self._outputs[stream]
         if output.write():
             return
@@ -184,17 +194,19 @@ class Streams:
         if output.error and (stream == 1 or output.taken < self._owed[stream]):
             raise OSError(0, output.error, name)
         if stream == 1:
-            raise BrokenPipeError(32, "Broken pipe", name)
+            if self._gone or output.taken < self._owed[1]:
+                raise BrokenPipeError(32, "Broken pipe", name)
+            self._gone = True
 
     def _watch(self) -> None:
         for stream, output in self._each():
             events = select.POLLOUT if output.pending else 0
-            wanted = (output.poll_fd, events)
+            wanted = (stream if stream == 1 and self._gone else output.poll_fd, events)
             if self._events.get(stream) == wanted:
                 continue
             self._unwatch(stream)
-            if output.poll_fd >= 0:
-                self._batch.watch(output.poll_fd, events, self._ready[stream])
+            if wanted[0] >= 0:
+                self._batch.watch(*wanted, self._ready[stream])
                 self._events[stream] = wanted
 
     def _unwatch(self, stream: int) -> None:

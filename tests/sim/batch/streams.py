@@ -20,7 +20,6 @@ class SimulatedStreams:
     """`rate`: bytes a second that its reader takes; 0: all at once."""
 
     terminal = painted = False
-    failed = 0
 
     def __init__(self, batch: SimulatedBatch, rate: float) -> None:
         self._batch, self._rate = batch, rate
