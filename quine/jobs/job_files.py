@@ -12,6 +12,7 @@ import fcntl
 import os
 import select
 import stat
+import sys
 import time
 
 from quine.base import dirs
@@ -79,6 +80,8 @@ def taken_whole(jobs: str, path: str) -> int:
     Raises OSError if that cannot be written, and Misconfigured if the input cannot be read or has no end.
     """
     name = "stdin" if path == "-" else path
+    if path == "-" and sys.stdin is None:
+        raise Misconfigured("stdin is closed")
     try:
         source = 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -707,6 +707,14 @@ def test_refusals(lab: Lab, words: list[str], message: str) -> None:
     assert (done.returncode, done.stdout) == (2, b"") and message in done.stderr.decode()
 
 
+@pytest.mark.parametrize("words", ["", "-a -", "--pipe", "--dry-run", "--detach", "--detach --from h1"])
+def test_a_stdin_that_is_closed_is_no_empty_input(lab: Lab, words: str) -> None:
+    done = lab.sh(f"exec quine xargs {words} -- cat <&-")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"quine: error: ") and done.stderr.endswith(b"stdin is closed\n")
+    assert lab.sh("exec quine xargs -- echo ::: a <&-").stdout == b"a\n"
+
+
 def test_a_fault_of_the_input_ends_the_batch_after_what_runs(lab: Lab) -> None:
     done = lab.run(["xargs", "-k", "--jsonl", "--", "echo", "{a}"], input='{"a":1}\nx\n{"a":2}\n')
     assert (done.returncode, done.stdout) == (2, b"1\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from quine.base.errors import Misconfigured
 from quine.fanout.input import records, rows
@@ -175,6 +176,8 @@ class Items:
 
     def _open(self, path: str) -> int:
         if path == "-":
+            if sys.stdin is None:
+                raise Misconfigured("the items cannot be read: stdin is closed")
             return 0
         try:
             self._fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
