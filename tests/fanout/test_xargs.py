@@ -446,15 +446,16 @@ def test_halt_now_ends_what_runs(lab: Lab) -> None:
     assert b"2 of 2 items are not done: 1 failed, 1 killed" in done.stderr
 
 
-def drained(process: subprocess.Popen[bytes], tmp_path: Path) -> bytes:
-    """Interrupt a batch that has one job running, let the job end, and return the rest of stdout."""
+def drained(process: subprocess.Popen[bytes], tmp_path: Path) -> tuple[bytes, list[str]]:
+    """Interrupt a batch that has one job running, let the job end, and return stdout and the lines of stderr."""
     process.send_signal(signal.SIGINT)
     assert process.stdout and process.stderr
-    read_until(process.stderr.fileno(), b"waiting for 1 jobs; ^C again ends them\n")
+    said = read_until(process.stderr.fileno(), b"waiting for 1 jobs; ^C again ends them\n")
     (tmp_path / "go").touch()
     out = process.stdout.read()
+    said += process.stderr.read()
     assert process.wait(PATIENCE) == -signal.SIGINT
-    return out
+    return out, said.decode().splitlines()
 
 
 def test_the_first_interrupt_drains(lab: Lab, tmp_path: Path) -> None:
@@ -463,7 +464,7 @@ def test_the_first_interrupt_drains(lab: Lab, tmp_path: Path) -> None:
     with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
         assert process.stderr
         read_until(process.stderr.fileno(), b"up\n")
-        assert drained(process, tmp_path) == b"a\n"
+        assert drained(process, tmp_path)[0] == b"a\n"
     assert [row[12] for row in rows(tmp_path / "log")] == ["done"]
 
 
@@ -476,7 +477,7 @@ def test_an_interrupt_that_is_before_the_news_of_a_begin_says_what_it_waits_for(
     words = ["xargs", "--on", host, *SH, f'cd {tmp_path}; touch up; {WAIT_FOR_GO}; echo "$0"', ":::", "a"]
     with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
         until((tmp_path / "up").exists, "it has begun")
-        assert drained(process, tmp_path) == b"a\n"
+        assert drained(process, tmp_path)[0] == b"a\n"
 
 
 def test_an_item_whose_next_try_does_not_begin_keeps_the_end_and_the_output_of_the_one_before(
@@ -492,7 +493,16 @@ def test_an_item_whose_next_try_does_not_begin_keeps_the_end_and_the_output_of_t
     command = ["xargs", *words, *SH, script, ":::", "bad", "long"]
     with lab.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
         until((tmp_path / "up").exists, "the other item has the place")
-        assert drained(process, tmp_path) == b"out\n"
+        out, said = drained(process, tmp_path)
+    assert (out, sorted(said)) == (
+        b"out\n",
+        [
+            "err",
+            "quine: error: 1 of 2 items are not done: 1 failed",
+            "quine: hint: item 1 (bad): status 3",
+            "quine: waiting for 1 jobs; ^C again ends them",
+        ],
+    )
     assert [(row[6], row[12]) for row in rows(tmp_path / "log")] == [("3", "failed"), ("0", "done")]
     assert (tmp_path / "r/1/bad/stdout").read_bytes() == b"out\n"
 

@@ -162,7 +162,7 @@ class BatchJob(JobCore):
             self._take_back()
         else:
             self.withdrawn = True
-            self.abandon()
+            self._leave(Status("unreachable", NOT_STARTED))  # as its caller wants
 
     def _take_back(self) -> None:
         """Ask for it, sent as it is: a host at which it has not begun gives it back."""

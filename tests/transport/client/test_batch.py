@@ -184,6 +184,11 @@ def test_a_job_that_is_withdrawn_before_a_node_is_needed_starts_none(
     job.abandon()
     jobs.all()
     assert jobs.status[job].detail == "withdrawn before it was sent" and not list(tmp_path.iterdir())
+    job = jobs.start(["true"])
+    job.withdraw()
+    jobs.all()
+    status = jobs.status[job]
+    assert (status.state, status.detail) == ("unreachable", ""), "it is no fault"
 
 
 @pytest.mark.parametrize("where", ["local", "h1"])
