@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
         raise Misconfigured("no command", EXAMPLE)
     mission = not dashes
     if mission:
-        _check_mission(items.command)
+        _check_mission(rest)
         items.command = [" ".join(items.command)]
     elif of_agents := next((name for name in OF_AGENTS if getattr(options.spawn, name)), ""):
         raise Misconfigured(f"--{of_agents.replace('_', '-')} is about agents, and this is a command")

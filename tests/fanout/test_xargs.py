@@ -710,6 +710,7 @@ def test_resuming_runs_what_the_batch_has_ended(lab: Lab, tmp_path: Path, halts:
         (["--"], "no command"),
         (["--max-cost", "1", "--", "true"], "--max-cost is about agents, and this is a command"),
         (["cat", "{}"], "cat is a command, and a mission for agents stands here"),
+        (["cat", "{}", ":::", "a b"], "for a command: quine xargs [OPTIONS] -- cat '{}' ::: 'a b'; "),
     ],
 )
 def test_refusals(lab: Lab, words: list[str], message: str) -> None:
