@@ -2,27 +2,35 @@
 
 Laws
 1. A host is asked by a control job of the batch: it takes no slot, has no directory, and is no item.
-2. A host whose load is not known yet starts nothing with --load. One that cannot be asked is not held back: a start
-   there fails by itself, and is tried elsewhere.
+2. With --load a host whose load is not known yet starts nothing. One that runs the question but cannot answer it is
+   not held back. One that cannot be reached is held back while another host may be: with the others held back all
+   starts would go there, and fail. If none can be reached the starts go there, and tell why.
+3. The hosts are those that --on means now: one that joins the inventory is asked before the next start. An inventory
+   that cannot tell leaves them as they are, as it does for the node that places the jobs.
 """
 
 from __future__ import annotations
 
 import os
 
+from quine.base.cli_options import find_inventory
 from quine.base.errors import Misconfigured
+from quine.fanout.journal import version_of
 from quine.jobs.client import caller
 from transport.spawn import Spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from deploy.inventory import Inventory
     from quine.fanout.options import Options
     from quine.fanout.progress import Progress
     from transport.client.batch import Batch
     from transport.status import Status
 
 EVERY = 5.0  # seconds between two looks
-ASK = ["sh", "-c", "cat /proc/loadavg; getconf _NPROCESSORS_ONLN"]
+# A host without getconf, as one with BusyBox, mostly has nproc; the exit status tells that there is neither.
+ASK = ["sh", "-c", "cat /proc/loadavg && { getconf _NPROCESSORS_ONLN || nproc; }"]
+WORDS = 6  # of an answer: five of /proc/loadavg, and the number of processors
 
 
 class Limit:
@@ -65,7 +73,11 @@ class Loads:
         self._context = {**caller(options.spawn), "control": True}
         self._limit = Limit(options)
         self._asked: set[str] = set()
-        self._silent: set[str] = set()
+        self._mute: set[str] = set()  # hosts that cannot answer,
+        self._away: set[str] = set()  # and those that cannot be reached
+        self._path = find_inventory(options.spawn, os.environ)
+        self._version: object = None  # of the file
+        self._inventory: Inventory | None = None  # the last one that could be read
         self._known: list[str] | None = None  # hosts that --on means, in the order of the inventory
         self.due = now if self._limit else float("inf") if watched is None else watched
 
@@ -76,7 +88,10 @@ class Loads:
 
     @property
     def avoid(self) -> list[str]:
-        return [name for name in self._known or () if self._held_back(name)] if self._limit else []
+        known = self._known or ()
+        if not self._limit or all(name in self._away for name in known):
+            return []
+        return [name for name in known if self._held_back(name)]
 
     @property
     def blocked(self) -> bool:
@@ -86,26 +101,55 @@ class Loads:
         return self._known is None or 0 < len(self._known) == len(self.avoid)
 
     def _held_back(self, name: str) -> bool:
-        if name in self._silent:
+        if name in self._mute:
             return False
         host = self._progress.hosts[name]
-        return host.load < 0 or self._limit.over(host.load, host.cpus)
+        return name in self._away or host.load < 0 or self._limit.over(host.load, host.cpus)
 
     def tick(self, now: float) -> None:
-        """Look at all hosts, if it is time."""
-        if now < self.due:
+        """Look at all hosts, if it is time, or if others may have joined them."""
+        if now < self.due and not (self._limit and self._changed):
             return
         self.due = now + EVERY
-        if self._known is None:
-            far = self._options.spawn.elsewhere
-            self._known = slots_of(self._options, self._progress, now) if far else ["local"]
-        hosts = self._known if self._limit else self._progress.hosts
+        if self._changed:
+            self._read(now)
+        hosts = (self._known or ()) if self._limit else self._progress.hosts
         for name in list(hosts):
             self._progress.host(name, now)
             if name == "local":
                 self._note(name, os.getloadavg()[0], os.cpu_count() or 1)
             elif name not in self._asked:
                 self._ask(name)
+
+    @property
+    def _changed(self) -> bool:
+        if self._known is None or not self._options.spawn.elsewhere:
+            return self._known is None
+        return version_of(self._path) != self._version
+
+    def _read(self, now: float) -> None:
+        """Note the hosts that --on means now, and their slots."""
+        self._known = self._known or []
+        if not self._options.spawn.elsewhere:
+            self._known = ["local"]
+            return
+        from pathlib import Path
+
+        from deploy.inventory import load
+        from transport.errors import Refused
+
+        self._version = version_of(self._path)
+        try:
+            inventory = load(Path(self._path) if self._path else None, {})
+            if self._inventory:
+                inventory = inventory.after(self._inventory)
+            found = inventory.matching(self._options.spawn.on)
+        except Refused:
+            return  # the first start tells of it
+        self._inventory = inventory
+        for host in found:
+            self._progress.host(host.name, now).slots = host.slots
+        self._known = [host.name for host in found]
 
     def _ask(self, name: str) -> None:
         self._asked.add(name)
@@ -117,11 +161,18 @@ class Loads:
 
         def on_exit(status: Status) -> None:
             self._asked.discard(name)
+            self._mute.discard(name)
+            self._away.discard(name)
+            if status.state in ("unreachable", "denied", "lost"):
+                self._away.add(name)
+                return
             words = b"".join(pieces).split()
             try:
+                if status.code or len(words) != WORDS:
+                    raise ValueError("no answer")
                 self._note(name, float(words[0]), int(words[-1]))
-            except (IndexError, ValueError):
-                self._silent.add(name)
+            except ValueError:
+                self._mute.add(name)
 
         spawn = Spawn(ASK, where=name, cwd="/", context=self._context)
         self._batch.start(spawn, on_output=on_output, on_exit=on_exit)
@@ -129,22 +180,3 @@ class Loads:
     def _note(self, name: str, load: float, cpus: int) -> None:
         host = self._progress.hosts[name]
         host.load, host.cpus = load, cpus
-        self._silent.discard(name)
-
-
-def slots_of(options: Options, progress: Progress, now: float) -> list[str]:
-    """Note the slots of the hosts that --on means, and return their names; none if the inventory cannot tell."""
-    from pathlib import Path
-
-    from deploy.inventory import load
-    from quine.base.cli_options import find_inventory
-    from transport.errors import Refused
-
-    path = find_inventory(options.spawn, os.environ)
-    try:
-        found = load(Path(path) if path else None, {}).matching(options.spawn.on)
-    except Refused:
-        return []  # the first start tells of it
-    for host in found:
-        progress.host(host.name, now).slots = host.slots
-    return [host.name for host in found]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
 from quine.base.sizes import seconds
-from quine.fanout.load import EVERY, Limit, Loads
+from quine.fanout.load import ASK, EVERY, WORDS, Limit, Loads
 from quine.fanout.options import parse
 from quine.fanout.outcome import Tally
 from quine.fanout.output.fold import folded
@@ -25,6 +27,9 @@ from transport.spawn import Spawn
 from transport.status import Status
 
 SH = ["--", "sh", "-c"]
+OK = Status("exited", 0)
+# Answers to the question for the load: as much as half of the processors, and a little less.
+FULL, FREE = b"4.00 3.00 2.00 1/99 1234\n8\n", b"3.90 3.00 2.00 1/99 1234\n8\n"
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -210,32 +215,114 @@ def test_a_host_with_little_load_is_used(lab: Lab, where: list[str]) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"1\n2\n3\n4\n", b"")
 
 
-def test_hosts_with_too_much_load_are_avoided_and_a_batch_waits_while_all_have_it(lab: Lab) -> None:
-    asked: dict[str, tuple[Callable[[int, memoryview], None], Callable[[Status], None]]] = {}
+class Asking:
+    """A batch whose hosts answer when the test says so."""
 
-    class Asking:
-        def start(self, spawn: Spawn, on_output: Any, on_exit: Any) -> None:
-            asked[spawn.where] = on_output, on_exit
+    def __init__(self) -> None:
+        self.asked: dict[str, tuple[Spawn, Callable[[int, memoryview], None], Callable[[Status], None]]] = {}
 
-    def answer(host: str, text: bytes) -> None:
-        on_output, on_exit = asked.pop(host)
+    def start(self, spawn: Spawn, on_output: Any, on_exit: Any) -> None:
+        self.asked[spawn.where] = spawn, on_output, on_exit
+
+    def answer(self, host: str, text: bytes, status: Status = OK) -> None:
+        _, on_output, on_exit = self.asked.pop(host)
         on_output(1, memoryview(text))
-        on_exit(Status("exited", 0) if text else Status("unreachable", 69))
+        on_exit(status)
 
-    inventory = str(lab.inventory)
-    options, _, _ = parse(["--inventory", inventory, "--on", "h1,h2", "--load", "50%"])
-    loads = Loads(Asking(), options, Progress(Tally(), 0.0), None, 0.0)  # type: ignore[arg-type]
+    def loads(self, inventory: Path, where: str) -> Loads:
+        options, _, _ = parse(["--inventory", str(inventory), "--on", where, "--load", "50%"])
+        return Loads(self, options, Progress(Tally(), 0.0), None, 0.0)  # type: ignore[arg-type]
+
+
+def test_hosts_with_too_much_load_are_avoided_and_a_batch_waits_while_all_have_it(lab: Lab) -> None:
+    asking = Asking()
+    loads = asking.loads(lab.inventory, "h1,h2")
     assert loads.blocked
     loads.tick(0.0)
-    assert loads.blocked and set(asked) == {"h1", "h2"}
-    answer("h1", b"4.00 3.00 2.00 1/99 1234\n8\n")
+    assert loads.blocked and set(asking.asked) == {"h1", "h2"}
+    asking.answer("h1", FULL)
     assert loads.blocked, "of the other one nothing is known yet"
-    answer("h2", b"3.90 3.00 2.00 1/99 1234\n8\n")
+    asking.answer("h2", FREE)
     assert not loads.blocked and loads.avoid == ["h1"]
     loads.tick(EVERY)
-    answer("h2", b"")
-    answer("h1", b"4.00 3.00 2.00 1/99 1234\n8\n")
-    assert not loads.blocked and loads.avoid == ["h1"], "one that cannot be asked is tried"
+    asking.answer("h2", FULL)
+    assert loads.blocked
+    asking.answer("h1", FREE)
+    assert not loads.blocked and loads.avoid == ["h2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [(FULL[:25], Status("exited", 127)), (FULL[:25], OK), (FULL + b"more", OK), (b"", OK)]
+)
+def test_a_host_that_does_not_know_its_processors_is_not_held_back(
+    lab: Lab, text: bytes, status: Status
+) -> None:
+    """The number of a process, the last of /proc/loadavg, would be taken for that of its processors."""
+    asking = Asking()
+    loads = asking.loads(lab.inventory, "h1,h2")
+    loads.tick(0.0)
+    asking.answer("h1", FULL)
+    asking.answer("h2", text, status)
+    assert not loads.blocked and loads.avoid == ["h1"]
+    assert not loads._progress.hosts["h2"].cpus
+
+
+def test_the_processors_are_told_without_getconf_or_not_at_all(tmp_path: Path) -> None:
+    programs = {"cat": shutil.which("cat"), "nproc": shutil.which("nproc")}
+    for name, path in programs.items():
+        (tmp_path / name).symlink_to(str(path))
+    sh = [str(shutil.which("sh")), *ASK[1:]]
+    done = subprocess.run(sh, env={"PATH": str(tmp_path)}, capture_output=True)
+    assert done.returncode == 0 and len(done.stdout.split()) == WORDS
+    (tmp_path / "nproc").unlink()
+    assert subprocess.run(sh, env={"PATH": str(tmp_path)}, capture_output=True).returncode
+
+
+def test_a_host_that_cannot_be_reached_is_used_only_if_no_other_can_be(lab: Lab) -> None:
+    """While the others have too much load all items would be tried there, each until it has its end."""
+    asking, gone = Asking(), Status("unreachable", 69)
+    loads = asking.loads(lab.inventory, "h1,h2")
+    loads.tick(0.0)
+    asking.answer("h2", b"", gone)
+    assert loads.blocked, "of the other one nothing is known yet"
+    asking.answer("h1", FULL)
+    assert loads.blocked and loads.avoid == ["h1", "h2"]
+    loads.tick(EVERY)
+    asking.answer("h2", b"", gone)
+    assert loads.blocked
+    asking.answer("h1", b"", gone)
+    assert not loads.blocked and not loads.avoid, "a start tells why"
+    loads.tick(2 * EVERY)
+    asking.answer("h2", FREE)
+    assert not loads.blocked and loads.avoid == ["h1"]
+
+
+def test_hosts_that_join_are_asked_before_a_start_and_hosts_that_leave_hold_nothing_up(
+    tmp_path: Path,
+) -> None:
+    inventory, aside = tmp_path / "inventory.toml", tmp_path / "aside"
+
+    def write(text: str) -> None:
+        aside.write_text(text)
+        aside.replace(inventory)
+
+    write("[hosts.h1]\n")
+    asking = Asking()
+    loads = asking.loads(inventory, "any")
+    loads.tick(0.0)
+    asking.answer("h1", FREE)
+    assert not loads.blocked
+    write("[hosts.h1]\n[hosts.h2]\nslots = 3\n")
+    loads.tick(0.1)
+    assert loads.avoid == ["h2"] and set(asking.asked) == {"h1", "h2"}
+    assert loads._progress.hosts["h2"].slots == 3
+    asking.answer("h2", FULL)
+    write("")  # somebody writes it
+    loads.tick(0.2)
+    assert loads.avoid == ["h2"] and not loads.blocked
+    write("[hosts.h2]\n")
+    loads.tick(0.3)
+    assert loads.blocked, "the one without load is no host of the batch any more"
 
 
 # -- clean-up and report -----------------------------------------------------------------------------
