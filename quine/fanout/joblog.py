@@ -22,6 +22,7 @@ import os
 import stat
 
 from quine.base.errors import Misconfigured
+from quine.fanout.input.seen import Seen
 from quine.fanout.journal import Journal, replaced, unrecorded, whole_lines, written
 from quine.fanout.outcome import NEVER
 
@@ -73,6 +74,7 @@ class Past:
         """`keep`: kinds of the ends that count. Raises OSError, and Misconfigured."""
         self.kept: list[str] = []  # lines
         self._ends: dict[str, list[str]] = {}  # hash -> their kinds
+        self._numbers = Seen()  # that the items with these ends had, with their hashes
         self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
         journal.read()
         lines = whole_lines(path)
@@ -87,6 +89,7 @@ class Past:
             if kind in keep:
                 self.kept.append(line)
                 self._ends.setdefault(hash, []).append(kind)
+                self._numbers.add((hash, int(columns[0])))
         for id, sent in journal.sent.items():
             self._running.setdefault(sent.hash, []).append(id)
 
@@ -98,8 +101,16 @@ class Past:
         if kinds := self._ends.get(hash):
             return kinds.pop(), ""
         if ids := self._running.get(hash):
-            return RUNNING, ids.pop()
+            return RUNNING, ids.pop(0)  # in their order: equal items have the outputs that they had
         return "", ""
+
+    def is_over(self, hash: str) -> bool:
+        """Whether the next one of these items has an end that counts."""
+        return bool(self._ends.get(hash))
+
+    def has(self, hash: str, number: int) -> bool:
+        """Whether one of these items had this number, and an end that counts."""
+        return (hash, number) in self._numbers
 
 
 def past(path: str, keep: Iterable[str]) -> Past:
@@ -152,6 +163,14 @@ class Joblog:
     def before(self, hash: str) -> tuple[str, str]:
         """See `Past.take`."""
         return self._past.take(hash) if self._past else ("", "")
+
+    def is_over(self, hash: str) -> bool:
+        """See `Past.is_over`."""
+        return self._past is not None and self._past.is_over(hash)
+
+    def has(self, hash: str, number: int) -> bool:
+        """See `Past.has`."""
+        return self._past is not None and self._past.has(hash, number)
 
     def end(self, entry: Entry, now: float) -> None:
         """An item has its end, and its output was passed on."""

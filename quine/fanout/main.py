@@ -170,6 +170,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
         starter = Starter(options, batch, work, sink, report)
     log = _log(options)
     if log:
+        report.log = log
         starter.record(log.journal)
     facts = {
         "id": options.spawn.job or (crowd.root if crowd else new_session()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +34,7 @@ from transport.client.batch import Batch
 from transport.client.output import Output
 
 KEEP = {"done", "lost"}
+SH = ["--", "sh", "-c"]
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.sampled_from([0, 1, 999, 33_000, 70_000]))))
@@ -119,6 +121,63 @@ def test_a_reader_that_goes_after_it_got_all_is_found_in_the_next_turn(
         os.dup2(stdout, 1)
         os.close(stdout)
         batch.close()
+
+
+@pytest.mark.parametrize("column", ["seq", "hash"])
+@pytest.mark.parametrize("options", [[], ["--joblog", "log"]])
+def test_a_column_with_the_name_of_other_places_hides_no_outputs(
+    lab: Lab, tmp_path: Path, column: str, options: list[str]
+) -> None:
+    """As the third item had the place of the fourth."""
+    words = ["xargs", "--header", ":", "--results", "out", *options, "--", "sh", "-c", "echo $0", "{#}"]
+    items = ["1", "2", "2", "3", "x" * 251]
+    assert lab.run([*words, ":::", column, *items], cwd=tmp_path).returncode == 0
+    found = [path.read_text() for path in sorted((tmp_path / "out").rglob("stdout"))]
+    assert sorted(found) == [f"{number}\n" for number in range(1, 6)]
+    for number, item in ((1, "1"), (2, "2"), (4, "3")):  # as GNU parallel has them
+        assert (tmp_path / f"out/{column}/{item}/stdout").read_text() == f"{number}\n"
+
+
+def test_resuming_leaves_the_outputs_of_an_equal_item_that_is_done(lab: Lab, tmp_path: Path) -> None:
+    """The first item is left out, as one of its kind is done; the second runs, in the place of the first."""
+    script = 'echo "$0 $(cat run)"; test -e again || test "$0" = 2'
+    words = ["xargs", "-P1", "--joblog", "log", "--results", "out", "--resume-failed", *SH, script, "{#}"]
+    (tmp_path / "run").write_text("before")
+    assert lab.run([*words, ":::", "x", "x"], cwd=tmp_path).returncode == 123
+    (tmp_path / "run").write_text("now")
+    (tmp_path / "again").touch()
+    assert lab.run([*words, ":::", "x", "x"], cwd=tmp_path).returncode == 0
+    assert (tmp_path / "out/1/x/stdout").read_text() == "2 now\n"
+    assert [path.read_text() for path in (tmp_path / "out/seq").rglob("stdout")] == ["2 before\n"]
+
+
+ITEMS = st.lists(st.tuples(st.sampled_from(["a", "b", "3-a", "x" * 251]), st.booleans()), max_size=6)
+
+
+@given(st.lists(ITEMS, min_size=2, max_size=4), st.sampled_from(["1", "seq", "hash"]))
+def test_no_two_items_share_a_place_whatever_was_done_in_runs_before(
+    runs: list[list[tuple[str, bool]]], column: str
+) -> None:
+    """Each run has another list, and the outputs of items that are done stay where they are."""
+    with TemporaryDirectory() as directory:
+        options = Options(results=f"{directory}/out", header=":")
+        done: set[str] = set()
+        for items in runs:
+            report = Report(options, Work(options, Template(["cat"]), ["cat"]))
+            report.log = log = Joblog(f"{directory}/log", KEEP)
+            for number, (arg, ends) in enumerate(items, 1):
+                task = Task(Item(Row((arg,), {column: arg}), number), Entry(number, arg[:9]))
+                report.name(task)
+                if not log.before(task.entry.hash)[0]:
+                    place = report._place(task)
+                    assert place not in done
+                    os.makedirs(place, exist_ok=True)
+                    Path(place, "seq").write_text(f"{number}")
+                    if ends:
+                        done.add(place)
+                    task.entry.kind = "done" if ends else "failed"
+                    log.end(task.entry, 0.0)
+            log.close()
 
 
 @pytest.mark.parametrize("had", [b"passed on, not on record", b"passed on", b"passe", b""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import count
 
 from quine.base.errors import LOST, Failure, Misconfigured
 from quine.fanout.input.seen import Seen
@@ -13,8 +14,9 @@ from quine.fanout.output.sinks import Output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from quine.fanout.joblog import Joblog
     from quine.fanout.options import Options
     from quine.fanout.output.sinks import Output, Sink
     from quine.fanout.output.spool import Spool
@@ -38,7 +40,8 @@ class Report:
         self._named = options.header != ""
         self._directory = "" if kind else options.results
         self._by_lines = options.line_buffer
-        self._seen = Seen()  # names below --results
+        self._seen = Seen()  # places below --results
+        self.log: Joblog | None = None  # of the runs before, too
         self._table = self._fold = None
         if kind:
             self._table = tables.Table(options.results, kind, options.resume or options.resume_failed)
@@ -76,13 +79,32 @@ class Report:
         return output
 
     def name(self, task: Task) -> None:
-        """Settle where the outputs of the next item of the list are: those of equal ones are not in one file."""
-        if not self._directory:
-            return
-        found = names(task, self._named, LONGEST_PATH - len(os.fsencode(self._directory)) - len("//stdout"))
-        name = tuple(found)
-        task.place = _by_number(task) if name in self._seen else found
-        self._seen.add(name)
+        """Settle where the outputs of the next item of the list are: no two items ever have one place."""
+        if not self._directory or (self.log and self.log.is_over(task.entry.hash)):
+            return  # it is left out, and its outputs stay where they are
+        task.place = next(place for place in self._places(task) if self._is_free(place, task))
+        self._seen.add(tuple(task.place))
+
+    def _places(self, task: Task) -> Iterator[list[str]]:
+        """Yield the places that an item may have, without end."""
+        yield names(task, self._named, LONGEST_PATH - len(os.fsencode(self._directory)) - len("//stdout"))
+        root, number = _by_number(task, self._named)
+        yield [root, number]
+        for at in count(2):
+            yield [root, f"{number}-{at}"]
+
+    def _is_free(self, place: list[str], task: Task) -> bool:
+        """Whether a place has the outputs of no equal item: of this run, or with its end in a run before."""
+        if tuple(place) in self._seen:
+            return False
+        if not self.log:
+            return True
+        try:
+            with open(os.path.join(self._directory, *place, "seq")) as file:
+                number = int(file.read(20))
+        except (OSError, ValueError):
+            return True
+        return not self.log.has(task.entry.hash, number)
 
     def _place(self, task: Task) -> str:
         if not task.place:
@@ -166,13 +188,18 @@ def names(task: Task, named: bool = False, room: int = LONGEST_PATH) -> list[str
     hash = task.entry.hash
     sizes = [len(os.fsencode(name)) for name in found]
     if max(sizes, default=0) > LONGEST or sum(sizes) + len(sizes) > room:
-        return ["hash", hash] if hash else _by_number(task)
-    return found or _by_number(task)
+        return [_root("hash", task, named), hash] if hash else _by_number(task, named)
+    return found or _by_number(task, named)
 
 
-def _by_number(task: Task) -> list[str]:
+def _by_number(task: Task, named: bool) -> list[str]:
     number, hash = task.item.number, task.entry.hash
-    return ["seq", f"{number}-{hash}" if hash else f"{number}"]
+    return [_root("seq", task, named), f"{number}-{hash}" if hash else f"{number}"]
+
+
+def _root(name: str, task: Task, named: bool) -> str:
+    """Return the directory of places that are no names of items; written differently if the first column has it."""
+    return "\\" + name if named and next(iter(task.item.fields or ()), "") == name else name
 
 
 def _name(text: str) -> str:
