@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from quine.base.errors import Misconfigured
 from quine.fanout.input import records, rows
 from quine.fanout.input.items import Item, Items
+from quine.fanout.input.seen import BUCKET, Seen
 from quine.fanout.main import template
 from quine.fanout.options import OPTIONS, parse
 
@@ -337,3 +338,26 @@ def _split(text: str) -> Iterator[list[str]]:
             continue
         yield words
         held = ""
+
+
+# -- values that were seen -------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(-(1 << 60), 1 << 60)), st.lists(st.integers(-50, 50)))
+def test_values_that_were_seen_are_those_that_were_added(far: list[int], near: list[int]) -> None:
+    """Each of these numbers is its own hash, but for -1."""
+    seen, hashes = Seen(), set()
+    for value in [*far, *near * 8]:
+        assert (value in seen) is (hash(value) in hashes)
+        seen.add(value)
+        hashes.add(hash(value))
+    assert all(value in seen for value in hashes)
+
+
+def test_a_value_that_was_seen_is_compared_with_a_few_others_among_many() -> None:
+    """Numbers are their own hashes. An addition moves at most one bucket."""
+    seen = Seen()
+    for number in range(50_000):
+        seen.add(number)
+    assert max(map(len, seen._buckets)) <= 8 * BUCKET
+    assert sum(map(len, seen._buckets)) == 50_000
