@@ -6,6 +6,7 @@ Law: no clock: the time is given.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,8 +51,11 @@ class Timeout:
         self._seconds = seconds
         self._share = share
         self._median = median
-        # tasks whose tries run, by their starts: the first one is the first to run out of time
-        self._running: dict[Task, None] = {}
+        # Starts of tries that run, numbered, in order: the first one is the first to run out of time. One that was
+        # adopted began long ago. No heap: most end in time, from its middle.
+        self._starts: list[tuple[float, int, Task]] = []
+        self._running: dict[Task, tuple[float, int, Task]] = {}
+        self._count = 0
 
     @property
     def _most(self) -> float:
@@ -62,21 +66,22 @@ class Timeout:
 
     def started(self, task: Task) -> None:
         if self._seconds or self._share:
-            last = next(reversed(self._running), task)
-            self._running[task] = None
-            if task.began < last.began:  # it was adopted, and began long ago
-                self._running = dict.fromkeys(sorted(self._running, key=lambda each: each.began))
+            self.ended(task)
+            self._count += 1
+            self._running[task] = start = task.began, self._count, task
+            insort(self._starts, start)
 
     def ended(self, task: Task) -> None:
-        self._running.pop(task, None)
+        if start := self._running.pop(task, None):
+            del self._starts[bisect_left(self._starts, start)]
 
     @property
     def due(self) -> float:
-        return next(iter(self._running)).began + self._most if self._running else float("inf")
+        return self._starts[0][0] + self._most if self._starts else float("inf")
 
     def late(self, now: float) -> Iterator[Task]:
         """Yield the tasks whose time is over, each once."""
         while self.due <= now:
-            task = next(iter(self._running))
-            del self._running[task]
+            task = self._starts[0][2]
+            self.ended(task)
             yield task

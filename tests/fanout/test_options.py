@@ -21,7 +21,6 @@ from quine.fanout.options import parse
 from quine.fanout.outcome import Tally
 from quine.fanout.output.fold import folded
 from quine.fanout.progress import MOST, Median, Progress, Rate
-from quine.fanout.timers import Timeout
 from tests.lab import Lab
 from transport.spawn import Spawn
 from transport.status import Status
@@ -163,20 +162,6 @@ def test_a_share_of_the_median_ends_what_takes_longer(lab: Lab) -> None:
         123,
         b"quine: error: 1 of 4 items are not done: 1 timeout\nquine: hint: item 1 (late): timeout\n",
     )
-
-
-def test_a_timeout_in_shares_needs_a_median() -> None:
-    class Task:
-        began = 5.0
-
-    median = Median()
-    timeout = Timeout(0.0, 2.0, median)
-    timeout.started(Task())  # type: ignore[arg-type]
-    assert timeout.due == float("inf")
-    for time in (1.0, 2.0, 3.0):
-        median.add(time)
-    assert timeout.due == 9.0 and not list(timeout.late(8.9))
-    assert len(list(timeout.late(9.0))) == 1 and timeout.due == float("inf")
 
 
 @pytest.mark.parametrize(
