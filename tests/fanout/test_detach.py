@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -272,7 +273,7 @@ def test_its_jobs_wait_for_this_machine_as_those_of_a_detached_agent(lab: Lab, d
     options, words, _ = parse(["--on", "h1", "--", "echo"])
     options.spawn = options.spawn.replace(job=new_session() if detached else "")
     work = Work(options, template(options, words), words)
-    starter = Starter(options, None, work, None, None)  # type: ignore[arg-type]
+    starter = Starter(options, None, work, SimpleNamespace(say=print), None)  # type: ignore[arg-type]
     spawn, services, _ = starter.make(work.task(Item(Row(("a",)), 1)), [])
     services.close()
     host = load(lab.inventory, {}).hosts["h1"]

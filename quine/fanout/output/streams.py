@@ -36,6 +36,7 @@ class Streams:
         self._outputs = {1: stderr if self._alike else Output(1), 2: stderr}
         self._error: OSError | None = None  # of stderr, in the first output that is queued
         self._gone = False  # the reader of stdout, after it got all so far
+        self._forgone = False  # stderr: it cannot be written, and the caller goes on
         self.painted = False
         self._view = b""
         self._at_line = True  # the terminal's last line is empty
@@ -129,6 +130,10 @@ class Streams:
 
     # ----------------------------------------------------------------------------------------------
 
+    def forgo_stderr(self) -> None:
+        """It cannot be written: from now on outputs are done without it."""
+        self._forgone = True
+
     def queue(self, chunks: Chunks, done: Callable[[], None]) -> None:
         """Have an output written behind those that were queued before; `done` is called when the kernel has it."""
         self._queue.append((chunks, done))
@@ -175,7 +180,7 @@ class Streams:
     def _written(self, owed: dict[int, int]) -> bool:
         """Whether the kernel has taken the first so many bytes. A stderr whose reader has gone is not waited for."""
         stderr = self._outputs[2]
-        gone = not (stderr.pending or stderr.error)
+        gone = self._forgone or not (stderr.pending or stderr.error)
         return all(
             output.taken >= owed[stream] or (output is stderr and gone)
             for stream, output in self._outputs.items()
