@@ -361,15 +361,15 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
+        names = self._hosts.names()
         return {
             **self._facts,
             "seconds": round(asyncio.get_running_loop().time() - self._started, 3),
             "cpu": round(usage.ru_utime + usage.ru_stime, 3),
             "launcher": self._launcher.pid,
-            "jobs": len(self._jobs),
-            "links": len(self._links),
+            **{"jobs": len(self._jobs), "links": len(self._links)},
             "hosts": self._hosts.status(),
-            "lines": [link.status() for link in self._links if link.remote],
+            "lines": [{**link.status(), "host": names.get(link)} for link in self._links if link.remote],
             "kept": {**self._attic.status(), "settling": self._served.settling},
             "running": [job.status() for job in self._jobs.values()],
             "proxies": [

@@ -47,8 +47,8 @@ BROKEN_PAUSE = 0.2  # longest pause after a connection that broke off: the host 
 class Target:
     """A host chosen for a job, and the way to reach it.
 
-    Targets of the same host have the same `group`, and share its slots. They have the same `key` if one link can serve
-    both: another ssh agent or an edited entry of the inventory is another link.
+    Targets of the same host have the same `group`, which ends with its name, and share its slots. They have the same
+    `key` if one link can serve both: another ssh agent or an edited entry of the inventory is another link.
     """
 
     __slots__ = ("ask", "dial", "group", "key", "met", "moved", "name", "news", "settings", "slots")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -147,15 +148,30 @@ class Hosts:
             host.close()
 
     def status(self) -> dict[str, Any]:
-        up = {host.target.name for host in self._hosts.values() if (link := host.live()) and not link.down}
+        names = self._names()
+        up = {host.target.group for host in self._hosts.values() if (link := host.live()) and not link.down}
         return {
-            slots.name: {
-                "up": slots.name in up,
+            names[group]: {
+                "up": group in up,
                 "running": (running := min(slots.running, slots.limit or slots.running)),
                 "queued": slots.used - running,
             }
-            for slots in self._slots.values()
+            for group, slots in self._slots.items()
         }
+
+    def names(self) -> dict[Link, str]:
+        """Return the names that hosts have in `status`, by their links."""
+        names = self._names()
+        return {link: names[host.target.group] for host in self._hosts.values() if (link := host.live())}
+
+    def _names(self) -> dict[str, str]:
+        """Return the names of the hosts by group, with the rest of the group where others have the same name."""
+        often = Counter(slots.name for slots in self._slots.values())
+        names = {}
+        for group, slots in self._slots.items():
+            rest = group.removesuffix(slots.name).rstrip("\0")
+            names[group] = slots.name if often[slots.name] == 1 else f"{slots.name} ({rest})"
+        return names
 
 
 def _check(spawn: Spawn, key: str) -> None:

@@ -71,11 +71,11 @@ def _of_node(facts: dict[str, Any] | None) -> str:
     text = table([head, tuple(map(str, row))], right=(0, 1, 2, 3, 4))
     lines = [
         (
-            plain(str(line["name"]), newlines=False),
+            plain(str(line["host"] or line["name"]), newlines=False),
             "up" if line["up"] else f"down for {line.get('down', 0):.0f} s",
             str(line["channels"]),
             str(line["queued"]),
-            str(facts["hosts"].get(line["name"], {}).get("running", "-")),
+            str(facts["hosts"].get(line["host"], {}).get("running", "-")),
         )
         for line in facts["lines"]
     ]

@@ -1,0 +1,31 @@
+"""`quine node --status`: the hosts that the node of this machine knows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+from tests.lab import Lab
+from tests.support.waiting import read_until
+
+
+def test_hosts_of_one_name_in_two_inventories_are_told_apart(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    other = lab.inventory.with_name("other.toml")
+    other.write_text(lab.inventory.read_text())
+    words = ["run", "--inventory", str(other), "--on", "h1", "--", "sh", "-c", "echo up; read line"]
+    with lab.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        assert job.stdout
+        read_until(job.stdout.fileno(), b"up\n")
+        alone = json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)
+        assert list(alone["hosts"]) == ["h1"] and alone["lines"][0]["host"] == "h1"
+        lab.run(["run", "--on", "h1", "--", "true"], check=True)
+        facts = json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)
+        text = lab.run(["node", "--status"], check=True).stdout.decode()
+        job.communicate(b"\n", timeout=120)
+    names = [f"h1 ({path})" for path in (other, lab.inventory)]
+    assert [(name, facts["hosts"][name]["running"]) for name in names] == [(names[0], 1), (names[1], 0)]
+    assert [line["host"] for line in facts["lines"]] == names
+    jobs = {line[: -len(line.split()[-1])].split("  ")[0]: line.split()[-1] for line in text.splitlines()}
+    assert [jobs[name] for name in names] == ["1", "0"]
