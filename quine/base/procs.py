@@ -18,6 +18,7 @@ import stat
 import time
 
 from transport import inherit
+from transport.address import boot_clock
 from transport.lean import NamedTuple, contextlib, signal
 
 TYPE_CHECKING = False
@@ -164,7 +165,7 @@ def ancestors() -> set[int]:
 
 def now() -> int:
     """The current time in the unit of `Process.started`."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+    return int(boot_clock() * _TICKS)
 
 
 def children(pid: int) -> frozenset[int]:

@@ -36,6 +36,7 @@ from quine.budget.shared_counters import (
     inherited,
     release,
 )
+from transport.address import boot_clock
 from transport.lean import Callable, Protocol, Sequence
 
 LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
@@ -104,7 +105,7 @@ class Ledger:
         A share has one place, which the proxy of its first agent holds at the origin, and no budget of its own.
         quine/agent/personas.py needs `begun` and `personas`; without them there is no persona.
         """
-        deadline = _now() + limits.deadline if limits.deadline else 0.0
+        deadline = boot_clock() + limits.deadline if limits.deadline else 0.0
         tokens, cost = (0, 0.0) if share else (limits.tokens, limits.cost)
         numbers = Numbers(limits.depth, limits.agents, limits.concurrent, tokens, cost, deadline)
         numbers = numbers._replace(limit_stored=0 if share else limits.stored, begun=begun, personas=personas)
@@ -151,7 +152,7 @@ class Ledger:
         self.own = Cap(
             int(_least(own.tokens, limits.tokens and facts.tokens + limits.tokens)),
             _least(own.cost, limits.cost and facts.cost + limits.cost),
-            _least(own.deadline, limits.deadline and _now() + limits.deadline),
+            _least(own.deadline, limits.deadline and boot_clock() + limits.deadline),
         )
         return self
 
@@ -360,7 +361,7 @@ class Ledger:
 
     def time_left(self) -> float | None:
         """Seconds until the deadline, negative after it; None where there is none."""
-        return self.mark.deadline - _now() if self.mark.deadline else None
+        return self.mark.deadline - boot_clock() if self.mark.deadline else None
 
     def totals(self) -> tuple[int, int, float]:
         """(agents, tokens, dollars) of the whole tree so far."""
@@ -386,11 +387,6 @@ def _reply(room: Remaining, prompt: int, price: Callable[[int, int], float] | No
 def _given(limits: Limits) -> list[float]:
     """The budget that a process was given. A nested process that was given the same has no budget of its own."""
     return [limits.tokens, limits.cost, limits.deadline]
-
-
-def _now() -> float:
-    """Seconds since boot, time in suspend included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _least(*values: float) -> float:

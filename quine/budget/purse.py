@@ -20,6 +20,7 @@ import time
 from quine.base import procs
 from quine.base.errors import Misconfigured
 from quine.budget.shared_counters import Numbers, SharedCounters, inherited
+from transport.address import boot_clock
 from transport.inherit import reopened
 from transport.lean import NamedTuple, contextlib
 
@@ -105,7 +106,7 @@ def create(
         facts.cost,
         facts.born,
         most[0],
-        time.clock_gettime(time.CLOCK_BOOTTIME),
+        boot_clock(),
         most[1],
         0,
         command,

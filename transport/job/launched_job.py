@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 
 from transport import inherit
+from transport.address import boot_clock
 from transport.job import process
 from transport.job.made import Made
 from transport.launcher.child import Report, refusal
@@ -54,7 +54,7 @@ class Child(Made):
     def _send(self) -> None:
         """Send the order to the launcher."""
         self._tries += 1
-        self._since = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._since = boot_clock()
         if self._order.folder and not self._folder:
             self._folder = self._order.folder
             self._launching.join(self._folder)

@@ -6,7 +6,6 @@ Law: nothing is registered, so nothing is stale. A purse is listed as long as a 
 from __future__ import annotations
 
 import os
-import time
 
 from quine.base.cli_options import RunOptions
 from quine.base.errors import OK, Misconfigured
@@ -17,6 +16,7 @@ from quine.budget.purse import Purse
 from quine.budget.shared_counters import AGENT, INFER, SharedCounters
 from quine.jobs import census
 from transport import quickjson
+from transport.address import boot_clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Found:
             "id": self.purse.ident,
             "pid": self.purse.pid,
             "since": round(self.purse.since, 3),
-            "seconds": round(time.clock_gettime(time.CLOCK_BOOTTIME) - self.purse.boot, 1),
+            "seconds": round(boot_clock() - self.purse.boot, 1),
             "deadline": round(deadline, 3) or None,
             "agents": agents,
             "running": self.book.count(AGENT),
