@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from transport.client.batch import BatchJob
 
 QUEUED = 64  # outputs that wait to be written before no more jobs are started
-HELD = 50_000  # outputs that wait for their turn (-k), and items that --resume leaves out, at most;
-HELD_BYTES = 64 << 20  # of them in memory,
-HELD_FILES = 256  # and in files
+# Where so many wait for their turn (-k) no more items are read; those that run, or were read already, may be added.
+HELD = 50_000  # outputs, and items that --resume leaves out,
+HELD_BYTES = 64 << 20  # bytes of them in memory,
+HELD_FILES = 256  # and outputs in files
 STREAMS = ("stdout", "stderr")  # file names of errors that end the batch at once
 
 
@@ -59,7 +60,7 @@ class Sink:
 
     @property
     def holding(self) -> bool:
-        """Whether no more items should be started for now: too much waits for an item before it (-k)."""
+        """Whether no more items should be read for now: too much waits for an item before it (-k)."""
         return len(self._held) >= HELD or self._held_bytes >= HELD_BYTES or self._held_files >= HELD_FILES
 
     @property
