@@ -323,8 +323,8 @@ class Run:
         self._start_no_more()
 
     def _stop_all(self) -> None:
-        self.stopped = self._ending = True
-        self._drop_tries()
+        self._ending = True
+        self._start_no_more()
         self._under_way.end_all()
         if self._orphans and self.killed:
             self._orphans.halt()

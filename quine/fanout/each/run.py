@@ -112,7 +112,6 @@ class Run:
         except OSError as error:
             if error.filename != "stderr":
                 raise
-            self._sink.forgo_stderr()
             why = (error.strerror or str(error)).lower()
             self.fault = self.fault or Failure(LOST, f"cannot write stderr: {why}")
 

@@ -73,9 +73,6 @@ class Sink:
         except OSError as error:
             self.fail(error)
 
-    def forgo_stderr(self) -> None:
-        self._streams.forgo_stderr()
-
     def say(self, text: str) -> None:
         """Pass on a message of this process; that it cannot be read is no fault of the batch."""
         self._streams.tell(text.encode("utf-8", "replace"))

@@ -36,7 +36,6 @@ class Streams:
         self._outputs = {1: stderr if self._alike else Output(1), 2: stderr}
         self._error: OSError | None = None  # of stderr, in the first output that is queued
         self._gone = False  # the reader of stdout, after it got all so far
-        self._forgone = False  # stderr: it cannot be written, and the caller goes on
         self.painted = False
         self._view = b""
         self._at_line = True  # the terminal's last line is empty
@@ -130,10 +129,6 @@ class Streams:
 
     # ----------------------------------------------------------------------------------------------
 
-    def forgo_stderr(self) -> None:
-        """It cannot be written: from now on outputs are done without it."""
-        self._forgone = True
-
     def queue(self, chunks: Chunks, done: Callable[[], None]) -> None:
         """Have an output written behind those that were queued before; `done` is called when the kernel has it."""
         self._queue.append((chunks, done))
@@ -143,9 +138,20 @@ class Streams:
         try:
             self._put_queued()
         finally:
-            while self._unwritten and self._written(self._unwritten[0][0]):
-                self._unwritten.popleft()[1]()
+            self._end_unwritten()
         self._watch()
+
+    def _end_unwritten(self) -> None:
+        """Nothing waits for bytes that a stream has lost, and their output was not passed on."""
+        while self._unwritten:
+            owed, done = self._unwritten[0]
+            short = [output for stream, output in self._outputs.items() if output.taken < owed[stream]]
+            if any(output.pending for output in short):
+                return
+            self._unwritten.popleft()
+            # That nobody reads stderr is no loss.
+            if all(output is self._outputs[2] and not output.error for output in short):
+                done()
 
     def _put_queued(self) -> None:
         while self._queue and self.pending < MOST:
@@ -176,15 +182,6 @@ class Streams:
     def _raise_of_head(self) -> None:
         if self._error:
             raise self._error
-
-    def _written(self, owed: dict[int, int]) -> bool:
-        """Whether the kernel has taken the first so many bytes. A stderr whose reader has gone is not waited for."""
-        stderr = self._outputs[2]
-        gone = self._forgone or not (stderr.pending or stderr.error)
-        return all(
-            output.taken >= owed[stream] or (output is stderr and gone)
-            for stream, output in self._outputs.items()
-        )
 
     def _write(self, stream: int) -> None:
         """Raises BrokenPipeError if the reader of stdout has gone, and OSError if a job's output cannot be written.
