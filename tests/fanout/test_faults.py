@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -240,19 +239,3 @@ def test_what_was_lost_before_is_told_of_by_a_run_that_leaves_it(lab: Lab, tmp_p
         assert b"1 items were lost in a run before, and are not run again" in done.stderr
     done = lab.run(["xargs", "--joblog", "log", "--resume", "--idempotent", *job], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"") and done.stdout in (b"a\n", b"b\n")
-
-
-def test_a_silent_host_gets_one_item_while_another_is_there(lab: Lab, tmp_path: Path) -> None:
-    """It had all that may be sent and not have started, and nothing began before its dial had failed."""
-    few, ran = lab.alias("few", "h1", slots=2), tmp_path / "ran"
-    lab.run(["run", "--on", few, "--", "true"])
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        lab.alias("silent", "h2", listener.getsockname()[1])
-        words = ["xargs", "-P100", "--on", "few,silent", *SH, f"echo >>{ran}", ":::", *map(str, range(300))]
-        with lab.popen(words, stderr=subprocess.DEVNULL) as process:
-            until(lambda: ran.exists() and len(ran.read_text()) >= 100, "a third has run")
-            silent = json.loads(lab.run(["node", "--status", "--json"]).stdout)["hosts"]["silent"]
-            listener.close()
-            assert process.wait(PATIENCE) == 0
-    assert silent["running"] + silent["queued"] <= 1
-    assert len(ran.read_text()) == 300

@@ -47,8 +47,8 @@ BROKEN_PAUSE = 0.2  # longest pause after a connection that broke off: the host 
 class Target:
     """A host chosen for a job, and the way to reach it.
 
-    Targets of the same host have the same `group`, which ends with its name, and share its slots. They have the same
-    `key` if one link can serve both: another ssh agent or an edited entry of the inventory is another link.
+    Targets of the same host have the same `group`, and share its slots. They have the same `key` if one link can serve
+    both: another ssh agent or an edited entry of the inventory is another link.
     """
 
     __slots__ = ("ask", "dial", "group", "key", "met", "moved", "name", "news", "settings", "slots")
@@ -110,7 +110,6 @@ class Host:
         self._facts = facts
         self.processors = 0  # as its node has told; 0: not yet
         self._link: asyncio.Task[Link] | None = None
-        self._reached: Link | None = None  # the latest link
         self._tasks: set[asyncio.Task[None]] = set()
         self._mending: asyncio.Task[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # jobs that want a link which is down
@@ -168,12 +167,6 @@ class Host:
             detail = f"connection lost before the command was sent: {error}"
             refuse(relay, Refused(detail, "try again", host=relay.host))
 
-    @property
-    def up(self) -> bool:
-        """Whether a job would be sent at once. Asked for each host and job, so it costs next to nothing."""
-        link = self._reached
-        return link is not None and not (link.down or link.dead)
-
     def live(self) -> Link | None:
         """The link, which may be down and be dialled again."""
         task = self._link
@@ -217,7 +210,6 @@ class Host:
         link = self._join(Line(True, name), self.target.name, self._down)
         self._met.greeted(greeter.handshake.peer.get("life"))
         link.connect(greeter)
-        self._reached = link
         told = greeter.handshake.peer.get("processors")
         self.processors = told if type(told) is int and 0 < told <= MOST_PROCESSORS else 1
         self.target.met(greeter.handshake.peer)

@@ -14,9 +14,6 @@ Laws
    so that a long line does not bound their rate. Of so many nobody knows whether they were started if the host is
    lost, in whatever way they are sent; so it is given no more. Long jobs wait here, and so does a job that is not late:
    its caller is told that it waits.
-6. A host that is not reached, because it is being dialled or its link is down, gets one late job. It gets more only
-   where no host that WHERE means is reached: a silent one would soon have all that a caller may send. Its first start
-   tells of room.
 """
 
 from __future__ import annotations
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
 
 MOST_AHEAD = 1024  # jobs that wait on a host
 FULL = 1 << 30  # jobs, more than any host has
-COLD = 1 << 31  # and more than any that is reached
 WEIGHT = 8  # the mean of the durations is that of the last jobs, about so many
 LATELY = 1.5  # seconds; a caller that was refused asks again after a third of it (client/feed.py)
 TURN = 2.0  # seconds: each change leaves a place empty until the other one asks
@@ -56,8 +52,6 @@ class Slots:
         self.waiting = 0  # in the queue, and not ended: counted, because each new job asks for it
         self._bounded: set[Relay] = set()  # jobs that count where there is no limit
         self._untold: Host | None = None  # it was not reached yet when a bounded job was sent to it
-        self.host: Host | None = None  # as it is reached for the latest job
-        self._cold = False  # a job was sent to it as it was not reached
         self._queue: deque[tuple[Relay, Host, Spawn]] = deque()
         self._began: dict[Relay, float] = {}  # when the job was sent and, once it runs, when it was started
         self._way = float("inf")  # shortest time from sending a job to hearing of its start, seconds
@@ -73,14 +67,11 @@ class Slots:
         return self.running + self.waiting
 
     def load(self, link: Link, late: bool, bounded: bool) -> int:
-        """Jobs that run or wait, for a comparison of hosts.
+        """Jobs that run or wait, for a comparison of hosts. For a late job a host that would refuse it comes last.
 
-        For a late job those that would refuse it come behind others, and last those that are not reached and have one.
         Asked for each of a thousand hosts, for each job: the usual cases are answered here.
         """
         used = self.running + self.waiting
-        if late and used and self.host and not self.host.up:
-            return used + COLD
         if not late or not (self.limit or bounded):
             return used
         if not self._refused and (used < self.limit if self.limit else len(self._bounded) < self.processors):
@@ -145,9 +136,8 @@ class Slots:
             self._began[relay] = now
         if self._untold and self._untold.processors:
             self.processors, self._untold = self._untold.processors, None
-        if self._cold or self._refused.get(relay.near.link, NEVER)[1] > now - LATELY:
+        if self._refused.get(relay.near.link, NEVER)[1] > now - LATELY:
             self._tell_room(relay)  # there may be more than for this job
-        self._cold = False
 
     def exiting(self, relay: Relay) -> None:
         """See `Watcher`: how long did the job run? A caller with more jobs is told of room."""
@@ -158,12 +148,9 @@ class Slots:
         self._tell_room(relay)
 
     def _tell_room(self, relay: Relay) -> None:
-        """Tell a caller whose late jobs were refused of room: one for this job of it, which it leaves, and more.
-
-        By the first start on a host that was not reached any caller is told: it may have been refused by others.
-        """
-        room = min(self._room(relay in self._bounded) + 1, MOST_AHEAD if self._cold else FULL)
-        if relay.late and 1 < room < FULL and (self._cold or relay.near.link in self._refused):
+        """Tell a caller whose late jobs were refused of room: one for this job of it, which it leaves, and more."""
+        room = self._room(relay in self._bounded) + 1
+        if relay.late and 1 < room < FULL and relay.near.link in self._refused:
             relay.near.note({"room": room, "seen": relay.near.link.session.highest})
 
     def _ahead(self, most: int) -> int:
@@ -209,7 +196,6 @@ class Slots:
 
     def _start(self, relay: Relay, host: Host, spawn: Spawn) -> None:
         self.running += 1
-        self.host, self._cold = host, self._cold or not host.up
         relay.on_end = self._ended
         host.begin(relay, spawn, self.refuse_waiting)
 

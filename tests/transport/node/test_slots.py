@@ -12,7 +12,7 @@ import pytest
 from transport.node.host import Host, Met
 from transport.node.link import Link
 from transport.node.relay import Relay
-from transport.node.slots import FULL, LATELY, MOST_AHEAD, Slots
+from transport.node.slots import LATELY, MOST_AHEAD, Slots
 from transport.node.turns import Turns
 from transport.spawn import Spawn
 from transport.status import Status
@@ -27,7 +27,6 @@ class Caller:
         self.slots = Slots("h1")
         self.slots.limit = limit
         self.processors = 0  # this is the host, too
-        self.up = True
         self.sent: list[Relay] = []
         self.session = Session(False, None)
         self.session.peer = {"build": "x"}
@@ -105,28 +104,6 @@ def test_a_host_without_slots_has_as_many_late_jobs_as_processors_once_it_has_to
         late = [caller.job(bounded=True) for _ in range(4)]
         assert caller.sent[2:] == late[:3] and late[3].ended and caller.notes("full") == [True]
         assert not caller.job().ended, "its caller has named a number"
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("limit", [0, 4])
-def test_a_host_that_is_not_reached_comes_behind_all_others_once_it_has_a_job(limit: int) -> None:
-    async def main() -> None:
-        caller = Caller(limit)
-        caller.up = False
-        load = caller.slots.load
-        assert load(caller.link, True, False) == 0, "its first job has it dialled"
-        first = caller.job()
-        assert load(caller.link, True, False) > FULL + MOST_AHEAD
-        assert load(caller.link, False, False) == 1, "others do not go where there is room later"
-        assert not caller.job().ended, "nor is it refused: no host may be reached"
-        assert not caller.notes("room")
-        caller.up = True
-        caller.start(first)
-        room = limit - 1 if limit else MOST_AHEAD
-        assert load(caller.link, True, False) == 2 and caller.notes("room") == [room]
-        caller.start(caller.job())
-        assert not caller.notes("room")
 
     asyncio.run(main())
 
