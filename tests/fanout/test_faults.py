@@ -7,7 +7,9 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -239,3 +241,34 @@ def test_what_was_lost_before_is_told_of_by_a_run_that_leaves_it(lab: Lab, tmp_p
         assert b"1 items were lost in a run before, and are not run again" in done.stderr
     done = lab.run(["xargs", "--joblog", "log", "--resume", "--idempotent", *job], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"") and done.stdout in (b"a\n", b"b\n")
+
+
+def test_a_host_that_does_not_answer_holds_up_one_item_of_each_dial(
+    own_lab: Callable[..., Lab], tmp_path: Path
+) -> None:
+    """It has more free slots than the other one. An item that has waited for the failure of a dial has two tries."""
+    lab, log = own_lab(["h1"]), tmp_path / "log"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(100)
+        listener.setblocking(False)
+        silent = lab.alias("silent", "h1", listener.getsockname()[1])
+        live = lab.alias("live", "h1", slots=2)
+        words = ["-P100", "--on", f"{silent},{live}", "--joblog", "log", "--", "true", ":::"]
+        with lab.popen(["xargs", *words, *map(str, range(12))], cwd=tmp_path) as process:
+            until(lambda: log.exists() and len(log.read_text().splitlines()) >= 12, "all but one have ended")
+            dials = list(iter(lambda: _accepted(listener), None))
+            listener.close()
+            for dial in dials:
+                dial.close()
+            assert process.wait(PATIENCE) == 0
+    ends = [line.split("\t") for line in log.read_text().splitlines()[1:]]
+    assert {(row[9], row[12]) for row in ends} == {("live", "done")} and len(ends) == 12
+    assert dials and sum(row[11] != "1" for row in ends) <= len(dials)
+
+
+def _accepted(listener: socket.socket) -> socket.socket | None:
+    try:
+        return listener.accept()[0]
+    except BlockingIOError:
+        return None

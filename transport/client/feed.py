@@ -2,7 +2,8 @@
 
 Laws
 1. A job that waits here is bound to no host. So it goes to the host that has a free slot first, and a host that is slow
-   or ends holds up only what it was given.
+   or ends holds up only what it was given. Of the jobs that wait for the link to a silent host all but one come back
+   (`slots.py`, law 6): else all that law 2 allows could wait there.
 2. At most UNSTARTED jobs are sent that have not started: a node that is slow to start them is not flooded.
 3. Jobs that differ in nothing but their own fields are sent by a template, from the second one on.
 4. A node that answers "full" gives the job back. It is sent again when a job of this WHERE has ended, when the node

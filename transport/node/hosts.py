@@ -66,10 +66,11 @@ class Hosts:
         late = spawn.context.get("late") is True
         bounded = spawn.context.get("bounded") is True
         control = spawn.context.get("control") is True
+        choice: list[str] = []  # the groups of the hosts that the job could go to
         try:
             if self._place is None:
                 raise Refused("this node has no inventory")
-            target = self._place(spawn, partial(self._loads, link, late, bounded))
+            target = self._place(spawn, partial(self._loads, choice, link, late, bounded))
             if parent:
                 self._check_slots(target, parent)
         except Refused as refused:
@@ -89,7 +90,7 @@ class Hosts:
             parent.children[relay] = None
         target.settings(spawn)
         host = self._host(target)
-        slots = self._slots.setdefault(target.group, Slots(target.name))
+        slots = self._slots.setdefault(target.group, Slots(target.name, self._elsewhere))
         slots.limit = target.slots
         slots.processors = host.processors or slots.processors
         most = slots.most(bounded) if late else slots.limit
@@ -105,14 +106,21 @@ class Hosts:
         elif spawn.adopt:
             slots.adopt(relay, host, spawn, bounded)
         elif late:
-            slots.submit_late(relay, host, spawn, bounded)
+            slots.submit_late(relay, host, spawn, bounded, choice)
         else:
             slots.submit(relay, host, spawn)
         return relay
 
-    def _loads(self, link: Link, late: bool, bounded: bool, groups: Sequence[str]) -> list[int]:
+    def _loads(
+        self, choice: list[str], link: Link, late: bool, bounded: bool, groups: Sequence[str]
+    ) -> list[int]:
+        choice[:] = groups
         find = self._slots.get
         return [slots.load(link, late, bounded) if (slots := find(group)) else 0 for group in groups]
+
+    def _elsewhere(self, groups: Sequence[str]) -> bool:
+        """Whether one of these hosts is not silent. A host that was never dialled is not."""
+        return any((slots := self._slots.get(group)) is None or not slots.silent for group in groups)
 
     def _host(self, target: Target) -> Host:
         if target.key not in self._hosts:

@@ -14,6 +14,9 @@ Laws
    so that a long line does not bound their rate. Of so many nobody knows whether they were started if the host is
    lost, in whatever way they are sent; so it is given no more. Long jobs wait here, and so does a job that is not late:
    its caller is told that it waits.
+6. A host whose link is not up after SILENCE holds one late job of each caller. The others are given back, and no more
+   are taken, as far as they can go to a host that is not silent. Where they cannot, they wait for the dial together,
+   and have its error together. A host whose last dial has failed is silent from its next one on.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from transport.node.relay import LONG
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from transport.node.host import Host
     from transport.node.link import Link
     from transport.node.relay import Relay
@@ -38,13 +43,17 @@ FULL = 1 << 30  # jobs, more than any host has
 WEIGHT = 8  # the mean of the durations is that of the last jobs, about so many
 LATELY = 1.5  # seconds; a caller that was refused asks again after a third of it (client/feed.py)
 TURN = 2.0  # seconds: each change leaves a place empty until the other one asks
+SILENCE = (
+    3.0  # seconds that many jobs wait for a link: a host that answers takes about one, one that does not 30
+)
 NEVER = (float("inf"), 0.0)  # was a caller refused
 
 
 class Slots:
     """The jobs of one host: at most `limit` at a time (0: no limit), the others queued in order."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, elsewhere: Callable[[Sequence[str]], bool] = lambda groups: False) -> None:
+        """`elsewhere` tells whether one of the hosts that a job could go to is not silent."""
         self.name = name
         self.limit = 0
         self.processors = 0  # of the host, once it has told
@@ -59,6 +68,13 @@ class Slots:
         self._shares: dict[Link, int] = {}  # late jobs of each caller that has any
         # Callers whose late jobs were refused: since when they have had none, and the last time.
         self._refused: dict[Link, tuple[float, float]] = {}
+        self.silent = False  # late jobs wait for the link, and have for too long
+        self._elsewhere = elsewhere
+        self._unlinked: dict[
+            Relay, Sequence[str]
+        ] = {}  # these jobs, and the groups of the hosts they could go to
+        self._timer: asyncio.TimerHandle | None = None  # until it is silent
+        self._failed = False  # its last dial
         self._left_behind = 0  # jobs that were ever taken out of the queue: the place of its first one
 
     @property
@@ -67,11 +83,14 @@ class Slots:
         return self.running + self.waiting
 
     def load(self, link: Link, late: bool, bounded: bool) -> int:
-        """Jobs that run or wait, for a comparison of hosts. For a late job a host that would refuse it comes last.
+        """Jobs that run or wait, for a comparison of hosts. For a late job a host that would refuse it comes after
+        all others, and one that is silent after these: only the others tell of room before long.
 
         Asked for each of a thousand hosts, for each job: the usual cases are answered here.
         """
         used = self.running + self.waiting
+        if late and self.silent:
+            return used + 2 * FULL
         if not late or not (self.limit or bounded):
             return used
         if not self._refused and (used < self.limit if self.limit else len(self._bounded) < self.processors):
@@ -102,15 +121,19 @@ class Slots:
             for other, (first, last) in self._refused.items()
         )
 
-    def submit_late(self, relay: Relay, host: Host, spawn: Spawn, bounded: bool) -> None:
-        """Begin a job, or give it back to its caller: bound to this host it could not go to the next that has room."""
+    def submit_late(
+        self, relay: Relay, host: Host, spawn: Spawn, bounded: bool, groups: Sequence[str] = ()
+    ) -> None:
+        """Begin a job, or give it back to its caller: bound to this host it could not go to the next that has room.
+
+        `groups` are those of the hosts that it could go to.
+        """
         link = relay.near.link
-        if not self._takes(link, bounded):
+        if (self.silent and self._elsewhere(groups)) or not self._takes(link, bounded):
             self._refused = {each: at for each, at in self._refused.items() if not each.dead}
             now = asyncio.get_running_loop().time()
             self._refused[link] = min(now, self._refused.get(link, NEVER)[0]), now
-            relay.near.note({"full": True, "host": self.name})
-            refuse(relay, Refused("no free slot", host=self.name))
+            self._give_back(relay)
             return
         if bounded and not self.limit and not self.processors:
             self._untold = host
@@ -121,6 +144,40 @@ class Slots:
         if bounded:
             self._bounded.add(relay)
         self.submit(relay, host, spawn)
+        if not (relay.queued or relay.far or relay.ended):
+            self._wait_for_link(relay, groups)
+
+    def _give_back(self, relay: Relay) -> None:
+        relay.near.note({"full": True, "host": self.name})
+        refuse(relay, Refused("no free slot", host=self.name))
+
+    def _wait_for_link(self, relay: Relay, groups: Sequence[str]) -> None:
+        if not self._unlinked:
+            self.silent = self._failed
+            self._timer = asyncio.get_running_loop().call_later(SILENCE, self._fall_silent)
+        self._unlinked[relay] = groups
+
+    def _fall_silent(self) -> None:
+        """Give late jobs back that can go elsewhere, but for one of each caller, which tells it of room for them."""
+        waiting = {relay: groups for relay, groups in self._unlinked.items() if not relay.far}
+        self.silent = bool(waiting)
+        first: dict[Link, Relay] = {}
+        count: dict[Link, int] = {}
+        for relay, groups in waiting.items():
+            link = relay.near.link
+            if first.setdefault(link, relay) is not relay and self._elsewhere(groups):
+                self._give_back(relay)
+                count[link] = count.get(link, 0) + 1
+        for link in count:
+            self._note_room(first[link], count[link] + 1)
+
+    def _linked(self) -> None:
+        """No late job waits for the link any more."""
+        self._unlinked.clear()
+        self.silent = False
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
 
     def adopt(self, relay: Relay, host: Host, spawn: Spawn, bounded: bool) -> None:
         """Begin a job that is to be adopted: it runs there already, whatever runs beside it."""
@@ -136,8 +193,14 @@ class Slots:
             self._began[relay] = now
         if self._untold and self._untold.processors:
             self.processors, self._untold = self._untold.processors, None
-        if self._refused.get(relay.near.link, NEVER)[1] > now - LATELY:
+        self._failed = False
+        if self.silent and relay in self._unlinked:
+            for each in {each.near.link: each for each in self._unlinked}.values():
+                self._note_room(each, self._room(each in self._bounded) + 1)
+        elif self._refused.get(relay.near.link, NEVER)[1] > now - LATELY:
             self._tell_room(relay)  # there may be more than for this job
+        if relay in self._unlinked:
+            self._linked()
 
     def exiting(self, relay: Relay) -> None:
         """See `Watcher`: how long did the job run? A caller with more jobs is told of room."""
@@ -151,7 +214,11 @@ class Slots:
         """Tell a caller whose late jobs were refused of room: one for this job of it, which it leaves, and more."""
         room = self._room(relay in self._bounded) + 1
         if relay.late and 1 < room < FULL and relay.near.link in self._refused:
-            relay.near.note({"room": room, "seen": relay.near.link.session.highest})
+            self._note_room(relay, room)
+
+    @staticmethod
+    def _note_room(relay: Relay, room: int) -> None:
+        relay.near.note({"room": room, "seen": relay.near.link.session.highest})
 
     def _ahead(self, most: int) -> int:
         """Jobs that a host of so many slots begins in a round trip."""
@@ -207,6 +274,8 @@ class Slots:
 
     def _ended(self, relay: Relay) -> None:
         self._began.pop(relay, None)
+        if self._unlinked.pop(relay, None) is not None and not self._unlinked:
+            self._linked()
         self.running -= 1
         self._over(relay)
         self._begin()
@@ -221,6 +290,7 @@ class Slots:
 
     def refuse_waiting(self, refused: Refused) -> None:
         """The host cannot be reached: refuse the queued jobs, which would only dial it again, one after the other."""
+        self._failed = True
         waiting, self._queue = self._queue, deque()
         self._left_behind += len(waiting)
         for relay, _, _ in waiting:

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from transport.errors import Refused
 from transport.node.host import Host, Met
 from transport.node.link import Link
 from transport.node.relay import Relay
-from transport.node.slots import LATELY, MOST_AHEAD, Slots
+from transport.node.slots import FULL, LATELY, MOST_AHEAD, SILENCE, Slots
 from transport.node.turns import Turns
 from transport.spawn import Spawn
 from transport.status import Status
@@ -23,8 +24,8 @@ from transport.wire.session import Session
 class Caller:
     """One client of the node, whose jobs go to a host that this test plays."""
 
-    def __init__(self, limit: int) -> None:
-        self.slots = Slots("h1")
+    def __init__(self, limit: int, elsewhere: bool = False) -> None:
+        self.slots = Slots("h1", lambda groups: elsewhere)
         self.slots.limit = limit
         self.processors = 0  # this is the host, too
         self.sent: list[Relay] = []
@@ -55,6 +56,11 @@ class Caller:
     def start(self, relay: Relay) -> None:
         relay.started = True
         self.slots.started(relay)
+
+    async def wait(self, seconds: float) -> None:
+        self.now += seconds
+        for _ in range(2):
+            await asyncio.sleep(0)
 
     def run(self, relay: Relay, way: float, seconds: float) -> None:
         """Start and end a job; the news of its start comes `way` after it was sent."""
@@ -223,6 +229,76 @@ def test_a_job_that_never_started_says_nothing_of_durations() -> None:
         job.end()
         caller.job()
         assert caller.job().ended and not caller.slots._began.keys() - set(caller.sent)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("limit", [0, 8])
+def test_a_silent_host_keeps_one_late_job_of_a_caller_until_it_is_reached(limit: int) -> None:
+    async def main() -> None:
+        caller = Caller(limit, elsewhere=True)
+        plain, first, *others = caller.job(late=False), *(caller.job() for _ in range(5))
+        await caller.wait(SILENCE / 2)
+        assert caller.slots.used == 6 and not caller.slots.silent
+        await caller.wait(SILENCE / 2)
+        assert not (plain.ended or first.ended) and all(job.ended for job in others)
+        assert caller.job().ended and not caller.job(late=False).ended
+        loads = [caller.slots.load(caller.link, late, False) for late in (True, False)]
+        assert loads == [2 * FULL + 3, 3], "it comes after those that are full"
+        caller.start(first)
+        assert caller.slots.load(caller.link, True, False) == 3 and not caller.job().ended
+        assert caller.notes("room") == [5, 6 if limit else FULL + 1]
+
+    asyncio.run(main())
+
+
+def test_jobs_that_a_silent_host_gives_back_are_not_said_to_have_failed() -> None:
+    async def main() -> None:
+        caller = Caller(0, elsewhere=True)
+        for _ in range(5):
+            caller.job()
+        await caller.wait(SILENCE)
+        assert caller.notes("full") == [True] * 4
+
+    asyncio.run(main())
+
+
+def test_jobs_that_can_go_nowhere_else_wait_for_a_silent_host_together() -> None:
+    async def main() -> None:
+        caller = Caller(0)
+        jobs = [caller.job() for _ in range(5)]
+        await caller.wait(SILENCE)
+        assert caller.slots.silent and not any(job.ended for job in [*jobs, caller.job()])
+
+    asyncio.run(main())
+
+
+def test_a_job_that_was_sent_over_a_link_is_not_given_back() -> None:
+    async def main() -> None:
+        caller = Caller(0, elsewhere=True)
+        jobs = [caller.job() for _ in range(3)]
+        for job in jobs:
+            job.far = job.near
+        await caller.wait(SILENCE)
+        assert not caller.slots.silent and not any(job.ended for job in jobs)
+
+    asyncio.run(main())
+
+
+def test_a_host_whose_dial_has_failed_is_silent_from_the_next_one_on() -> None:
+    async def main() -> None:
+        caller = Caller(0, elsewhere=True)
+        first = caller.job()
+        caller.slots.refuse_waiting(Refused("no route"))
+        assert not caller.slots.silent, "the dial may have been that of another job"
+        first.end()
+        second = caller.job()
+        assert not second.ended and caller.slots.silent and caller.job().ended
+        second.end()
+        third = caller.job()
+        caller.start(third)
+        third.end()
+        assert not any(caller.job().ended for _ in range(2)), "it was reached"
 
     asyncio.run(main())
 
