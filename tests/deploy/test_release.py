@@ -28,6 +28,7 @@ COMMIT = {
 }  # fmt: skip
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.timeout(900),  # two releases are built
     pytest.mark.skipif(
         not (shutil.which("git") and (ROOT / ".git").exists()), reason="no git here, or no clone"
     ),
