@@ -53,10 +53,13 @@ def fails_without(name: str, course: Course) -> None:
 
 
 def test_a_batch_that_is_told_to_end_forgets_jobs_that_were_never_sent() -> None:
-    """One job is sent at a time, and none has started: the others have no session yet."""
-    items = tuple(Job(f"i{n}", "") for n in range(3))
-    faults = (Fault(0.91, "signal", BATCH, how="TERM"),)
-    fails_without("never-sent", Course(1, ("h1",), (), faults, 1, limits={"UNSTARTED": 1}, items=items))
+    """An item that has failed waits for its second try as one job is sent at a time: that has no session yet."""
+    items = (Job("i0", "", steps=(("sleep", 0.077), ("exit", 1))), Job("i1", "", steps=(("sleep", 0.042),)))
+    faults = (Fault(1.2, "signal", BATCH, how="TERM"),)
+    course = Course(
+        60, ("h1", "h2"), (), faults, 1, limits={"UNSTARTED": 1}, items=items, retries=3, again=15.2
+    )
+    fails_without("never-sent", course)
 
 
 def test_a_job_that_could_not_be_started_is_not_taken_over() -> None:
