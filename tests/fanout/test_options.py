@@ -332,12 +332,14 @@ def test_a_file_of_two_items_stays_while_one_needs_it(lab: Lab, tmp_path: Path) 
     (tmp_path / "f").write_text("x")
     there = tmp_path / "there"
     there.mkdir()
+    # The first has its end, and a line in the log, after its files were removed.
     script = (
-        'test "$0" = 1 || until test -e "$1"; do sleep 0.01; done; cat f; test "$0" = 1 && touch "$1"; true'
+        'if test "$0" = 1; then until test -e "$1"; do sleep 0.01; done; '
+        'else touch "$1"; until test "$(wc -l <"$2")" = 2; do sleep 0.01; done; fi; cat f'
     )
     words = ["--on", "h1", "-P2", "--cwd", str(there), "--files", "{2}", "--cleanup", "--joblog", "log"]
-    go = str(tmp_path / "go")
-    done = lab.run(["xargs", *words, *SH, script, "{1}", go, ":::", "1", "2", ":::", "f"], cwd=tmp_path)
+    more = [str(tmp_path / "go"), str(tmp_path / "log")]
+    done = lab.run(["xargs", *words, *SH, script, "{1}", *more, ":::", "1", "2", ":::", "f"], cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"xx", b"")
     assert list(there.iterdir()) == []
 
