@@ -475,10 +475,10 @@ def named_alike(tmp_path: Path) -> list[str]:
 def test_items_that_wait_for_files_of_one_that_is_left_to_the_next_run(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "full.csv").symlink_to("/dev/full")
     words = ["xargs", "--on", "h1", "-P3", "--joblog", "log", *named_alike(tmp_path)]
-    first = lab.run([*words[:1], "--results", "full.csv", *words[1:]], cwd=tmp_path, timeout=PATIENCE)
+    first = lab.run([*words[:1], "--results", "full.csv", *words[1:]], cwd=tmp_path, timeout=2 * PATIENCE)
     assert (first.returncode, first.stderr.count(b"quine: stopped: ")) == (74, 1)
     (tmp_path / "go").touch()
-    done = lab.run([*words[:1], "--resume", *words[1:]], cwd=tmp_path, timeout=PATIENCE)
+    done = lab.run([*words[:1], "--resume", *words[1:]], cwd=tmp_path, timeout=2 * PATIENCE)
     assert done.returncode == 0
     assert [*"abc"] == sorted({*(tmp_path / "ran").read_text().split()})
     assert (tmp_path / "ran").read_text().count("a") == 1
@@ -495,8 +495,8 @@ def test_items_that_wait_for_files_of_one_that_is_not_heard_of(
         until(lambda: ran.exists() and ran.read_text().split() == ["a", "c"], "two have begun")
         lab["h1"].proxy.blackhole()
         process.terminate()
-        assert process.wait(PATIENCE) == -signal.SIGTERM
+        assert process.wait(2 * PATIENCE) == -signal.SIGTERM
     lab["h1"].proxy.heal()
     (tmp_path / "go").touch()
-    done = lab.run([*words[:1], "--resume", *words[1:]], cwd=tmp_path, timeout=PATIENCE)
+    done = lab.run([*words[:1], "--resume", *words[1:]], cwd=tmp_path, timeout=2 * PATIENCE)
     assert done.returncode == 0
