@@ -729,7 +729,7 @@ def test_a_stdin_that_is_closed_is_no_empty_input(lab: Lab, words: str) -> None:
 def test_a_fault_of_the_input_ends_the_batch_after_what_runs(lab: Lab) -> None:
     done = lab.run(["xargs", "-k", "--jsonl", "--", "echo", "{a}"], input='{"a":1}\nx\n{"a":2}\n')
     assert (done.returncode, done.stdout) == (2, b"1\n")
-    assert b"--jsonl: line 2: " in done.stderr
+    assert b"--jsonl: line 2, character 1: no JSON" in done.stderr
 
 
 def test_it_imports_the_standard_library_only(lab: Lab) -> None:

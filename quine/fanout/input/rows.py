@@ -92,8 +92,10 @@ def objects(found: Records) -> Iterator[Row | None]:
             continue
         try:
             value = json.loads(record)
-        except ValueError as error:
-            raise Misconfigured(f"--jsonl: line {number}: {error}") from None
+        except json.JSONDecodeError as error:
+            raise Misconfigured(f"--jsonl: line {number}, character {error.pos + 1}: no JSON") from None
+        except ValueError:
+            raise Misconfigured(f"--jsonl: line {number}: no UTF-8") from None
         if not isinstance(value, dict):
             raise Misconfigured(f"--jsonl: line {number}: not an object")
         texts = {name: _shown(each, json.dumps) for name, each in value.items()}
