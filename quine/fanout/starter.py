@@ -184,7 +184,7 @@ class Starter:
         One that its host keeps is left to that run by `leave`, where its end is not heard of in time.
         """
         kept = self._journal is not None and task.job is not None and task.kept is task.job
-        if self._journal and kept and not (task.ending or task.over):
+        if self._journal and kept and not task.settled:
             self._journal.halt(task.sent)
         task.end(at, running, leave if kept else None)
 

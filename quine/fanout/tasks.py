@@ -147,7 +147,7 @@ class Task:
         `at` calls at a time; `running` has it until its end.
         """
         job, number = self.job, self.tries
-        if self.ending or self.over:
+        if self.settled:
             return
         self.ending, self.halted = True, not self.timed_out
         if job is None:
@@ -161,6 +161,11 @@ class Task:
         now = time.monotonic()
         at(now + GRACE, later(lambda: job.signal(signal.SIGKILL)))
         at(now + 2 * GRACE, later(partial(leave, self) if leave else job.abandon))
+
+    @property
+    def settled(self) -> bool:
+        """Whether the try was told to end, or has ended: nothing more is to be done about it."""
+        return self.ending or self.over
 
     def is_cut(self, status: Status) -> bool:
         """Whether its job may go on without this process, which looks for it, or --resume if the batch ends."""

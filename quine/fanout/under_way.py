@@ -64,7 +64,7 @@ class UnderWay:
 
     def time_out(self, task: Task) -> None:
         """The time of a try is over."""
-        if not (task.ending or task.over):
+        if not task.settled:
             task.timed_out = True
             task.end(self._at, self._tasks)
 
@@ -89,7 +89,7 @@ class UnderWay:
         """Leave the jobs that their hosts keep to --resume."""
         for task in self:
             broken = task.output and task.output.broken
-            if task.job and task.job is task.kept and not (task.ending or task.over or broken):
+            if task.job and task.job is task.kept and not (task.settled or broken):
                 self.leave(task)
 
     def leave(self, task: Task) -> None:
