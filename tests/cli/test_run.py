@@ -592,9 +592,9 @@ def test_300_at_once_over_one_connection(own_lab: Callable[..., Lab]) -> None:
         ' echo "$n $?" >&2; } & done; wait',
         timeout=120,
     )
+    wrong = set(done.stderr.decode().splitlines()) ^ {f"{n} {n % 7}" for n in range(1, 301)}
+    assert not wrong, sorted(wrong)[:9]
     assert sorted(map(int, done.stdout.split())) == list(range(1, 301))
-    statuses = dict(map(int, line.split()) for line in done.stderr.splitlines())  # type: ignore[misc]
-    assert statuses == {n: n % 7 for n in range(1, 301)}
     assert lab["h1"].connections() == 1
 
 
