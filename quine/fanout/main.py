@@ -228,7 +228,8 @@ def _play(options: Options, run: Run, batch: Batch, sink: Sink, view: View) -> N
         else:
             run.fault = Failure(LOST, f"cannot write {name}: {why}")
         if options.joblog or not run.ended_by:  # as of any filter, the end of a reader is no news
-            say(f"quine: stopped: {why}; {run.text()}, {sink.kept} outputs not passed on\n")
+            outputs = "1 output" if sink.kept == 1 else f"{sink.kept} outputs"
+            say(f"quine: stopped: {why}; {run.text()}, {outputs} not passed on\n")
     finally:
         caught.uninstall()
 

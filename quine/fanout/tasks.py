@@ -235,6 +235,10 @@ class Work:
         spawn, replace = options.spawn, options.replace or "{}"
         self._files = [Word(word, replace, options.named) for word in spawn.files]
         self._returns = [Word(word, replace, options.named) for word in spawn.returns]
+        if fixed := [word.text(Values(())) for word in self._returns if not word.replaced]:
+            from quine.staging import spec
+
+            spec.returns(fixed)  # refused once, and not at each item
         self._words += map(os.fsencode, (*spawn.files, "", *spawn.returns))
         named = options.stdin not in ("", "none", "item")
         self._stdin = Word(options.stdin, replace, options.named) if named else None

@@ -165,7 +165,7 @@ def test_a_reader_that_has_gone_is_told_of_where_there_is_a_log(
         assert said == ""
         return
     assert said.startswith("quine: stopped: the reader of stdout has gone; ") and said.count("\n") == 1
-    found = re.search(r"; (?:(\d+) done, )?\d+ running, (\d+) outputs not passed on$", said)
+    found = re.search(r"; (?:(\d+) done, )?\d+ running, (\d+) outputs? not passed on$", said)
     passed_on = list(kinds(tmp_path / "log").values())
     assert found and int(found[1] or 0) - int(found[2]) == len(passed_on), said
     assert set(passed_on) <= {"done"} and (tmp_path / "log.started").exists()
@@ -183,7 +183,7 @@ def test_an_output_of_which_a_part_was_read_is_not_on_record(lab: Lab, tmp_path:
         process.stdout.close()
         said = process.stderr.read().decode()
     assert (
-        said == "quine: stopped: the reader of stdout has gone; 1 done, 1 running, 1 outputs not passed on\n"
+        said == "quine: stopped: the reader of stdout has gone; 1 done, 1 running, 1 output not passed on\n"
     )
     assert kinds(tmp_path / "log") == {}
     (tmp_path / "go").touch()

@@ -366,6 +366,7 @@ def test_a_report_at_the_end(lab: Lab, tmp_path: Path) -> None:
         (["--load", "0"], "--load 0: should be a number, or a share"),
         (["--header", "x"], "--header x: should be :"),
         (["--cleanup"], "--cleanup is about --files and --returns"),
+        (["--returns", "/etc/x"], "--returns: '/etc/x' leads out of the job's directory"),
         (["--report", "/no/such/r"], "cannot write the report to /no/such/r"),
     ],
 )
