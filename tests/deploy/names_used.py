@@ -7,6 +7,7 @@ type checkers are left out, and so are names that are looked up in another way (
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import os
@@ -20,6 +21,7 @@ OURS = ("quine", "transport", "deploy")
 LEAN = {"signal": "signal", "socket": "socket"}  # of transport.lean
 
 
+@functools.lru_cache(maxsize=None)  # a module that is not there is looked for long
 def lacks(module, name):
     try:
         if name and hasattr(importlib.import_module(module), name):
