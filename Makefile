@@ -14,15 +14,16 @@ COLLECTED := .venv/.collected
 
 TOOLS ?= build/release
 HOST_PYTHON ?= pypy3
-HOST_SUITES := $(addprefix tests/,cli/test_run.py cli/test_run_messages.py system/test_breaks.py remote jobs/test_detach.py \
+CARRIERS ?= openssh command
+
+# The suites that tell something of another Python over there, or of another carrier; SUITES=whole: before a release.
+SUITES ?= $(addprefix tests/,cli/test_run.py system/test_breaks.py remote/test_agents.py staging/test_hosts.py \
+	transport/rpc/test_streams_hosts.py)
+WHOLE := $(addprefix tests/,cli/test_run.py cli/test_run_messages.py system/test_breaks.py remote jobs/test_detach.py \
 	staging/test_hosts.py staging/test_detached.py staging/test_breaks.py transport/rpc/test_streams_hosts.py \
 	files/wire/test_link.py files/cli/test_remote_job.py)
-
-# Of these the ones that tell something of a carrier; CARRIER_SUITES=whole: all of them, and long breaks.
-CARRIERS ?= openssh command
-CARRIER_SUITES ?= $(addprefix tests/,cli/test_run.py system/test_breaks.py remote/test_agents.py \
-	staging/test_hosts.py transport/rpc/test_streams_hosts.py)
 BULK := $(addprefix --deselect tests/cli/test_run.py::,test_every_exit_status test_256_megabytes_both_ways test_300_at_once_over_one_connection)
+CHOSEN := $(if $(filter whole,$(SUITES)),$(WHOLE),$(BULK) $(SUITES))
 
 SECONDS ?= 600
 
@@ -50,17 +51,17 @@ test: setup $(COLLECTED)
 test-all: setup $(COLLECTED) $(AZURITE) $(ARM64)
 	QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)" $(BIN)/python -m pytest -n $(WORKERS)
 
-# The suites of a host, with hosts whose Python is another one than the origin's.
+# The suites above, with hosts whose Python is another one than the origin's.
 test-hosts: setup
 	@if command -v $(HOST_PYTHON) >/dev/null; then \
-	    QUINE_TEST_HOST_PYTHON=$(HOST_PYTHON) $(BIN)/python -m pytest -n $(HOST_WORKERS) -m "not backends" $(HOST_SUITES); \
+	    QUINE_TEST_HOST_PYTHON=$(HOST_PYTHON) $(BIN)/python -m pytest -n $(HOST_WORKERS) -m "not backends" $(CHOSEN); \
 	else echo "no $(HOST_PYTHON) here: its suites are not run"; fi
 
-# The suites of a host, with hosts that are reached by the ssh program and by a command.
+# The same ones, with hosts that are reached by the ssh program and by a command.
 test-carriers: setup
 	@for carrier in $(CARRIERS); do \
-	    QUINE_TEST_CARRIER=$$carrier $(BIN)/python -m pytest -n $(CARRIER_WORKERS) -m "not backends" \
-	        $(if $(filter whole,$(CARRIER_SUITES)),$(HOST_SUITES) tests/system/test_breaks_pauses.py,$(BULK) $(CARRIER_SUITES)) || exit; \
+	    QUINE_TEST_CARRIER=$$carrier $(BIN)/python -m pytest -n $(CARRIER_WORKERS) -m "not backends" $(CHOSEN) \
+	        $(if $(filter whole,$(SUITES)),tests/system/test_breaks_pauses.py) || exit; \
 	done
 
 # A server of Azure's protocol. Where there is no npm its tests are skipped, and say so.
