@@ -21,7 +21,7 @@ OURS = ("quine", "transport", "deploy")
 LEAN = {"signal": "signal", "socket": "socket"}  # of transport.lean
 
 
-@functools.lru_cache(maxsize=None)  # a module that is not there is looked for long
+@functools.cache  # a module that is not there is looked for long
 def lacks(module, name):
     try:
         if name and hasattr(importlib.import_module(module), name):
