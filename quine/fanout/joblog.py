@@ -10,7 +10,9 @@ Laws
 2. A job that is in the journal without a line here was sent when the batch was killed: see `journal`.
 3. A last line without its end was torn by a crash: it is cut off, and its item has no line.
 4. An item is known by its hash, and equal ones are counted: order and length of the list do not matter.
-5. There is one line an item: resuming drops the lines of the items that it runs again.
+5. There is one line an item. The line of an item that is run again stays until the item has a new one: the list may be
+   another one now, or end early, and what is known of the others was dropped with them. Where this process was killed
+   before it removed the old line, the later one of the same hash and number counts.
 6. An item that was ended because the batch was has no end of its own: its State is STOPPED, and resuming runs it.
 """
 
@@ -72,7 +74,8 @@ class Past:
 
     def __init__(self, path: str, journal: Journal, keep: Iterable[str]) -> None:
         """`keep`: kinds of the ends that count. Raises OSError, and Misconfigured."""
-        self.kept: list[str] = []  # lines
+        self.lines: list[str] = []
+        self.again: dict[str, int] = {}  # hash -> how many of the lines have an end that does not count
         self._ends: dict[str, list[str]] = {}  # hash -> their kinds
         self._numbers = Seen()  # that the items with these ends had, with their hashes
         self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
@@ -80,14 +83,13 @@ class Past:
         lines = whole_lines(path)
         if lines and lines[0] != HEAD:
             raise OSError(errno.EINVAL, "not a log that can be resumed")
-        for line in lines:
+        for line in _latest(lines, journal):
             columns = line[:-1].split("\t")
-            if len(columns) != COLUMNS or not columns[0].isdigit():
-                continue
-            kind, hash = columns[-2].replace("-", " "), columns[-1]
-            journal.ended(columns[-4])
-            if kind in keep:
-                self.kept.append(line)
+            kind, hash = _end_of(columns)
+            self.lines.append(line)
+            if kind not in keep:
+                self.again[hash] = self.again.get(hash, 0) + 1
+            else:
                 self._ends.setdefault(hash, []).append(kind)
                 self._numbers.add((hash, int(columns[0])))
         for id, sent in journal.sent.items():
@@ -113,6 +115,26 @@ class Past:
         return (hash, number) in self._numbers
 
 
+def _end_of(columns: list[str]) -> tuple[str, str]:
+    """Return the kind of an end, and the hash of its item."""
+    return columns[-2].replace("-", " "), columns[-1]
+
+
+def _latest(lines: list[str], journal: Journal) -> list[str]:
+    """Return the lines of items; of those with one hash and one number the last one. All of their jobs have ended."""
+    found, seen = [], Seen()
+    for line in reversed(lines):
+        columns = line[:-1].split("\t")
+        if len(columns) != COLUMNS or not columns[0].isdigit():
+            continue
+        journal.ended(columns[-4])
+        if (item := (columns[-1], columns[0])) not in seen:
+            seen.add(item)
+            found.append(line)
+    found.reverse()
+    return found
+
+
 def past(path: str, keep: Iterable[str]) -> Past:
     """Return what a log tells, and leave it as it is. Raises Misconfigured."""
     path = os.path.realpath(path)
@@ -126,7 +148,7 @@ class Joblog:
     """The log of this run, and of those before if it is resumed."""
 
     def __init__(self, path: str, keep: Iterable[str] | None = None, elsewhere: bool = False) -> None:
-        """`keep`: resume behind the lines of these kinds, and drop others; with `lost` also keep what was running.
+        """`keep`: resume; items whose lines are of these kinds are not run again. With `lost` keep what was running.
 
         `elsewhere`: also what ran on another machine. Raises Misconfigured if it cannot be had.
         """
@@ -136,17 +158,21 @@ class Joblog:
         self._synced = 0.0
         self._dirty = False
         self._past: Past | None = None
+        self._keep = set(keep or ())
+        self._old = 0  # lines of the runs before, with the first one,
+        self._replaced: dict[str, int] = {}  # and of them those that have a new one: by hash, how many
         self._fds: list[int] = []
         try:
             self._fds.append(_locked(path))
             kept: list[str] = [HEAD]
             if keep is not None:
-                self._past = Past(path, self.journal, set(keep))
+                self._past = Past(path, self.journal, self._keep)
                 self.journal.check_owner(elsewhere)
-                kept += self._past.kept
-                self._past.kept = []
+                kept += self._past.lines
+                self._past.lines = []
+                self._old = len(kept)
             mode = stat.S_IMODE(os.fstat(self._fds[0]).st_mode)
-            # The journal first: a job whose line is dropped must not be in it, or it would count as lost.
+            # The journal first: a job whose line is here must not be in it, or it would count as lost.
             self.journal.begin()
             self._fds.append(replaced(path, "".join(kept), mode))
             self._log = self._fds[-1]
@@ -176,6 +202,9 @@ class Joblog:
         """An item has its end, and its output was passed on."""
         written(self._log, entry.line(), self._path)
         self.journal.ended(entry.id)
+        if self._past and (left := self._past.again.get(entry.hash)):
+            self._past.again[entry.hash] = left - 1
+            self._replaced[entry.hash] = self._replaced.get(entry.hash, 0) + 1
         self._dirty = True
         if now - self._synced >= EVERY:
             self._sync(now)
@@ -192,9 +221,28 @@ class Joblog:
         """Raises Failure if it may not outlast a loss of power."""
         try:
             self._sync(0.0)
+            self._drop_replaced()
             self.journal.close()
         finally:
             self._close()
+
+    def _drop_replaced(self) -> None:
+        """Remove the lines of the runs before whose items have a new one."""
+        if not self._replaced:
+            return
+        kept = []
+        for at, line in enumerate(whole_lines(self._path)):
+            if 0 < at < self._old:
+                kind, hash = _end_of(line[:-1].split("\t"))
+                if kind not in self._keep and self._replaced.get(hash):
+                    self._replaced[hash] -= 1
+                    continue
+            kept.append(line)
+        try:
+            mode = stat.S_IMODE(os.fstat(self._log).st_mode)
+            self._fds.append(replaced(self._path, "".join(kept), mode))
+        except OSError as error:
+            raise unrecorded(self._path, error) from None
 
     def _close(self) -> None:
         self.journal.leave()

@@ -300,10 +300,13 @@ def replaced(path: str, text: str, mode: int) -> int:
 
 
 def written(fd: int, text: str, path: str) -> None:
-    """Append. Raises Failure: a batch that cannot be recorded does not go on."""
+    """Append, all of it or nothing. Raises Failure: a batch that cannot be recorded does not go on."""
+    size = os.fstat(fd).st_size
     try:
         write_all(fd, os.fsencode(text))
     except OSError as error:
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, size)  # half a line would damage the next one
         raise unrecorded(path, error) from None
 
 

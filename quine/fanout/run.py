@@ -226,7 +226,9 @@ class Run:
     def adopt(self, task: Task, adopted: Adopted) -> None:
         """Go on with a try that runs already, or has ended."""
         self._under_way.take(task)
-        self._starter.adopt(task, adopted, self._started, self._ended)
+        if not self._starter.adopt(task, adopted, self._started, self._ended):
+            self._under_way.give(task)
+            task.leave()
         if self._ending and task in self._under_way:  # it was found too late
             (self._under_way.end if self.killed else self._under_way.leave)(task)
 
@@ -277,7 +279,8 @@ class Run:
         kind = LOST if broken else outcome.kind_of(status, task.timed_out, self._starter.agents)
         now, ran = time.monotonic(), task.running
         self._progress.ended(task.entry.host if ran else status.host, kind, task.began if ran else None, now)
-        task.ended(status, kind)
+        if not task.ended(status, kind):
+            self._starter.withdrawn(task)
         task.unstarted += kind == NEVER
         if self._hosts.ended(status.host, kind, now):
             self._batch.recall(status.host)

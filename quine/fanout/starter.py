@@ -190,11 +190,15 @@ class Starter:
 
     def drop(self, task: Task) -> None:
         """A job never began: the next run starts its item."""
-        if self._journal:
-            self._journal.withdrawn(task.sent)
+        self.withdrawn(task)
         if task.output:
             task.output.drop()
         task.release()
+
+    def withdrawn(self, task: Task) -> None:
+        """A job has certainly never begun."""
+        if self._journal:
+            self._journal.withdrawn(task.sent)
 
     def _note_sent(self, task: Task, spawn: Spawn, output: Output) -> None:
         """Note a job before it is sent; the end of the try before needs no longer be kept then."""
@@ -278,8 +282,11 @@ class Starter:
         spawn.capability = self._journal.capability(id)
         return Adopted(self._batch, spawn, Services(self._environ, reach=reach(self._context)))
 
-    def adopt(self, task: Task, adopted: Adopted, started: Started, ended: Ended) -> None:
-        """Go on with a try of a task that runs already, or has ended."""
+    def adopt(self, task: Task, adopted: Adopted, started: Started, ended: Ended) -> bool:
+        """Go on with a try of a task that runs already, or has ended. False: its output cannot be had.
+
+        Then its job is left to the next run.
+        """
         assert self._journal
         spawn, answers = adopted.job.spawn, adopted.job.services
         assert isinstance(answers, Services)
@@ -293,7 +300,7 @@ class Starter:
             adopted.job.abandon()
             why = f"it was running, and its input is not there any more: {error}"
             ended(task, Status("lost", LOST, detail=why))
-            return
+            return True
         output = task.output
         if output:
             have = output.go_over()
@@ -301,11 +308,12 @@ class Starter:
             try:
                 by_lines = self._journal.by_lines and not self._report.shows_whole
                 output = task.output = self._report.open(task, self._sink, by_lines)
-            except Failure as failure:  # the job is left to the next run
+                output.persist(self._journal.output(spawn.id))
+                have = output.restore(by_lines)
+            except Failure as failure:
                 self._sink.fail(failure)
-                return
-            output.persist(self._journal.output(spawn.id))
-            have = output.restore(by_lines)
+                adopted.job.go_on()
+                return False
         output.job = adopted.job
         fresh, _, held = self.make(task, [])
         # For the job that brings the returns.
@@ -314,6 +322,7 @@ class Starter:
             self._files.hold(task, stage)
         on_started, on_exit = self._functions(task, spawn, answers, held, stage, started, ended)
         adopted.bind(task.stdin, have, output.write, output.acknowledge, on_started, on_exit)
+        return True
 
     def _note(self, note: dict[str, object]) -> None:
         """Tell of a link that is lost; that jobs wait for a slot is usual here."""

@@ -105,8 +105,8 @@ class Task:
         self.began = time.monotonic() - since
         self.entry.started = time.time() - since
 
-    def ended(self, status: Status, kind: str) -> None:
-        """Note the end of a try."""
+    def ended(self, status: Status, kind: str) -> bool:
+        """Note the end of a try. False: it certainly never began, and the item has the end that it had before."""
         from transport.status import signal_number
 
         entry = self.entry
@@ -117,7 +117,7 @@ class Task:
                 self.output.drop()
                 self.output, self.former = self.former, None
             self.release()
-            return
+            return False
         self._drop_former()
         entry.kind, entry.host = kind, status.host
         entry.stopped = (self.halted or self.cut_short) and kind in STOPPABLE
@@ -127,6 +127,7 @@ class Task:
         if self.output:
             entry.received = self.output.size
         self.release()
+        return True
 
     def _drop_former(self) -> None:
         """The item is not left with its try before: that output is not shown, and its copies are begun anew."""

@@ -83,7 +83,7 @@ class UnderWay:
     def abandon(self) -> None:
         """Wait for nothing any longer."""
         for task in self:
-            task.abandon()
+            self._give_up(task)
 
     def leave_kept(self) -> None:
         """Leave the jobs that their hosts keep to --resume."""
@@ -110,8 +110,8 @@ class UnderWay:
                 self._give_up(task)
 
     def _give_up(self, task: Task) -> None:
-        """The end of a job was not heard of, although it got KILL; or its files did not come in that time."""
-        if task.over and task.job is not task.kept:
+        """The end of a job is not waited for any longer, or its files are not."""
+        if not task.kept or task.job is not task.kept:
             task.abandon()
             return
         if task.over or (task.job and not task.job.over):

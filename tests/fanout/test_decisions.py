@@ -167,11 +167,49 @@ def test_a_found_job_whose_item_is_not_read_any_more_is_ended_and_left_to_the_ne
 def test_a_job_that_is_found_too_late_has_the_end_of_the_others(killed: bool) -> None:
     run: Any = object.__new__(Run)
     run._ending, run.killed, ends = True, killed, []
-    run._starter = starter = SimpleNamespace(adopt=lambda *_: None, end=lambda task, *_: ends.append("ended"))
+    run._starter = starter = SimpleNamespace(adopt=lambda *_: True, end=lambda task, *_: ends.append("ended"))
     run._under_way = UnderWay(starter, None, None, None, None)  # type: ignore[arg-type]
     run._under_way.leave = lambda task: ends.append("left")
     run.adopt(a_task(), None)
     assert ends == ["ended" if killed else "left"]
+
+
+def test_a_found_job_whose_output_cannot_be_had_is_under_way_no_longer() -> None:
+    """Its end may have come already, and comes once: the batch waited for it for ever."""
+    run: Any = object.__new__(Run)
+    run._ending = False
+    run._starter = SimpleNamespace(adopt=lambda *_: False)
+    progress, timeout = SimpleNamespace(stopped=lambda host: None), SimpleNamespace(ended=lambda task: None)
+    run._under_way = UnderWay(run._starter, progress, timeout, None, None)  # type: ignore[arg-type]
+    run.adopt(a_task(), None)
+    assert not len(run._under_way)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_second_term_leaves_to_the_next_run_what_a_host_keeps(kept: bool) -> None:
+    did: list[str] = []
+    messages: Any = SimpleNamespace(left_behind=lambda task: None)
+    progress, timeout = SimpleNamespace(stopped=lambda host: None), SimpleNamespace(ended=lambda task: None)
+    under_way = UnderWay(None, progress, timeout, messages, None)  # type: ignore[arg-type]
+    task = a_task()
+    under_way.take(task)
+    task.job = SimpleNamespace(  # type: ignore[assignment]
+        over=False, abandon=lambda: did.append("given up"), go_on=lambda: did.append("left")
+    )
+    task.kept = task.job if kept else None
+    under_way.abandon()
+    assert did == (["left"] if kept else ["given up"])
+
+
+def test_a_try_that_never_began_is_no_job_of_the_journal() -> None:
+    """The item has the end of the try before; the next run took it for lost."""
+    task = a_task()
+    for kind in ("failed", "never started"):
+        task.begin()
+        task.sent = f"id of {kind}"
+        task.halted = kind != "failed"
+        assert task.ended(Status("exited", 1), kind) == (kind == "failed")
+    assert (task.entry.kind, task.tries) == ("failed", 2)
 
 
 @pytest.mark.parametrize("kept", [True, False])

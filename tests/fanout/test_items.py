@@ -60,7 +60,7 @@ def test_so_many_rows_are_one_and_none_is_lost(numbers: list[int | None], count:
     found = [row for row in rows.grouped(given, count) if row]
     assert sum((row.args for row in found), ()) == sum((row.args for row in given if row), ())
     assert all(len(row.args) == 2 * count for row in found[:-1])
-    assert all(row.fields == {"n": row.args[-2]} for row in found)
+    assert all(row.fields == {"n": row.args[0]} for row in found)
 
 
 @given(texts, st.integers(1, 12), st.sampled_from([b"\n", b"ab", b",\n"]), pieces)
@@ -283,6 +283,7 @@ CASES: list[tuple[str, list[str]]] = [  # stdin, words
     ("", ["-I", "%%", "echo", "%%", "[%%]", ":::", "a b", "c"]),
     ("", ["echo", "{#}", ":::", "a", "b"]),
     ("", ["-n2", "echo", "{#}", ":::", "a", "b", "c"]),
+    ("", ["-n2", "--header", ":", "echo", "{a}", "{1}", "{2}", ":::", "a", "1", "2", "3", "4"]),
     ("", ["echo", "{#}:{}", ":::", "a", "b"]),
     ("", ["echo", "{{}}", "{}{}", "{1}{}", ":::", "a"]),
     ("", ["echo", "{1.}", "{2/}", "{-1//}", "{1/.}", "{-2}", "{.}", "{/}", ":::", "a.b", ":::", "c/d.e"]),

@@ -5,10 +5,16 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from quine.fanout.output.lines import Lines
+from quine.fanout.output.sinks import Sink
+from quine.fanout.output.streams import Streams
 from tests.fanout.test_xargs import SH
 from tests.lab import Lab
 from tests.support.agents import PATIENCE
 from tests.support.waiting import read_until
+from transport.client.batch import Batch
 
 LONG = (
     40 << 10
@@ -97,3 +103,21 @@ def test_what_was_shown_by_lines_may_be_gone_on_with_as_a_whole(lab: Lab, tmp_pa
     done = lab.run([*words, "--resume", *job], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"") and done.stdout in (b"b0\n", b"a0\nb0\n")
     assert (tmp_path / "out/1/0/stdout").read_text() == "a0\nb0\n"
+
+
+@pytest.mark.parametrize("end", ["drop", "leave"])
+def test_what_was_not_taken_of_an_item_that_is_given_up_begins_no_line(end: str) -> None:
+    """It came behind the end of the item, and all others waited for the end of its line."""
+    batch = Batch()
+    sink = Sink(streams := Streams(batch), False)
+    try:
+        lines = Lines(sink, 1, None)
+        lines._left.append((1, memoryview(bytes(1 << 20))))
+        sink.stopped[lines] = None
+        getattr(lines, end)()
+        assert lines not in sink.stopped
+        lines.go_on()
+        assert not sink.stops(Lines(sink, 2, None))
+    finally:
+        streams.close()
+        batch.close()

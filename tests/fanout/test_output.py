@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.base.errors import Misconfigured
+from quine.base.errors import Failure, Misconfigured
 from quine.fanout import journal
 from quine.fanout.input.items import Item
 from quine.fanout.input.rows import Row
@@ -209,8 +209,8 @@ def test_by_lines_the_files_of_a_job_that_is_taken_over_go_on_behind_what_does_n
 # -- the log ---------------------------------------------------------------------------------------
 
 
-def entry(hash: str, kind: str, command: str = "true") -> Entry:
-    made = Entry(1, hash)
+def entry(hash: str, kind: str, command: str = "true", number: int = 1) -> Entry:
+    made = Entry(number, hash)
     made.kind, made.command = kind, command
     return made
 
@@ -218,7 +218,7 @@ def entry(hash: str, kind: str, command: str = "true") -> Entry:
 def written(path: Path, ends: list[tuple[str, str]], running: tuple[str, ...] = ()) -> None:
     log = Joblog(str(path))
     for number, (hash, kind) in enumerate(ends):
-        made = entry(hash, kind)
+        made = entry(hash, kind, number=number)
         made.id = log.journal.id_of(hash, number, 1)
         log.journal.start(made.id, hash, 1)
         log.end(made, 0.0)
@@ -241,13 +241,38 @@ def test_a_line_has_the_nine_columns_of_gnu_parallel_and_five_more(tmp_path: Pat
 
 def test_resuming_keeps_what_counts_and_forgets_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    written(path, [("a", "done"), ("b", "failed"), ("c", "lost"), ("d", "never started"), ("a", "done")])
+    ends = [("a", "done"), ("b", "failed"), ("c", "lost"), ("d", "never-started"), ("a", "done")]
+    written(path, ends)
     log = Joblog(str(path), KEEP)
     kinds = [log.before(hash)[0] for hash in "aaabcde"]
     assert kinds == ["done", "done", "", "", "lost", "", ""]
+    assert ends_in(path) == [f"{hash} {kind}" for hash, kind in ends], (
+        "they may not be run in this list, or not now"
+    )
+    log.end(entry("b", "done", number=7), 0.0)
     log.close()
-    kept = [line.split("\t")[-1] for line in path.read_text().splitlines()[1:]]
-    assert kept == ["a", "c", "a"], "one line an item: those that are run again get another"
+    assert ends_in(path) == ["a done", "c lost", "d never-started", "a done", "b done"], "one line an item"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_of_two_lines_of_an_item_the_later_one_counts(tmp_path: Path, killed: bool) -> None:
+    """A process that is killed before it removes the old one leaves both."""
+    path = tmp_path / "log"
+    written(path, [("a", "failed"), ("a", "failed"), ("b", "lost")])
+    log = Joblog(str(path), KEEP - {"failed", "lost"})
+    log.end(entry("a", "done", number=1), 0.0)
+    if killed:
+        log._close()
+        assert len(ends_in(path)) == 4
+        Joblog(str(path), KEEP).close()
+    else:
+        log.close()
+    assert ends_in(path) == ["a failed", "b lost", "a done"]
+
+
+def ends_in(path: Path) -> list[str]:
+    lines = [line.split("\t") for line in path.read_text().splitlines()[1:]]
+    return [f"{columns[-1]} {columns[-2]}" for columns in lines]
 
 
 def test_jobs_that_were_sent_when_the_batch_was_killed(tmp_path: Path) -> None:
@@ -365,7 +390,7 @@ def test_the_journal_of_a_long_batch_is_short(tmp_path: Path, monkeypatch: pytes
     log = Joblog(str(path))
     log.journal.on_host("h1")
     for number in range(100):
-        made = entry("h", "done")
+        made = entry("h", "done", number=number)
         made.id = log.journal.id_of("h", number, 1)
         log.journal.start(made.id, "h", 1)
         if number != 3:
@@ -433,3 +458,24 @@ def test_the_first_line_of_a_journal_is_taken_for_no_more_than_it_may_say(
 
 def test_the_name_of_a_machine_in_a_journal_is_harmless_for_a_terminal() -> None:
     assert "\x1b" not in owner.parsed("boot,machine,space,1,2,evil\x1b[2J").node
+
+
+def test_half_a_line_of_the_journal_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note that comes after it, when there is room again, would make one line with it that nobody can read."""
+    path = tmp_path / "log"
+    log = Joblog(str(path))
+    write_all = journal.write_all
+
+    def full(fd: int, data: bytes) -> None:
+        write_all(fd, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(journal, "write_all", full)
+    with pytest.raises(Failure):
+        log.journal.start("one", "h", 1)
+    monkeypatch.undo()
+    log.journal.start("two", "h", 1)
+    log.close()
+    again = Joblog(str(path), KEEP)
+    assert list(again.journal.sent) == ["two"]
+    again.close()

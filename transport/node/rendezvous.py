@@ -8,6 +8,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -123,14 +124,18 @@ def _start() -> None:
         announce = -1
         poll = select.poll()
         poll.register(ready, select.POLLIN)
-        if not poll.poll(START_DEADLINE * 1000) or not os.read(ready, 1):
-            raise _unstarted(begin)
+        is_ready = poll.poll(START_DEADLINE * 1000) and os.read(ready, 1)
     finally:
         for fd in (ready, announce, log, null):
             if fd >= 0:
                 os.close(fd)
+    if not is_ready:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # it hangs, or has ended
     # The daemon detaches itself (double fork); the process started here ends at once and is reaped.
     os.waitpid(pid, 0)
+    if not is_ready:
+        raise _unstarted(begin)
 
 
 def _unstarted(begin: int) -> Refused:

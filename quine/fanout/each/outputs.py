@@ -69,7 +69,7 @@ class HostLines(Lines):
     ) -> None:
         for begun in self._begun.values():
             if begun:
-                begun.append(b"\n")
+                begun.extend(b"\n")
         super().close(done)
 
 

@@ -30,7 +30,7 @@ class Lines(Output):
     def __init__(self, sink: Sink, number: int, tag: bytes | None) -> None:
         super().__init__(sink, number, tag)
         self._tags = {1: Tags(tag), 2: Tags(tag)}
-        self._begun: dict[int, list[bytes]] = {1: [], 2: []}  # of lines whose end has not come
+        self._begun = {1: bytearray(), 2: bytearray()}  # of lines whose end has not come
         self._left: list[tuple[int, memoryview]] = []  # that the job is not told of as taken
         self._passed = [0, 0, 0]  # bytes of each stream,
         self._written = [0, 0, 0]  # and of them those that were written
@@ -50,9 +50,13 @@ class Lines(Output):
         self._pass_on(stream, memoryview(data))
 
     def go_over(self) -> list[int]:
-        self._left.clear()  # it was not taken, and comes again
-        self._sink.stopped.pop(self, None)
+        self._forget_left()  # it comes again
         return super().go_over()
+
+    def _forget_left(self) -> None:
+        """Have done with what was not taken. Behind the end of the item it would begin a line that never ends."""
+        self._left.clear()
+        self._sink.stopped.pop(self, None)
 
     def persist(self, path: str) -> None:
         super().persist(path)
@@ -97,14 +101,14 @@ class Lines(Output):
         self.copy(stream, view)
         data, begun = bytes(view), self._begun[stream]
         at = data.rfind(b"\n") + 1
-        if not at and sum(map(len, begun)) + len(data) < self._longest:
-            begun.append(data)
+        if not at and len(begun) + len(data) < self._longest:
+            begun += data
             return
         at = at or data.rfind(b"\r") + 1 or len(data)
-        self._passed[stream] += sum(map(len, begun)) + at
+        self._passed[stream] += len(begun) + at
         self._ask()
-        self._put(stream, b"".join([*begun, data[:at]]))
-        self._begun[stream] = [data[at:]] if data[at:] else []
+        self._put(stream, bytes(begun) + data[:at])
+        self._begun[stream] = bytearray(data[at:])
 
     def _put(self, stream: int, data: bytes) -> None:
         self._sink.put(stream, self._tags[stream].put_before(data))
@@ -124,16 +128,18 @@ class Lines(Output):
         self._sink.between_lines(self, lambda: self._sink.close(self._number, iter(()), self._spool, done))
 
     def drop(self) -> None:
+        self._forget_left()
         self._sink.between_lines(self, self._pass_rest)
         super().drop()
 
     def _pass_rest(self) -> None:
         """Pass on what has no end of a line."""
         for stream, begun in self._begun.items():
-            self._sink.put(stream, self._tags[stream].put_before(b"".join(begun)))
+            self._sink.put(stream, self._tags[stream].put_before(bytes(begun)))
             begun.clear()
         self._sink.end_line(self)
 
     def leave(self) -> None:
         super().leave()
+        self._forget_left()
         self._sink.end_line(self)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
+
+import pytest
 
 from tests.lab import Lab
 from tests.support.waiting import read_until
+from transport import this_build
+from transport.errors import Refused
+from transport.node import rendezvous
 
 
 def test_hosts_of_one_name_in_two_inventories_are_told_apart(own_lab: Callable[..., Lab]) -> None:
@@ -29,3 +37,16 @@ def test_hosts_of_one_name_in_two_inventories_are_told_apart(own_lab: Callable[.
     assert [line["host"] for line in facts["lines"]] == names
     jobs = {line[: -len(line.split()[-1])].split("  ")[0]: line.split()[-1] for line in text.splitlines()}
     assert [jobs[name] for name in names] == ["1", "0"]
+
+
+@pytest.mark.parametrize("program", ["pass", "import time; time.sleep(99)"])
+def test_a_node_that_does_not_start_is_no_zombie(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch asks again for as long as it has items; one that hangs is ended."""
+    monkeypatch.setattr(this_build, "own_command", lambda: [sys.executable, "-c", program])
+    monkeypatch.setattr(rendezvous, "START_DEADLINE", 0.2)
+    with TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        with pytest.raises(Refused, match="does not start"):
+            rendezvous.connect()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
