@@ -215,7 +215,10 @@ def grouped(rows: Rows, count: int) -> Iterator[Row | None]:
 def _one(rows: Sequence[Row]) -> Row:
     """All arguments of these, and of each field the first value, as in GNU parallel."""
     args = tuple(arg for row in rows for arg in row.args)
-    fields = {name: value for row in reversed(rows) for name, value in (row.fields or {}).items()}
+    fields: dict[str, str] = {}
+    for row in rows:
+        for name, value in (row.fields or {}).items():
+            fields.setdefault(name, value)
     return Row(args, fields or None)
 
 

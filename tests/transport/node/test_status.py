@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -44,9 +45,17 @@ def test_a_node_that_does_not_start_is_no_zombie(program: str, monkeypatch: pyte
     """A batch asks again for as long as it has items; one that hangs is ended."""
     monkeypatch.setattr(this_build, "own_command", lambda: [sys.executable, "-c", program])
     monkeypatch.setattr(rendezvous, "START_DEADLINE", 0.2)
+    started: list[int] = []
+    spawn = os.posix_spawn
+
+    def spawned(*args: Any, **more: Any) -> int:
+        started.append(spawn(*args, **more))
+        return started[0]
+
+    monkeypatch.setattr(os, "posix_spawn", spawned)
     with TemporaryDirectory(dir="/tmp") as short:
         monkeypatch.setenv("XDG_RUNTIME_DIR", short)
         with pytest.raises(Refused, match="does not start"):
             rendezvous.connect()
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(started[0], os.WNOHANG)
