@@ -8,7 +8,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -130,8 +129,10 @@ def _start() -> None:
             if fd >= 0:
                 os.close(fd)
     if not is_ready:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # it hangs, or has ended
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has ended, and does not hang
     # The daemon detaches itself (double fork); the process started here ends at once and is reaped.
     os.waitpid(pid, 0)
     if not is_ready:
