@@ -10,13 +10,15 @@ BIN := .venv/bin
 READY := .venv/.ready
 AZURITE := .lab-cache/azurite/node_modules/.bin/azurite-blob
 ARM64 := .lab-cache/arm64
+EMULATED = $(if $(LEFT),,$(ARM64))
 COLLECTED := .venv/.collected
 
 TOOLS ?= build/release
 HOST_PYTHON ?= pypy3
 CARRIERS ?= openssh command
 
-# The suites that tell something of another Python over there, or of another carrier; SUITES=whole: before a release.
+# SUITES=whole, before a release: every test, and all of those that tell something of another Python over there or of
+# another carrier; else what tells most of each.
 SUITES ?= $(addprefix tests/,cli/test_run.py system/test_breaks.py remote/test_agents.py staging/test_hosts.py \
 	transport/rpc/test_streams_hosts.py)
 WHOLE := $(addprefix tests/,cli/test_run.py cli/test_run_messages.py system/test_breaks.py remote jobs/test_detach.py \
@@ -24,6 +26,7 @@ WHOLE := $(addprefix tests/,cli/test_run.py cli/test_run_messages.py system/test
 	files/wire/test_link.py files/cli/test_remote_job.py)
 BULK := $(addprefix --deselect tests/cli/test_run.py::,test_every_exit_status test_256_megabytes_both_ways test_300_at_once_over_one_connection)
 CHOSEN := $(if $(filter whole,$(SUITES)),$(WHOLE),$(BULK) $(SUITES))
+LEFT := $(if $(filter whole,$(SUITES)),,-m "not whole")
 
 SECONDS ?= 600
 
@@ -46,10 +49,10 @@ demo: setup
 	@$(BIN)/python examples/demo.py
 
 test: setup $(COLLECTED)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not long and not backends"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not long and not backends and not whole"
 
-test-all: setup $(COLLECTED) $(AZURITE) $(ARM64)
-	QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)" $(BIN)/python -m pytest -n $(WORKERS)
+test-all: setup $(COLLECTED) $(AZURITE) $(EMULATED)
+	QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)" $(BIN)/python -m pytest -n $(WORKERS) $(LEFT)
 
 # The suites above, with hosts whose Python is another one than the origin's.
 test-hosts: setup
@@ -88,7 +91,7 @@ types: setup
 # Steps that take one processor run beside each other, and so do the suites of hosts and carriers: each worker has a lab
 # to bring up, and tests to collect.
 check: setup
-	$(MAKE) --no-print-directory --jobs --output-sync lint types $(COLLECTED) $(AZURITE) $(ARM64)
+	$(MAKE) --no-print-directory --jobs --output-sync lint types $(COLLECTED) $(AZURITE) $(EMULATED)
 	$(MAKE) --no-print-directory test-all
 	$(MAKE) --no-print-directory --jobs --output-sync HOST_WORKERS=$(TWICE) CARRIER_WORKERS=$(ONCE) test-hosts test-carriers
 

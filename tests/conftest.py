@@ -44,6 +44,7 @@ DEAR = (
     900.0  # seconds that what is made once for a session may take, retries on a machine at its limit included
 )
 BACKENDS = {"weed", "google", "azure", "sftp_server"}  # fixtures that start a server
+LIKE_WEED = {"google", "azure"}  # a long test takes the same paths with these as with weed
 NOISE = ("pytest-", "hypothesis-")  # names in the temporary directory that are pytest's own
 
 # No limit on the time of one example, nor on how long it takes to think of one: that depends on who else is at work.
@@ -115,6 +116,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needed = {SERVERS.get(value) for value in params.values() if isinstance(value, str)}
         if BACKENDS & ({*getattr(item, "fixturenames", ())} | needed):
             item.add_marker(pytest.mark.backends)
+        if LIKE_WEED & needed and item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.whole)
 
 
 def pytest_collection_finish() -> None:

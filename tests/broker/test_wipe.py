@@ -37,7 +37,9 @@ PROGRAM = textwrap.dedent(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", [16, 18, 28, 33, 108])
+@pytest.mark.parametrize(
+    "size", [16, 33, *(pytest.param(size, marks=pytest.mark.whole) for size in (18, 28, 108))]
+)
 def test_keys_go_and_the_process_goes_on(size: int) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", PROGRAM, str(size)], capture_output=True, timeout=120

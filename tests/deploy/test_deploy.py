@@ -225,7 +225,7 @@ def test_what_a_killed_deployer_left_is_no_harm(fresh: Lab) -> None:
     ("first", "transport"),
     [
         ("deploy h1-line", "ssh"),
-        ("run --on h1-line -- true", "ssh"),
+        pytest.param("run --on h1-line -- true", "ssh", marks=pytest.mark.whole),
         ("run --on h1-line -- true", "openssh"),
         ("deploy h1-line", "command"),
     ],

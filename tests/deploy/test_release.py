@@ -120,6 +120,7 @@ def first(commit: Path, tools: Path, tmp_path_factory: pytest.TempPathFactory) -
     return clone
 
 
+@pytest.mark.whole
 def test_the_same_commit_gives_the_same_bytes(commit: Path, first: Path, tools: Path, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in (first / "dist").iterdir()}
     assert released(first, tools) == before, "again in the same clone"

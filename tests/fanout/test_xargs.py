@@ -221,7 +221,10 @@ def test_json(lab: Lab) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [[], ["-k"], ["--line-buffer"]])
+@pytest.mark.parametrize(
+    "options",
+    [*(pytest.param(each, marks=pytest.mark.whole) for each in ([], ["--line-buffer"])), ["-k"]],
+)
 def test_a_slow_consumer_slows_the_jobs_and_nothing_is_lost(
     lab: Lab, tmp_path: Path, options: list[str]
 ) -> None:

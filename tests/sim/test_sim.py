@@ -10,29 +10,26 @@ from pathlib import Path
 import pytest
 
 from tests.sim.drawing import draw
+from tests.sim.marks import by_seeds
 from tests.sim.run import report, run_seeds
 from tests.sim.scenario import Fault, Job, Scenario
 from tests.sim.shrink import shrink
 from tests.sim.simulation import simulate
 from tests.sim.taken_back import TAKEN_BACK
 
-SEEDS, SHORT = 1000, 150  # of `make test-all`, and of `make test`
+SEEDS, LONG, SHORT = 1000, 500, 150  # before a release, in `make test-all`, and in `make test`
 PART = 50  # of one test, so that workers share them
-QUICK = 100  # a fix that so many seeds show to be missing is taken back in `make test`, too
+SLOW, QUICK = 200, 100  # a fix that so many seeds show to be missing is taken back in these two
 
 
-def rest(value: object, is_long: bool) -> object:
-    return pytest.param(value, marks=pytest.mark.long) if is_long else value
-
-
-@pytest.mark.parametrize("first", [rest(first, first >= SHORT) for first in range(0, SEEDS, PART)])
+@pytest.mark.parametrize("first", [by_seeds(n, n + PART, SHORT, LONG) for n in range(0, SEEDS, PART)])
 def test_every_rule_holds(first: int) -> None:
     _, found = run_seeds(range(first, first + PART))
     assert not found, report(*found)
 
 
 @pytest.mark.parametrize(
-    "name", [rest(name, taken.seeds > QUICK) for name, taken in sorted(TAKEN_BACK.items())]
+    "name", [by_seeds(name, taken.seeds, QUICK, SLOW) for name, taken in sorted(TAKEN_BACK.items())]
 )
 def test_a_fix_that_is_taken_back_is_noticed(name: str) -> None:
     taken = TAKEN_BACK[name]

@@ -154,7 +154,7 @@ def test_what_is_renamed_is_renamed_by_a_process_that_no_signal_to_ours_reaches(
 
 
 @pytest.mark.timeout(900)  # a process for each of 780 lines, if it is each
-@pytest.mark.parametrize("step", [LINES, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [LINES, pytest.param(3, marks=[pytest.mark.long, pytest.mark.whole])])
 def test_a_signal_at_any_line_leaves_nothing_aside(here: Path, there: Path, cache: Path, step: int) -> None:
     """A directory of its own stayed for ever: the signal had come between the mkdir and the open of it."""
     (here / "t" / "d").mkdir(parents=True)

@@ -18,7 +18,7 @@ from tests.support.agents import call, says, sh
 from tests.support.remote_agents import environment, results, tapes
 from tests.support.waiting import until
 
-PYTHONS = ("pypy3", pytest.param("arm64", marks=pytest.mark.backends))  # the latter is fetched, and slow
+PYTHONS = ("pypy3", pytest.param("arm64", marks=pytest.mark.whole))  # the latter is fetched, and emulated
 STARTS = 4
 # An emulated Python takes some seconds for each of a dozen commands, and several times that on a busy machine.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

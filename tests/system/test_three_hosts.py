@@ -81,7 +81,7 @@ def gates(tmp_path: Path) -> Gates:
     return Gates(tmp_path / "gates")
 
 
-@pytest.fixture(params=["origin", "s3"])
+@pytest.fixture(params=["origin", pytest.param("s3", marks=pytest.mark.whole)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
     if request.param == "origin":
         # Keys that nothing here needs are no less to be kept.

@@ -10,20 +10,17 @@ from tests.sim.batch import judge
 from tests.sim.batch.course import BATCH, Course, draw
 from tests.sim.batch.mutations import MUTATIONS, RARE
 from tests.sim.batch.simulation import BATCHES, simulate
+from tests.sim.marks import by_seeds
 from tests.sim.run import report, run_seeds
 from tests.sim.scenario import ORIGIN, Fault, Job
 
-SEEDS, SHORT = 1000, 100  # of `make test-all`, and of `make test`
+SEEDS, LONG, SHORT = 1000, 400, 100  # before a release, in `make test-all`, and in `make test`
 PART = 25  # of one test, so that workers share them
-LONG = int(os.environ.get("QUINE_TEST_SEEDS", 0))
-QUICK = 20  # a mutation that so many seeds show is tried in `make test`, too
+MANY = int(os.environ.get("QUINE_TEST_SEEDS", 0))
+SLOW, QUICK = 100, 20  # a mutation that so many seeds show is tried in these two
 
 
-def rest(value: object, is_long: bool) -> object:
-    return pytest.param(value, marks=pytest.mark.long) if is_long else value
-
-
-@pytest.mark.parametrize("first", [rest(first, first >= SHORT) for first in range(0, SEEDS, PART)])
+@pytest.mark.parametrize("first", [by_seeds(n, n + PART, SHORT, LONG) for n in range(0, SEEDS, PART)])
 def test_every_rule_holds(first: int) -> None:
     _, found = run_seeds(range(first, first + PART), kind=BATCHES)
     assert not found, report(*found, kind=BATCHES)
@@ -31,13 +28,15 @@ def test_every_rule_holds(first: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-@pytest.mark.skipif(not LONG, reason="QUINE_TEST_SEEDS=N")
+@pytest.mark.skipif(not MANY, reason="QUINE_TEST_SEEDS=N")
 def test_every_rule_holds_for_many_seeds() -> None:
-    _, found = run_seeds(range(SEEDS, LONG), kind=BATCHES)
+    _, found = run_seeds(range(SEEDS, MANY), kind=BATCHES)
     assert not found, report(*found, kind=BATCHES)
 
 
-@pytest.mark.parametrize("name", [rest(name, row.seeds > QUICK) for name, row in sorted(MUTATIONS.items())])
+@pytest.mark.parametrize(
+    "name", [by_seeds(name, row.seeds, QUICK, SLOW) for name, row in sorted(MUTATIONS.items())]
+)
 def test_a_mutation_is_noticed(name: str) -> None:
     row = MUTATIONS[name]
     _, found = run_seeds(range(row.seeds), row.restore, kind=BATCHES)
