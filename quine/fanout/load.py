@@ -46,7 +46,9 @@ class Limit:
             except ValueError:
                 self._most = -1.0
             if not 0 < self._most < float("inf"):
-                raise Misconfigured(f"--load {options.load[:40]}: should be a number, or a share as 80%")
+                raise Misconfigured(
+                    f"--load {options.load[:40]}: should be a number over 0, or a share as 80%"
+                )
 
     def __bool__(self) -> bool:
         return bool(self._share or self._most)

@@ -329,8 +329,8 @@ class Run:
         self._ending = True
         self._start_no_more()
         self._under_way.end_all()
-        if self._orphans and self.killed:
-            self._orphans.halt()
+        if self._orphans:
+            self._orphans.leave(self.killed)
 
     def _leave_all(self) -> None:
         """Leave the jobs that their hosts keep to --resume; end the others."""

@@ -68,7 +68,7 @@ class Task:
         self.place: list[str] = []  # its directories below --results
         self.stdin: int | bytes | None = None
         self.facts: dict[str, object] = {}  # of an agent: its session and tokens
-        self.before = (0.0, "")  # start and id of the try before
+        self.before = (0, 0.0, "")  # attempt, start and id that the entry had before this try
         self.began = 0.0  # monotonic, of this try's start over there
         self.running = False  # over there
         # In this try. It was told to end: because of its time, or as the batch ends.
@@ -90,9 +90,9 @@ class Task:
         self.ending = self.timed_out = self.halted = self.withdrawn = self.over = False
         self.cut_short = self.running = False
         self.began = time.monotonic()
-        self.entry.attempt = self.tries
-        self.before = self.entry.started, self.entry.id
-        self.entry.started = time.time()
+        entry = self.entry
+        self.before = entry.attempt, entry.started, entry.id
+        entry.attempt, entry.started = self.tries, time.time()
 
     def started(self) -> None:
         self._drop_former()
@@ -110,9 +110,10 @@ class Task:
         from transport.status import signal_number
 
         entry = self.entry
-        if kind == NEVER and self.tries > 1 and (self.halted or self._is_withdrawn):
-            # The batch was ended before this try began: the item has the end that it had.
-            entry.attempt, (entry.started, entry.id) = self.tries - 1, self.before
+        taken_back = self.tries > 1 and (self.halted or self._is_withdrawn)
+        if kind == NEVER and (taken_back or entry.kind != NEVER):
+            # An item that has run has its end: as never started it would run again in the next run.
+            entry.attempt, entry.started, entry.id = self.before
             if self.former and self.output:
                 self.output.drop()
                 self.output, self.former = self.former, None
@@ -143,7 +144,7 @@ class Task:
         running: Mapping[Task, None],
         leave: Callable[[Task], None] | None = None,
     ) -> None:
-        """End its job: TERM, then KILL, then without waiting, or by `leave`.
+        """End its job: TERM, then KILL, then by `leave`, or without waiting.
 
         `at` calls at a time; `running` has it until its end.
         """

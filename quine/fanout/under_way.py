@@ -2,13 +2,15 @@
 
 Laws
 1. An item that waits for another one is ended before it, so none is started meanwhile.
-2. Of a job that its host keeps, and whose end is not heard of in time, the next run asks. Of any other nobody does: it
+2. A job whose time is over may have its end behind output that nobody reads: it is waited for, until the batch ends.
+3. Of a job that its host keeps, and whose end is not heard of in time, the next run asks. Of any other nobody does: it
    is not waited for any longer.
 """
 
 from __future__ import annotations
 
 import heapq
+import time
 
 from quine.fanout.tasks import GRACE
 
@@ -38,6 +40,7 @@ class UnderWay:
         self._at = at
         self._tasks: dict[Task, None] = {}
         self._places = Places()
+        self._ends = False  # all of them
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -66,7 +69,16 @@ class UnderWay:
         """The time of a try is over."""
         if not task.settled:
             task.timed_out = True
-            task.end(self._at, self._tasks)
+            task.end(self._at, self._tasks, self._late)
+
+    def _late(self, task: Task) -> None:
+        """It was killed, and its end is not heard of."""
+        job = task.job
+        if job and task.output and task.output.awaits_reader and not self._ends:
+            again = time.monotonic() + GRACE
+            self._at(again, lambda: self._late(task) if task in self._tasks and task.job is job else None)
+        elif job:
+            job.abandon()
 
     def withdraw(self) -> None:
         """Have back what has not begun."""
@@ -74,6 +86,7 @@ class UnderWay:
             task.withdraw()
 
     def end_all(self) -> None:
+        self._ends = True
         for task in self:
             self.end(task)
 

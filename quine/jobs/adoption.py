@@ -99,6 +99,7 @@ class Orphans:
         self._due: dict[str, float] = {}  # to be looked for in the next turn
         self._searches: dict[str, int] = {}  # of each job
         self.first = False  # those of the run before are looked for: they have their slots before others
+        self._over = False  # no more items are read
 
     @property
     def awaited(self) -> bool:
@@ -153,6 +154,8 @@ class Orphans:
         Search(self._batch, hosts, asking, at, due, self._found, self._lacks, concluded)
 
     def _found(self, id: str, host: str) -> None:
+        if self._over and id not in self._waiting:
+            return  # it goes on as it is
         adopted = self._starter.attach(id, host)
         if task := self._waiting.pop(id, None):
             self._owner.adopt(task, adopted)
@@ -160,11 +163,17 @@ class Orphans:
         adopted.when_loose = lambda: self._loose(id)
         self._adopted[id] = adopted
 
-    def halt(self) -> None:
-        """The batch ends: jobs that were found, and whose items are not read any more, have their ends in the next."""
-        for id, adopted in self._adopted.items():
-            self._log.halt(id)
-            adopted.job.signal(signal.SIGTERM)
+    def leave(self, ended: bool) -> None:
+        """The batch ends: jobs that were found, and whose items are not read any more, have their ends in the next.
+
+        `ended`: they get TERM.
+        """
+        self._over = True
+        while self._adopted:
+            id, adopted = self._adopted.popitem()
+            if ended:
+                self._log.halt(id)
+                adopted.job.signal(signal.SIGTERM)
             adopted.job.go_on()
 
     def _loose(self, id: str) -> None:

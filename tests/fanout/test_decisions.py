@@ -151,7 +151,8 @@ def test_a_resumption_serves_signals_while_it_passes_over_what_is_done() -> None
     assert run._task() is None and due == [0.0] and next(items) == SKIPPED
 
 
-def test_a_found_job_whose_item_is_not_read_any_more_is_ended_and_left_to_the_next_run() -> None:
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_found_job_whose_item_is_not_read_any_more_is_left_to_the_next_run(ended: bool) -> None:
     """Its host keeps its end: without a record of it the next run would call it lost."""
     said: list[object] = []
     job = SimpleNamespace(signal=said.append, go_on=lambda: said.append("goes on"))
@@ -159,8 +160,11 @@ def test_a_found_job_whose_item_is_not_read_any_more_is_ended_and_left_to_the_ne
     log: Any = SimpleNamespace(halt=said.append)
     orphans = Orphans(None, None, starter, log)  # type: ignore[arg-type]
     orphans._found("one", "h1")
-    orphans.halt()
-    assert said == ["one", signal.SIGTERM, "goes on"]
+    orphans.leave(ended)
+    assert said == [*(["one", signal.SIGTERM] if ended else []), "goes on"]
+    orphans._found("two", "h1")  # too late: attached to, it would depend on a process that ends
+    orphans.leave(ended)
+    assert said[-1] == "goes on" and not orphans._adopted
 
 
 @pytest.mark.parametrize("killed", [True, False])
@@ -201,15 +205,49 @@ def test_a_second_term_leaves_to_the_next_run_what_a_host_keeps(kept: bool) -> N
     assert did == (["left"] if kept else ["given up"])
 
 
-def test_a_try_that_never_began_is_no_job_of_the_journal() -> None:
-    """The item has the end of the try before; the next run took it for lost."""
+@pytest.mark.parametrize("halted", [True, False])
+def test_a_try_that_never_began_is_no_job_of_the_journal(halted: bool) -> None:
+    """The item has the end of the try before; the next run took it for lost, or ran it again as never started."""
     task = a_task()
-    for kind in ("failed", "never started"):
+    for kind in ("failed", "never started", "never started"):
         task.begin()
-        task.sent = f"id of {kind}"
-        task.halted = kind != "failed"
+        task.entry.id = f"id of {kind}"
+        task.halted = halted and kind != "failed"
         assert task.ended(Status("exited", 1), kind) == (kind == "failed")
-    assert (task.entry.kind, task.tries) == ("failed", 2)
+    entry = task.entry
+    assert (entry.kind, entry.code, entry.attempt, entry.id, task.tries) == (
+        "failed",
+        1,
+        1,
+        "id of failed",
+        3,
+    )
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_job_that_was_killed_for_its_time_is_waited_for_while_its_output_has_no_reader(ends: bool) -> None:
+    """Its end comes behind the output: it was lost, as if nothing were known."""
+    did: list[object] = []
+    timers = Timers()
+    under_way = UnderWay(None, None, None, None, timers.at)  # type: ignore[arg-type]
+    task = a_task()
+    under_way.take(task)
+    task.job = SimpleNamespace(  # type: ignore[assignment]
+        signal=did.append, abandon=lambda: did.append("given up")
+    )
+    task.output = output = SimpleNamespace(awaits_reader=True)  # type: ignore[assignment]
+    under_way.time_out(task)
+    for _ in range(4):
+        timers.tick(timers.due)
+    if ends:
+        task.halted = True
+        under_way._starter = SimpleNamespace(end=lambda *_: None)  # type: ignore[assignment]
+        under_way.end_all()
+    else:
+        assert did == [signal.SIGTERM, signal.SIGKILL]
+        output.awaits_reader = False
+    timers.tick(timers.due)
+    assert did == [signal.SIGTERM, signal.SIGKILL, "given up"] and not len(timers)
 
 
 @pytest.mark.parametrize("kept", [True, False])

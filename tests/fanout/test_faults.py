@@ -272,3 +272,26 @@ def _accepted(listener: socket.socket) -> socket.socket | None:
         return listener.accept()[0]
     except BlockingIOError:
         return None
+
+
+def test_an_item_that_has_failed_stays_so_if_it_cannot_be_started_again(lab: Lab, tmp_path: Path) -> None:
+    """It was never started, said its line: so --resume ran it again."""
+    (tmp_path / "in").write_text("once")
+    words = [
+        "xargs",
+        "--joblog",
+        "log",
+        "--retries",
+        "3",
+        "--stdin",
+        "in",
+        *SH,
+        "cat; rm in; exit 3",
+        ":::",
+        "1",
+    ]
+    done = lab.run(words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (123, b"once")
+    row = (tmp_path / "log").read_text().splitlines()[1].split("\t")
+    assert (row[6], row[11], row[12]) == ("3", "1", "failed")
+    assert lab.run(["xargs", "--resume", *words[1:]], cwd=tmp_path).stdout == b""

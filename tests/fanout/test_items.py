@@ -179,6 +179,10 @@ def test_json_lines(tmp_path: Path) -> None:
         (["--jsonl", "--", "cat", ":::", "[]"], "--jsonl: line 1: not an object"),
         (["--jsonl", "--", "cat", "{a}", ":::", "{}"], "item 1 has no field a"),
         (["--csv", "--", "cat", ":::", 'a"b'], "ends within quotes"),
+        (
+            ["--header", ":", "--csv", "--", "cat", ":::", "a,,,b,a", "1,2,3,4,5"],
+            "--header: two columns have the name a",
+        ),
     ],
 )
 def test_refusals(line: list[str], message: str) -> None:

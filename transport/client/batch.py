@@ -193,6 +193,10 @@ class Batch:
         except Refused as refused:
             self._core.refuse(refused)
             return
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            self._core.refuse(Refused(f"the node of this machine cannot be connected to: {why}"))
+            return
         session = Session(opener=True, hello={"build": this_build.build_hash(), "pid": os.getpid()})
         self._wire = Wire(connection, session, node_socket.CLIENT)
         self._silence = Silence()

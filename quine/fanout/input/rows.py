@@ -113,13 +113,15 @@ def _text(record: bytes) -> str:
 
 
 def named(found: Rows) -> Iterator[Row | None]:
-    """The rows behind the first one, which has the names of their columns."""
+    """The rows behind the first one, which has the names of their columns. Raises Misconfigured."""
     names: tuple[str, ...] | None = None
     for row in found:
         if row is None:
             yield None
         elif names is None:
             names = row.args
+            if doubled := [name for name in names if name and names.count(name) > 1]:
+                raise Misconfigured(f"--header: two columns have the name {doubled[0][:40]}")
         else:
             yield Row(row.args, {**dict.fromkeys(names, ""), **dict(zip(names, row.args))})
 

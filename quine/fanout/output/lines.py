@@ -53,6 +53,10 @@ class Lines(Output):
         self._forget_left()  # it comes again
         return super().go_over()
 
+    @property
+    def awaits_reader(self) -> bool:
+        return bool(self._left) or self._asked
+
     def _forget_left(self) -> None:
         """Have done with what was not taken. Behind the end of the item it would begin a line that never ends."""
         self._left.clear()

@@ -263,6 +263,11 @@ class Output:
         """Take a piece that the process before has kept, and which is kept further on."""
         self.copy(stream, memoryview(data))
 
+    @property
+    def awaits_reader(self) -> bool:
+        """Whether the end of its job comes behind bytes that nobody reads here."""
+        return False
+
     def go_on_at(self, base: list[int]) -> bool:
         """The job comes from these bytes of each stream on: cut off the copies behind what does not come again.
 

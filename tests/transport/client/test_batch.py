@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
@@ -174,6 +175,22 @@ def test_a_fault_of_a_function_is_its_callers_and_loses_no_job(jobs: Jobs) -> No
     other.signal(signal.SIGTERM)
     jobs.all()
     assert jobs.status[other].signal == "TERM"
+
+
+def test_a_connection_that_cannot_be_made_is_told_of_as_such(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said that a file could not be written."""
+
+    def connect() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("transport.client.batch.connect", connect)
+    job = jobs.start(["true"])
+    jobs.all()
+    status = jobs.status[job]
+    assert (status.state, status.code) == ("unreachable", 69)
+    assert status.detail == "the node of this machine cannot be connected to: too many open files"
 
 
 def test_a_job_that_is_withdrawn_before_a_node_is_needed_starts_none(
