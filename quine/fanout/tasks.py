@@ -8,6 +8,7 @@ from functools import partial
 
 from quine.base.errors import Misconfigured
 from quine.base.procs import opened_file
+from quine.fanout.files.contents import Shared, content, parts
 from quine.fanout.input.template import Values, Word
 from quine.fanout.joblog import Entry
 from quine.fanout.journal import hash_of
@@ -96,14 +97,13 @@ class Task:
 
     def started(self) -> None:
         self._drop_former()
-        since = 0.0
+        self.running = True
+        self.began = now = time.monotonic()
         if self.adopted and self.job:
-            since = self.job.seconds
+            self.began = self.adopted.began
             if self.output and not self.output.go_on_at(self.job.base):
                 self.adopted.torn = True
-        self.running = True
-        self.began = time.monotonic() - since
-        self.entry.started = time.time() - since
+        self.entry.started = time.time() - (now - self.began)
 
     def ended(self, status: Status, kind: str) -> bool:
         """Note the end of a try. False: it certainly never began, and the item has the end that it had before."""
@@ -124,7 +124,8 @@ class Task:
         entry.stopped = (self.halted or self.cut_short) and kind in STOPPABLE
         entry.signal = signal_number(status.signal) if status.signal else 0
         entry.code = 0 if entry.signal else status.code
-        entry.seconds = time.monotonic() - self.began if self.running else 0.0
+        at = (self.adopted.ended if self.adopted else 0.0) or time.monotonic()
+        entry.seconds = at - self.began if self.running else 0.0
         if self.output:
             entry.received = self.output.size
         self.release()
@@ -243,7 +244,12 @@ class Work:
             spec.returns(fixed)  # refused once, and not at each item
         self._words += map(os.fsencode, (*spawn.files, "", *spawn.returns))
         named = options.stdin not in ("", "none", "item")
-        self._stdin = Word(options.stdin, replace, options.named) if named else None
+        self._stdin = stdin = Word(options.stdin, replace, options.named) if named else None
+        self._shared: list[Shared] = []
+        if stdin and not stdin.replaced:
+            self._shared.append(Shared(lambda: [(stdin.text(Values(())), b"")]))
+        if not all(word.replaced for word in self._files):
+            self._shared.append(Shared(lambda: self._sources(None, shared=True)))
 
     def task(self, item: Item) -> Task:
         task = Task(item, Entry(item.number, self._hash(item)))
@@ -270,24 +276,22 @@ class Work:
             yield os.fsencode(f"{name}={value}")
         if item.block is not None:
             yield item.block
-        if self._stdin:
-            yield from _content(self._stdin.text(item))
+        if self._stdin and self._stdin.replaced:
+            yield from content(self._stdin.text(item))
+        for shared in self._shared:
+            yield from shared.parts()
         if self._files:
-            yield from self._staged(item)
+            yield from parts(self._sources(item, shared=False))
 
-    def _staged(self, item: Item) -> Iterator[bytes]:
-        """The names and contents of --files; of those that are not there the words, and the start tells of it."""
+    def _sources(self, item: Item | None, shared: bool) -> list[tuple[str, bytes]]:
+        """Return paths and names of --files; if they cannot be had the words, and the start tells of it."""
         from quine.staging import spec
 
-        words = [word.text(item) for word in self._files]
+        words = _texts(self._files, item, shared)
         try:
-            sources = spec.sources(words, os.getcwd())
+            return [(os.fsdecode(path), name) for path, name in spec.sources(words, os.getcwd())]
         except Misconfigured:
-            yield from map(os.fsencode, words)
-            return
-        for path, name in sources:
-            yield name
-            yield from _content(os.fsdecode(path))
+            return [(word, os.fsencode(word)) for word in words]
 
     def stage(self, item: Item) -> Staging | None:
         """Return the staging of a try; None if it needs none. Raises Misconfigured."""
@@ -308,10 +312,8 @@ class Work:
         """
         from quine.staging.spec import placed
 
-        def texts(words: list[Word]) -> list[str]:
-            return [word.text(item or Values(())) for word in words if word.replaced != shared]
-
-        return placed(texts(self._files), texts(self._returns), os.getcwd())
+        files, returns = (_texts(words, item, shared) for words in (self._files, self._returns))
+        return placed(files, returns, os.getcwd())
 
     def open_stdin(self, item: Item) -> int | bytes | None:
         """Return stdin of a try. Raises OSError."""
@@ -330,24 +332,6 @@ class Work:
         return os.fsencode(" ".join(item.args)) if self._options.tag else None
 
 
-def _content(path: str, below: bool = False) -> Iterator[bytes]:
-    """The content of a file, and of all that is in a directory; of anything else the name stands for it.
-
-    A link `below` is what it says, as for the staging: through two links to their own directory there are 2^40 ways.
-    A file that cannot be read is its name, too: the start tells of it, and not the name of the item.
-    """
-    try:
-        if below and os.path.islink(path):
-            yield os.fsencode(os.readlink(path))
-        elif os.path.isdir(path):
-            for name in sorted(os.listdir(path)):
-                yield os.fsencode(name)
-                yield from _content(os.path.join(path, name), below=True)
-        elif os.path.isfile(path):
-            with open(path, "rb") as file:
-                while data := file.read(1 << 20):
-                    yield data
-        else:
-            yield os.fsencode(path)
-    except OSError:
-        yield os.fsencode(path)
+def _texts(words: list[Word], item: Item | None, shared: bool) -> list[str]:
+    """Return those words that have a replacement string, or those that are `shared` by all items."""
+    return [word.text(item or Values(())) for word in words if word.replaced != shared]

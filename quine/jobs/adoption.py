@@ -107,14 +107,12 @@ class Orphans:
 
     def begin(self) -> None:
         """Look for all of the run before."""
-        if not self._log.sent:
-            return
         if not self._starter.adopts:
             self._missed = {id: self._starter.never_began(id) for id in self._log.sent}
-            return
-        self.first = True
-        self._owner.at(time.monotonic() + FIRST, self._others_may_start)
-        self._look_for(list(self._log.sent))
+        elif self._log.sent:
+            self.first = True
+            self._owner.at(time.monotonic() + FIRST, self._others_may_start)
+            self._look_for(list(self._log.sent))
 
     def _others_may_start(self) -> None:
         self.first = False
@@ -205,10 +203,7 @@ class Search:
         missed: Callable[[str, bool], None],
         concluded: Callable[[], None],
     ) -> None:
-        """`ids` with the times (`boot_clock`) at which they were sent; `at` calls a function at a time.
-
-        `asking` makes the job that prints the status of the node of a host.
-        """
+        """`ids` with the times (`boot_clock`) at which they were sent; `at` is that of Owner, `asking` of Starter."""
         self._batch, self._asking, self._at = batch, asking, at
         self._ids = dict(ids)
         self._found, self._missed, self._concluded = found, missed, concluded
@@ -305,6 +300,7 @@ class Adopted:
         self._skip = [0, 0, 0]  # bytes of its streams that come again
         self._have: list[int] = []
         self.when_loose: Callable[[], None] = lambda: None
+        self.began = self.ended = 0.0  # monotonic; by the age that its host has told
         self.torn = False  # output that was taken before is not to be had any more
         self._output: Callable[[int, memoryview], int | None] = lambda stream, data: None
         self._on_again: Callable[[int], None] = lambda stream: None
@@ -345,6 +341,7 @@ class Adopted:
                 self.torn = self.torn or self._skip[stream] < 0
             self._on_started(pid, host)
 
+        self.began = time.monotonic() - self.job.seconds
         self._later(begins)
 
     def _write(self, stream: int, data: memoryview) -> int | None:
@@ -370,6 +367,7 @@ class Adopted:
         return None if taken is None else again + taken
 
     def _ends(self, status: Status) -> None:
+        self.ended = time.monotonic()
         if not self._bound and (self.job.severed or status.state == "unreachable"):
             self.when_loose()
             return

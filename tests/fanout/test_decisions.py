@@ -15,6 +15,7 @@ from weakref import ref
 import pytest
 
 from quine.base.errors import Failure, Misconfigured
+from quine.fanout import tasks
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.files import Files
 from quine.fanout.input.rows import csv
@@ -24,6 +25,7 @@ from quine.fanout.starter import Starter
 from quine.fanout.tasks import GRACE, Task
 from quine.fanout.timers import Timers
 from quine.fanout.under_way import UnderWay
+from quine.jobs import adoption
 from quine.jobs.adoption import Orphans
 from quine.python.crew import Crew
 from transport.spawn import Spawn
@@ -165,6 +167,36 @@ def test_a_found_job_whose_item_is_not_read_any_more_is_left_to_the_next_run(end
     orphans._found("two", "h1")  # too late: attached to, it would depend on a process that ends
     orphans.leave(ended)
     assert said[-1] == "goes on" and not orphans._adopted
+
+
+def test_a_job_that_is_taken_over_is_as_old_as_its_host_says_though_its_item_is_read_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1000.0]
+    for module in (adoption, tasks):
+        clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0] + 5000)
+        monkeypatch.setattr(module, "time", clock)
+    calls: list[Any] = []
+    job = SimpleNamespace(hold=lambda: None, more=lambda: None, seconds=60.0, base=[0, 0, 0], severed=False)
+    batch: Any = SimpleNamespace(start=lambda *given, **_: (calls.extend(given), job)[1])
+    adopted = adoption.Adopted(batch, Spawn(["-"]), {})
+    _, _, _, begins, ends = calls
+    begins(1, "h1")
+    now[0] += 20
+    ends(Status("exited", 0))
+    now[0] += 3600
+    task = a_task()
+    task.begin()
+    task.adopted, task.job = adopted, job  # type: ignore[assignment]
+    adopted.bind(
+        None,
+        [],
+        lambda stream, data: None,
+        lambda stream: None,
+        lambda pid, host: task.started(),
+        lambda status: task.ended(status, "done") and None,
+    )
+    assert (task.entry.started, task.entry.seconds) == (5940.0, 80.0)
 
 
 @pytest.mark.parametrize("killed", [True, False])

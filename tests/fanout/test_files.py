@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from quine.fanout.files import contents
 from quine.fanout.files.names import Names
-from quine.fanout.tasks import _content
 from tests.fanout.test_xargs import SH
 from tests.lab import Lab
 from tests.support.agents import OK, call, says
@@ -195,4 +197,35 @@ def test_links_below_a_directory_are_what_they_say_for_the_name_of_an_item(lab: 
 
 def test_an_item_whose_input_cannot_be_read_has_a_name(tmp_path: Path) -> None:
     """As if it were not there: its start tells of it. The whole batch ended by it."""
-    assert list(_content("/proc/self/mem")) == [b"/proc/self/mem"]
+    assert list(contents.content("/proc/self/mem")) == [b"/proc/self/mem"]
+
+
+def test_what_all_items_have_is_read_once_and_again_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An origin read 20 MB again for each of a thousand items, and started none meanwhile."""
+    (place := tmp_path / "dir").mkdir()
+    (place / "a").write_text("one")
+    (place / "link").symlink_to("a")
+    reads: list[object] = []
+    read = contents.parts
+    monkeypatch.setattr(contents, "parts", lambda found: (reads.append(found), read(found))[1])
+    shared = contents.Shared(lambda: [(str(place), b"dir")])
+    now = time.time_ns()
+    monkeypatch.setattr(contents, "time", SimpleNamespace(time_ns=lambda: now + 60 * 10**9))
+    first = list(shared.parts())
+    assert list(shared.parts()) == first and len(reads) == 1
+    (place / "link").unlink()
+    (place / "link").symlink_to("b")
+    second = list(shared.parts())
+    assert second != first and len(reads) == 2
+    (place / "a").write_text("two")
+    assert list(shared.parts()) not in (first, second) and len(reads) == 3
+    monkeypatch.setattr(contents, "time", SimpleNamespace(time_ns=lambda: now))
+    (place / "a").write_text("six")  # within one tick of its times there may be one more change
+    list(shared.parts())
+    list(shared.parts())
+    assert len(reads) == 5
+    (place / "a").chmod(0)
+    place.rename(tmp_path / "other")
+    assert len(list(shared.parts())) == 1

@@ -194,7 +194,7 @@ def test_by_lines_the_files_of_a_job_that_is_taken_over_go_on_behind_what_does_n
     place = tmp_path / "1" / "a"
     place.mkdir(parents=True)
     (place / "stdout").write_bytes(had)
-    adopted = SimpleNamespace(torn=False)
+    adopted = SimpleNamespace(torn=False, began=1.0)
     task.adopted, task.job = adopted, SimpleNamespace(base=[0, 9, 0], seconds=1.0)  # type: ignore[assignment]
     task.output = report.open(task, sink, True)
     have = task.output.restore(True)
