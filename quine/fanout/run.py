@@ -71,6 +71,7 @@ class Run:
         self._work, self._intake = work, Intake(items, batch)
         self._sink, self._report = sink, report
         self._log, self._view = log, view
+        self._torn = False  # the log: it tells of the runs before, and takes no more lines
         self._progress = progress = view.progress
         self.tally = progress.tally
         self._halt, self._hosts = outcome.Halt(options.halt), outcome.Hosts()
@@ -313,10 +314,10 @@ class Run:
     def _written(self, task: Task) -> None:
         """Its output was passed on."""
         self._unrecorded -= 1
-        if log := self._log:
-            self._log = None  # if this fails: nothing is written behind a line that is torn
-            log.end(task.entry, time.monotonic())
-            self._log = log
+        if self._log and not self._torn:
+            self._torn = True  # if this fails: nothing is written behind a line that is torn
+            self._log.end(task.entry, time.monotonic())
+            self._torn = False
             task.forget()
 
     def _stop_spent(self) -> None:

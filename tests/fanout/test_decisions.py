@@ -304,6 +304,26 @@ def test_returns_that_do_not_come_after_term_are_not_waited_for(kept: bool) -> N
     assert did == (["named", "left"] if kept else ["given up"]) and (task in under_way) is not kept
 
 
+def test_a_log_that_cannot_be_written_still_tells_what_was_done_before() -> None:
+    """An item that was done was started again, in the turn in which the disk was full."""
+    run: Any = object.__new__(Run)
+    tried: list[Entry] = []
+
+    def end(entry: Entry, now: float) -> None:
+        tried.append(entry)
+        raise Failure(74, "log: no space left on device")
+
+    run._log = SimpleNamespace(end=end, before=lambda hash: ("done", ""))
+    run._torn, run._unrecorded, run._orphans = False, 2, None
+    run._progress, run.tally = SimpleNamespace(skipped=0), SimpleNamespace(lost_before=0)
+    run._sink = SimpleNamespace(skip=lambda number: None)
+    task = a_task()
+    with pytest.raises(Failure):
+        run._written(task)
+    run._written(task)
+    assert len(tried) == 1 and run._had_before(task)
+
+
 def test_a_job_that_cannot_be_noted_is_not_sent_and_ends_the_batch() -> None:
     starter: Any = object.__new__(Starter)
     faults: list[Failure] = []
