@@ -3,7 +3,7 @@
 Laws
 1. A link below a directory is what it says, as for the staging: through two links to their own directory there are
    2^40 ways. A file that cannot be read is its name: the start tells of it, and not the name of the item.
-2. What all items have is read once, and again when its inodes say that it has changed.
+2. Contents that all items have are read once, and again when their inodes say that they have changed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def content(path: str, below: bool = False) -> Iterator[bytes]:
 
 
 def _inodes(path: str, below: bool = False) -> Iterator[Inode]:
-    """What a change of a content changes."""
+    """The facts that change with a content."""
     try:
         found = os.stat(path, follow_symlinks=not below)
         yield path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
