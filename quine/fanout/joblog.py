@@ -21,7 +21,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
+from itertools import chain
 
 from quine.base.errors import Misconfigured
 from quine.fanout.input.seen import Seen
@@ -30,13 +32,14 @@ from quine.fanout.outcome import NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 PARALLEL = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand"
 HEAD = PARALLEL + "\tNode\tId\tAttempt\tState\tHash\n"
 COLUMNS = HEAD.count("\t") + 1
 NO_LOG = "--resume and --resume-failed need --joblog FILE"
 EVERY = 1.0  # seconds between fsyncs
+NUMBER = re.compile("[0-9]{1,18}").fullmatch  # of an item
 RUNNING = "running"
 STOPPED = "stopped"
 ESCAPES = {ord("\\"): "\\\\", ord("\t"): "\\t", ord("\n"): "\\n", ord("\r"): "\\r"}
@@ -74,41 +77,71 @@ class Past:
 
     def __init__(self, path: str, journal: Journal, keep: Iterable[str]) -> None:
         """`keep`: kinds of the ends that count. Raises OSError, and Misconfigured."""
-        self.lines: list[str] = []
-        self.again: dict[str, int] = {}  # hash -> how many of the lines have an end that does not count
-        self._ends: dict[str, list[str]] = {}  # hash -> their kinds
-        self._numbers = Seen()  # that the items with these ends had, with their hashes
+        self.again = Seen()  # hashes of lines whose ends do not count
+        self._ends: dict[str, Seen] = {}  # kind -> hashes of the others
+        self._numbers = Seen()  # that their items had, with their hashes
         self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
+        self._path = path
+        self._earlier: dict[tuple[str, str], int] = {}  # item -> its lines but the last one
+        self.count = 0
         journal.read()
-        lines = whole_lines(path)
-        if lines and lines[0] != HEAD:
+        if next(whole_lines(path), HEAD) != HEAD:
             raise OSError(errno.EINVAL, "not a log that can be resumed")
-        for line in _latest(lines, journal):
-            columns = line[:-1].split("\t")
-            kind, hash = _end_of(columns)
-            self.lines.append(line)
-            if kind not in keep:
-                self.again[hash] = self.again.get(hash, 0) + 1
+        seen = Seen()
+        for _, columns in self._all():
+            journal.ended(columns[-4])
+            if (item := (columns[-1], columns[0])) in seen:
+                self._earlier[item] = self._earlier.get(item, 0) + 1
             else:
-                self._ends.setdefault(hash, []).append(kind)
+                seen.add(item)
+        del seen
+        for _, columns in self._latest():
+            self.count += 1
+            kind, hash = _end_of(columns)
+            if kind not in keep:
+                self.again.add(hash)
+            else:
+                self._ends.setdefault(kind, Seen()).add(hash)
                 self._numbers.add((hash, int(columns[0])))
         for id, sent in journal.sent.items():
             self._running.setdefault(sent.hash, []).append(id)
+
+    def _all(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield the lines of items, with their columns."""
+        for line in whole_lines(self._path):
+            columns = line[:-1].split("\t")
+            if len(columns) == COLUMNS and NUMBER(columns[0]):
+                yield line, columns
+
+    def _latest(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield them; of those with one hash and one number the last one."""
+        earlier = dict(self._earlier)
+        for line, columns in self._all():
+            item = columns[-1], columns[0]
+            if left := earlier.get(item, 0):
+                earlier[item] = left - 1
+            else:
+                yield line, columns
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that count, one an item. They are read anew: there may be millions."""
+        return (line for line, _ in self._latest())
 
     def take(self, hash: str) -> tuple[str, str]:
         """Return the kind of the end that one of these items had: "" if it has none that counts.
 
         RUNNING, and the id of its job: it was sent when the batch was killed.
         """
-        if kinds := self._ends.get(hash):
-            return kinds.pop(), ""
+        for kind, hashes in self._ends.items():
+            if hashes.take(hash):
+                return kind, ""
         if ids := self._running.get(hash):
             return RUNNING, ids.pop(0)  # in their order: equal items have the outputs that they had
         return "", ""
 
     def is_over(self, hash: str) -> bool:
         """Whether the next one of these items has an end that counts."""
-        return bool(self._ends.get(hash))
+        return any(hash in hashes for hashes in self._ends.values())
 
     def has(self, hash: str, number: int) -> bool:
         """Whether one of these items had this number, and an end that counts."""
@@ -118,21 +151,6 @@ class Past:
 def _end_of(columns: list[str]) -> tuple[str, str]:
     """Return the kind of an end, and the hash of its item."""
     return columns[-2].replace("-", " "), columns[-1]
-
-
-def _latest(lines: list[str], journal: Journal) -> list[str]:
-    """Return the lines of items; of those with one hash and one number the last one. All of their jobs have ended."""
-    found, seen = [], Seen()
-    for line in reversed(lines):
-        columns = line[:-1].split("\t")
-        if len(columns) != COLUMNS or not columns[0].isdigit():
-            continue
-        journal.ended(columns[-4])
-        if (item := (columns[-1], columns[0])) not in seen:
-            seen.add(item)
-            found.append(line)
-    found.reverse()
-    return found
 
 
 def past(path: str, keep: Iterable[str]) -> Past:
@@ -160,21 +178,19 @@ class Joblog:
         self._past: Past | None = None
         self._keep = set(keep or ())
         self._old = 0  # lines of the runs before, with the first one,
-        self._replaced: dict[str, int] = {}  # and of them those that have a new one: by hash, how many
+        self._replaced = Seen()  # and hashes of those of them that have a new one
         self._fds: list[int] = []
         try:
             self._fds.append(_locked(path))
-            kept: list[str] = [HEAD]
+            kept: Iterable[str] = ()
             if keep is not None:
                 self._past = Past(path, self.journal, self._keep)
                 self.journal.check_owner(elsewhere)
-                kept += self._past.lines
-                self._past.lines = []
-                self._old = len(kept)
+                kept, self._old = self._past.lines(), 1 + self._past.count
             mode = stat.S_IMODE(os.fstat(self._fds[0]).st_mode)
             # The journal first: a job whose line is here must not be in it, or it would count as lost.
             self.journal.begin()
-            self._fds.append(replaced(path, "".join(kept), mode))
+            self._fds.append(replaced(path, chain((HEAD,), kept), mode))
             self._log = self._fds[-1]
         except BlockingIOError:
             self._close()
@@ -202,9 +218,8 @@ class Joblog:
         """An item has its end, and its output was passed on."""
         written(self._log, entry.line(), self._path)
         self.journal.ended(entry.id)
-        if self._past and (left := self._past.again.get(entry.hash)):
-            self._past.again[entry.hash] = left - 1
-            self._replaced[entry.hash] = self._replaced.get(entry.hash, 0) + 1
+        if self._past and self._past.again.take(entry.hash):
+            self._replaced.add(entry.hash)
         self._dirty = True
         if now - self._synced >= EVERY:
             self._sync(now)
@@ -230,19 +245,19 @@ class Joblog:
         """Remove the lines of the runs before whose items have a new one."""
         if not self._replaced:
             return
-        kept = []
+        try:
+            mode = stat.S_IMODE(os.fstat(self._log).st_mode)
+            self._fds.append(replaced(self._path, self._but_replaced(), mode))
+        except OSError as error:
+            raise unrecorded(self._path, error) from None
+
+    def _but_replaced(self) -> Iterator[str]:
         for at, line in enumerate(whole_lines(self._path)):
             if 0 < at < self._old:
                 kind, hash = _end_of(line[:-1].split("\t"))
-                if kind not in self._keep and self._replaced.get(hash):
-                    self._replaced[hash] -= 1
+                if kind not in self._keep and self._replaced.take(hash):
                     continue
-            kept.append(line)
-        try:
-            mode = stat.S_IMODE(os.fstat(self._log).st_mode)
-            self._fds.append(replaced(self._path, "".join(kept), mode))
-        except OSError as error:
-            raise unrecorded(self._path, error) from None
+            yield line
 
     def _close(self) -> None:
         self.journal.leave()

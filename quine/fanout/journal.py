@@ -29,7 +29,7 @@ from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 JOURNAL = "quine batch"  # first words of the file
 COMPACT = 20_000  # lines of it after which it is written anew, if most of them are of jobs that have ended
@@ -76,7 +76,7 @@ class Journal:
 
     def read(self) -> None:
         """Go on with the batch of the file. Raises OSError, and Misconfigured if it is none."""
-        lines = whole_lines(self._path)
+        lines = list(whole_lines(self._path))
         head = lines[0].split() if lines else []
         if lines and (head[:2] != JOURNAL.split() or len(head) not in (6, 7)):
             raise Misconfigured(f"{self._path} is none of this version")
@@ -141,7 +141,7 @@ class Journal:
 
     def begin(self) -> None:
         """Write it anew, with what has no line in the log. Raises OSError."""
-        before, self._fd = self._fd, replaced(self._path, self._text(), 0o600)
+        before, self._fd = self._fd, replaced(self._path, [self._text()], 0o600)
         if before >= 0:
             os.close(before)
 
@@ -276,7 +276,7 @@ def version_of(path: object) -> object:
     return facts.st_mtime_ns, facts.st_ino
 
 
-def replaced(path: str, text: str, mode: int) -> int:
+def replaced(path: str, texts: Iterable[str], mode: int) -> int:
     """Replace a file as a whole, or not at all, also where the machine loses its power. Return it, to append to."""
     new = path + ".quine-new"
     try:
@@ -290,7 +290,8 @@ def replaced(path: str, text: str, mode: int) -> int:
     try:
         os.fchmod(fd, mode)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has the name that others lock
-        write_all(fd, os.fsencode(text))
+        with open(fd, "wb", closefd=False) as file:
+            file.writelines(map(os.fsencode, texts))
         os.fsync(fd)
         os.replace(new, path)
     except BaseException:
@@ -314,10 +315,10 @@ def unrecorded(path: str, error: OSError) -> Failure:
     return Failure(errors.LOST, f"{path}: {(error.strerror or '').lower()}")
 
 
-def whole_lines(path: str) -> list[str]:
-    """Return the whole lines of a file, none if it does not exist."""
+def whole_lines(path: str) -> Iterator[str]:
+    """Yield the whole lines of a file, none if it does not exist."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            return [line for line in file if line.endswith("\n")]
+            yield from (line for line in file if line.endswith("\n"))
     except FileNotFoundError:
-        return []
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from quine.fanout import journal
 from quine.fanout.input.items import Item
 from quine.fanout.input.rows import Row
 from quine.fanout.input.template import Template
-from quine.fanout.joblog import RUNNING, Entry, Joblog
+from quine.fanout.joblog import HEAD, RUNNING, Entry, Joblog
 from quine.fanout.journal import hash_of
 from quine.fanout.options import Options
 from quine.fanout.output import spool
@@ -479,3 +480,22 @@ def test_half_a_line_of_the_journal_is_taken_back(tmp_path: Path, monkeypatch: p
     again = Joblog(str(path), KEEP)
     assert list(again.journal.sent) == ["two"]
     again.close()
+
+
+def test_a_long_log_is_resumed_in_a_part_of_its_size(tmp_path: Path) -> None:
+    """With a million lines it took 900 MB."""
+    lines = [
+        entry(f"{n:032x}", "failed" if n % 3 else "done", f"echo {n}", n).line() for n in range(1, 20_001)
+    ]
+    (tmp_path / "log").write_text(HEAD + "".join(lines))
+    tracemalloc.start()
+    try:
+        log = Joblog(str(tmp_path / "log"), KEEP)
+        log.end(entry(f"{1:032x}", "done"), 0.0)
+        log.close()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    size = (tmp_path / "log").stat().st_size
+    assert size > 2_000_000 and peak < size / 2
+    assert len((tmp_path / "log").read_text().splitlines()) == 20_001

@@ -14,7 +14,7 @@ BUCKET = 32  # hashes of a bucket, on average at most
 
 
 class Seen:
-    """A set that grows only."""
+    """How often each value was added, and not taken."""
 
     def __init__(self) -> None:
         self._buckets = [array("q")]  # of hashes, by their lower bits
@@ -35,6 +35,19 @@ class Seen:
         self._count += 1
         if self._count > BUCKET * len(self._buckets):
             self._split()
+
+    def take(self, value: object) -> bool:
+        """Take it out once; False if it is not there."""
+        key = hash(value)
+        try:
+            self._of(key).remove(key)
+        except ValueError:
+            return False
+        self._count -= 1
+        return True
+
+    def __len__(self) -> int:
+        return self._count
 
     def _split(self) -> None:
         """Make one more bucket, of a part of another one."""
