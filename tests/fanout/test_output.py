@@ -497,5 +497,5 @@ def test_a_long_log_is_resumed_in_a_part_of_its_size(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     size = (tmp_path / "log").stat().st_size
-    assert size > 2_000_000 and peak < size / 2
-    assert len((tmp_path / "log").read_text().splitlines()) == 20_001
+    assert size > 400_000 and peak < size / 2, peak
+    assert len((tmp_path / "log").read_text().splitlines()) == 5_001
