@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -358,6 +359,22 @@ def test_values_that_were_seen_are_those_that_were_added(far: list[int], near: l
         seen.add(value)
         hashes.add(hash(value))
     assert all(value in seen for value in hashes)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 200))))
+def test_a_value_is_taken_out_as_often_as_it_was_added(steps: list[tuple[bool, int]]) -> None:
+    seen, counts = Seen(), Counter[int]()
+    for number in range(100):
+        seen.add(number)
+        counts[number] += 1
+    for adds, value in steps:
+        if adds:
+            seen.add(value)
+        else:
+            assert seen.take(value) is (counts[value] > 0)
+        counts[value] = max(0, counts[value] + (1 if adds else -1))
+        assert (value in seen) is (counts[value] > 0)
+    assert len(seen) == counts.total()
 
 
 def test_a_value_that_was_seen_is_compared_with_a_few_others_among_many() -> None:
