@@ -323,6 +323,21 @@ def raise_open_files(most: int) -> int:
     return max(soft, limit)
 
 
+def opened_at_once(path: str, flags: int, mode: int = 0o666) -> int:
+    """Open a file, but no named pipe: nobody may ever open its other end. Raises OSError."""
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.EINVAL, "a named pipe, or a socket", path) from None
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "a named pipe, or a socket", path)
+    os.set_blocking(fd, True)
+    return fd
+
+
 def opened_file(path: str, flags: int = 0) -> int:
     """Open a file to be read as a stdin. Raises OSError, also for a directory: only a read of it would fail."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)

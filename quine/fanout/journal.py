@@ -15,13 +15,16 @@ Laws
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 from math import inf
 from typing import NamedTuple
 
 from quine.base import errors
 from quine.base.errors import Failure, Misconfigured
+from quine.base.procs import opened_at_once
 from quine.jobs import owner
 from transport.address import boot_clock, boot_id
 from transport.errors import Refused
@@ -316,9 +319,13 @@ def unrecorded(path: str, error: OSError) -> Failure:
 
 
 def whole_lines(path: str) -> Iterator[str]:
-    """Yield the whole lines of a file, none if it does not exist."""
+    """Yield the whole lines of a file, none if it does not exist. Raises OSError if it is none."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        with open(
+            path, encoding="utf-8", errors="surrogateescape", newline="\n", opener=opened_at_once
+        ) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)
             yield from (line for line in file if line.endswith("\n"))
     except FileNotFoundError:
         pass

@@ -128,6 +128,7 @@ class Starter:
         task.begin()
         try:
             task.output = self._report.open(task, self._sink)
+            self._work.check(task)
             task.stdin = self._work.open_stdin(task.item)
             stage = self._work.stage(task.item)
         except (OSError, Misconfigured) as error:

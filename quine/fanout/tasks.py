@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transport.client.batch import BatchJob
     from transport.status import Status
 
+LONGEST = (128 << 10) - 1  # bytes of an argument, which Linux sets (MAX_ARG_STRLEN)
 GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
 
 
@@ -264,6 +265,13 @@ class Work:
 
             task.entry.command = join(task.argv)
         return task.argv
+
+    def check(self, task: Task) -> None:
+        """Refuse a command that no host can start; its failed starts would be theirs. Raises Misconfigured."""
+        longest = max((len(os.fsencode(word)) for word in task.argv if 4 * len(word) > LONGEST), default=0)
+        if longest > LONGEST:
+            why = f"an argument has {longest} bytes, and no command takes more than {LONGEST}"
+            raise Misconfigured(why, "--stdin item gives items to stdin")
 
     def _hash(self, item: Item) -> str:
         return hash_of(self._parts(item)) if self._options.joblog else ""

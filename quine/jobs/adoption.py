@@ -278,7 +278,7 @@ class Kept:
         """Return what is told by the status of a node; None if it is no such status."""
         try:
             return cls(json.loads(answer)["kept"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return None
 
     def since(self, sole: float) -> float:

@@ -16,7 +16,7 @@ from quine.base.errors import FAILED, NOT_STARTED
 from quine.staging import scan, spec
 from transport.client import client
 from transport.spawn import Spawn
-from transport.status import Status
+from transport.status import Status, clip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,5 +154,5 @@ class Staging:
     @staticmethod
     def _spoil(status: Status, fault: str) -> None:
         if fault:
-            status.detail = "; ".join(filter(None, [status.detail, fault]))
+            status.detail = clip("; ".join(filter(None, [status.detail, fault])))
             status.code = status.code or FAILED

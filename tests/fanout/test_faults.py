@@ -295,3 +295,78 @@ def test_an_item_that_has_failed_stays_so_if_it_cannot_be_started_again(lab: Lab
     row = (tmp_path / "log").read_text().splitlines()[1].split("\t")
     assert (row[6], row[11], row[12]) == ("3", "1", "failed")
     assert lab.run(["xargs", "--resume", *words[1:]], cwd=tmp_path).stdout == b""
+
+
+def test_nothing_is_shown_behind_a_gap_in_an_output(lab: Lab, tmp_path: Path) -> None:
+    """A piece that did not fit on the disk was left out, and a smaller one behind it was kept."""
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)  # nodes have no limit
+    line = "ulimit -f 40; quine xargs -P3 --tag --on h1 -- sh -c 'seq 200000' ::: a b c"
+    done = lab.sh(line, cwd=tmp_path, env=LIMITED)
+    assert done.returncode == 74
+    for item in (b"a", b"b", b"c"):
+        numbers = re.findall(item + rb"\t([0-9]*)", done.stdout)
+        whole = [b"%d" % number for number in range(1, len(numbers) + 1)]
+        assert numbers[:-1] == whole[:-1] and all(map(bytes.startswith, whole[-1:], numbers[-1:]))
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr", "seq"])
+def test_a_named_pipe_where_an_output_is_to_be_holds_up_nothing(lab: Lab, tmp_path: Path, name: str) -> None:
+    """Its open waited for a reader, and no signal but KILL ended that."""
+    (place := tmp_path / "r" / "1" / "a").mkdir(parents=True)
+    os.mkfifo(place / name)
+    done = lab.run(["xargs", "--results", "r", "--", "echo", ":::", "a"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (74, b"")
+    assert "r/1/a: a named pipe, or a socket" in done.stderr.decode()
+
+
+@pytest.mark.parametrize("words", [["--resume"], ["--dry-run", "--resume"]])
+def test_a_named_pipe_instead_of_a_log_or_its_journal(lab: Lab, tmp_path: Path, words: list[str]) -> None:
+    os.mkfifo(tmp_path / "log.started")
+    (tmp_path / "log").write_text("")
+    done = lab.run(["xargs", "--joblog", "log", *words, "--", "echo", ":::", "a"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, b"")
+    (tmp_path / "log.started").unlink()
+    (tmp_path / "log").unlink()
+    os.mkfifo(tmp_path / "log")
+    done = lab.run(["xargs", "--joblog", "log", *words, "--", "echo", ":::", "a"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+@pytest.mark.parametrize("number", ["²", "1" * 5000])
+def test_a_line_of_a_log_without_a_number_is_no_line(lab: Lab, tmp_path: Path, number: str) -> None:
+    words = ["xargs", "--joblog", "log", "--", "echo", ":::", "a"]
+    assert lab.run(words, cwd=tmp_path).returncode == 0
+    log = (tmp_path / "log").read_text()
+    odd = log.splitlines(True)[1].replace("1\t", f"{number}\t", 1)
+    (tmp_path / "log").write_text(log + odd)
+    done = lab.run(["xargs", "--resume", *words[1:]], cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert (tmp_path / "log").read_text() == log
+
+
+def test_an_argument_that_no_host_takes_is_a_fault_of_no_host(lab: Lab) -> None:
+    """It was tried again and again, and the host was set aside."""
+    lines = b"x" * 131_072 + b"\n" + b"y" * 131_071 + b"\n"
+    done = lab.run(["xargs", "--on", "h1", *SH, "echo ${#0}"], input=lines)
+    assert (done.returncode, done.stdout) == (123, b"131071\n")
+    first, hint, *_ = done.stderr.decode().splitlines()
+    assert (
+        first == "quine: error: item 1: an argument has 131072 bytes, and no command takes more than 131071"
+    )
+    assert hint == "quine: hint: --stdin item gives items to stdin"
+
+
+def test_the_names_of_an_item_are_harmless_for_a_terminal(lab: Lab, tmp_path: Path) -> None:
+    done = lab.run(
+        ["xargs", "--on", "h1", "--returns", "{}", "--", "true"], input=b"a\033]0;evil\007b\n", cwd=tmp_path
+    )
+    assert b"nothing there to be brought back" in done.stderr
+    assert b"\033" not in done.stderr and b"\007" not in done.stderr
+
+
+@pytest.mark.parametrize("most", [5, 8])
+def test_too_few_open_files_are_no_defect(lab: Lab, tmp_path: Path, most: int) -> None:
+    lab.run(["run", "--", "true"], check=True)
+    done = lab.sh(f"ulimit -n {most}; quine xargs -P20 -- echo ::: a b c", cwd=tmp_path, env=LIMITED)
+    hint = "quine: hint: raise the limit, as with: ulimit -n 1024\n"
+    assert done.returncode == 74 and done.stderr.decode() == f"quine: error: too many open files\n{hint}"

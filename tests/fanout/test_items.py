@@ -178,6 +178,7 @@ def test_json_lines(tmp_path: Path) -> None:
         (["--jsonl", "--", "cat", ":::", "{"], "--jsonl: line 1, character 2: no JSON"),
         (["--jsonl", "--", "cat", ":::", "\udcff"], "--jsonl: line 1: no UTF-8"),
         (["--jsonl", "--", "cat", ":::", "[]"], "--jsonl: line 1: not an object"),
+        (["--jsonl", "--", "cat", ":::", '{"a":' * 100_000], "--jsonl: line 1: too deep"),
         (["--jsonl", "--", "cat", "{a}", ":::", "{}"], "item 1 has no field a"),
         (["--csv", "--", "cat", ":::", 'a"b'], "ends within quotes"),
         (

@@ -96,6 +96,8 @@ def objects(found: Records) -> Iterator[Row | None]:
             raise Misconfigured(f"--jsonl: line {number}, character {error.pos + 1}: no JSON") from None
         except ValueError:
             raise Misconfigured(f"--jsonl: line {number}: no UTF-8") from None
+        except RecursionError:
+            raise Misconfigured(f"--jsonl: line {number}: too deep") from None
         if not isinstance(value, dict):
             raise Misconfigured(f"--jsonl: line {number}: not an object")
         texts = {name: _shown(each, json.dumps) for name, each in value.items()}

@@ -6,6 +6,7 @@ import os
 from itertools import count
 
 from quine.base.errors import LOST, Failure, Misconfigured
+from quine.base.procs import opened_at_once
 from quine.fanout.input.seen import Seen
 from quine.fanout.outcome import DENIED, UNAVAILABLE
 from quine.fanout.output import tables
@@ -100,7 +101,7 @@ class Report:
         if not self.log:
             return True
         try:
-            with open(os.path.join(self._directory, *place, "seq")) as file:
+            with open(os.path.join(self._directory, *place, "seq"), opener=opened_at_once) as file:
                 number = int(file.read(20))
         except (OSError, ValueError):
             return True
@@ -113,11 +114,11 @@ class Report:
 
     def _copy_into(self, copies: dict[int, int], place: str, number: int, cut: bool) -> None:
         os.makedirs(place, exist_ok=True)
-        with open(os.path.join(place, "seq"), "w") as file:
+        with open(os.path.join(place, "seq"), "w", opener=opened_at_once) as file:
             file.write(str(number))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if cut else 0)
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if cut else 0)
         for stream, name in ((1, "stdout"), (2, "stderr")):
-            copies[stream] = os.open(os.path.join(place, name), flags, 0o666)
+            copies[stream] = opened_at_once(os.path.join(place, name), flags)
 
     def pass_on(self, task: Task, sink: Sink, done: Callable[[], None]) -> None:
         """The task has its end."""

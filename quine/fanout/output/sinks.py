@@ -215,6 +215,8 @@ class Output:
 
     def write(self, stream: int, data: memoryview) -> int | None:
         """Take bytes of the job; return how many, None for all."""
+        if self.broken:
+            return None  # behind a gap they would be read as if they followed
         try:
             return self.take(stream, data)
         except Failure as failure:
