@@ -347,10 +347,8 @@ def _read_mission(path: str) -> str:
 
 def _translated(error: Exception) -> int:
     """Report an error of another package by its type, or as a defect; return the exit status."""
-    if isinstance(error, OSError) and error.errno in (
-        errno.EMFILE,
-        errno.ENFILE,
-    ):  # no module can be loaded, either
+    # Before anything is imported: no module can be loaded, either.
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         complain("too many open files", "raise the limit, as with: ulimit -n 1024")
         return LOST
     from transport.errors import Refused
