@@ -363,7 +363,7 @@ def test_a_report_at_the_end(lab: Lab, tmp_path: Path) -> None:
         (["--fold", "--json"], "--fold and --json exclude each other"),
         (["--fold", "--joblog", "l"], "--fold prints at the end"),
         (["--timeout", "0%"], "--timeout 0%: should be a share"),
-        (["--load", "0"], "--load 0: should be a number, or a share"),
+        (["--load", "0"], "--load 0: should be a number over 0, or a share"),
         (["--header", "x"], "--header x: should be :"),
         (["--cleanup"], "--cleanup is about --files and --returns"),
         (["--returns", "/etc/x"], "--returns: '/etc/x' leads out of the job's directory"),
