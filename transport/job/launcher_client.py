@@ -36,6 +36,7 @@ NAME = 15  # characters of the name of a process
 # Seconds for which starts without a report are ordered after a quick one: less than a launcher uses a finding for.
 QUICKLY = quick.LIFE - 0.5
 UNCLAIMED = 60.0  # seconds after which an ended child that nobody waited for is reaped here
+READINGS = 10  # of the list of children, at most
 
 
 class Folders:
@@ -244,7 +245,7 @@ class Launching:
         name = os.path.basename(command)[:NAME]
         found = [
             pid
-            for pid in set(_children()) - known
+            for pid in _children() - known
             if (_is_leader(pid) and (pid in holding or (_has_ended(pid) and _name(pid) == name)))
             or (pid in holding and not _is_of_a_job(pid))
         ]
@@ -366,8 +367,24 @@ def _is_of_a_job(pid: int) -> bool:
         return False
 
 
-def _children() -> list[int]:
-    """Pids of the children of all threads of this process, also of ended ones; [] if the kernel has no such list."""
+def _children() -> set[int]:
+    """Pids of the children of this process, also of ended ones; none if the kernel has no such list.
+
+    It leaves out some while others end: a job that ran was lost. So the list is read until two readings agree.
+    """
+    found: set[int] = set()
+    last: list[int] = [-1]
+    for _ in range(READINGS):
+        now = sorted(_listed())
+        found.update(now)
+        if now == last:
+            break
+        last = now
+    return found
+
+
+def _listed() -> list[int]:
+    """The children of all threads, as far as the kernel lists them."""
     found = []
     for thread in os.listdir("/proc/self/task"):
         try:

@@ -440,7 +440,7 @@ def test_a_process_is_found_before_it_has_a_session_of_its_own(monkeypatch: pyte
                 ([below], 0),
                 ([below, leader.pid], leader.pid),
             ):
-                monkeypatch.setattr(launcher_client, "_children", lambda children=children: children)
+                monkeypatch.setattr(launcher_client, "_children", lambda children=children: set(children))
                 assert launching.find(1, "other", 0.0) == found
         finally:
             os.killpg(leader.pid, signal.SIGKILL)

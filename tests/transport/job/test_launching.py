@@ -21,7 +21,7 @@ from tests.mount.mounting import needs_fuse
 from tests.support.launchers import Started, Told, beside, close, comes, is_up, order, released
 from tests.support.launchers import started as started
 from transport import address
-from transport.job import launched_job
+from transport.job import launched_job, launcher_client
 from transport.job.launcher_client import Launching
 from transport.launcher import termination
 from transport.launcher.sessions import LAST, TICK, Session, Sessions
@@ -382,3 +382,11 @@ def test_a_number_that_is_somebody_elses_by_now_ends_nobody() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(stranger.pid, signal.SIGKILL)
         stranger.wait()
+
+
+def test_the_children_are_read_until_two_lists_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends meanwhile has the kernel leave out another one, which was lost though it ran."""
+    lists = iter([[1, 2], [1], [3, 1], [1, 3], [4]])
+    monkeypatch.setattr(launcher_client, "_listed", lambda: next(lists))
+    assert launcher_client._children() == {1, 2, 3}
+    assert next(lists) == [4]
