@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import signal
 import sys
 import termios
+from pathlib import Path
 
 from tests.support import clock
 from tests.support.running import Running
@@ -43,9 +46,10 @@ def test_what_a_job_left_behind_does_not_hold_its_stream_however_much_it_says() 
     clock.run(main())
 
 
-def test_what_was_in_the_pipe_at_the_end_arrives_whole_for_a_reader_that_comes_later() -> None:
+def test_what_was_in_the_pipe_at_the_end_arrives_whole_for_a_reader_that_comes_later(tmp_path: Path) -> None:
     async def main() -> None:
-        script = "head -c 100000 /dev/zero; (trap '' PIPE; exec sleep 4711) & exit 3"
+        holds = f"(trap '' PIPE; exec sleep 4711) & echo $! >{tmp_path}/pid"
+        script = f"head -c 100000 /dev/zero; {holds}; exit 3"
         running = Running(["sh", "-c", script])
         await running.until(lambda: running.job.ended)
         clock.skip(HELD_GRACE + 1)
@@ -54,5 +58,6 @@ def test_what_was_in_the_pipe_at_the_end_arrives_whole_for_a_reader_that_comes_l
         await running.until(lambda: running.whole, acknowledge=True)
         assert running.status and running.status.code == 3 and len(running.out) == 100_000
         await running.over()
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
     clock.run(main())
