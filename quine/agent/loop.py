@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 
-from quine.agent import prompt, tools
+from quine.agent import origin, prompt, tools
 from quine.agent.children import Job, Jobs, recorded, shown
 from quine.agent.env import here
 from quine.agent.outcome import End, Ended, Moved, Result, ended_by, exhausted
@@ -82,6 +82,7 @@ class Loop:
         self.messages: list[Message] = list(spec.context)
         self.answered = 0  # calls of the current reply that have a result
         self._guest = process.guest
+        self._far = origin.infers(process.ask, self.settings.memo)
         self._price = process.price
         self.account = Account(spec.limits, self.ledger, self._guest, self._price)
         self._silent = 0
@@ -207,7 +208,7 @@ class Loop:
         return True
 
     def _infer(self) -> Reply:
-        self.tape.sync()
+        lines = self.tape.ahead()
         spec = self.spec
         request = Request(
             self.messages,
@@ -217,11 +218,12 @@ class Loop:
             self.account.inferences,
             spec.wisdom,
             model=spec.model,
+            tape=lines,
         )
         begun = time.time()
         if self.ledger.beyond:
             self.ledger.beyond.give_back()  # places of killed children; an inference may take long
-        with self.signals.calling_out():
+        with self.signals.calling_out(self._far):
             # The origin pays a relayed inference; here it counts only against the limits set on this machine.
             reply = metering.infer(
                 self._guest,
@@ -231,6 +233,7 @@ class Loop:
                 self._price,
                 self.account.used(self.messages),
             )
+        self.tape.arrived(len(lines))
         self.account.count(reply, len(self.messages))
         calls = ", ".join(call.name for call in reply.message.tool_calls)
         self.log.detail(

@@ -77,8 +77,8 @@ def _run(
     signals: Signals,
 ) -> End:
     """Run the session of this process. Raises Terminated for a signal before it begins, and Failure."""
-    ask = origin.connect()
-    with signals.calling_out():
+    ask = origin.connect(signals)
+    with signals.calling_out(elsewhere=True):
         spec = origin.assigned(settings, ask)
     assigned = spec is not None
     if spec is None:
@@ -93,7 +93,7 @@ def _run(
         settings = origin.settle_here(settings, spec, tree.ledger, os.environ, signals.calling_out)
     origin.borrow_slots(tree.ledger, ask, settings.memo, signals)
     try:
-        with signals.calling_out():  # a command that gives the key may ask a person
+        with signals.calling_out(origin.infers(ask, settings.memo)):  # a key's command may ask a person
             guest, spec, price = _guest(settings, tree, spec, ask)
     except Failure as failure:
         if assigned and origin.is_direct(settings.memo):
@@ -184,7 +184,7 @@ def _again(settings: Settings, former: dict[str, Any], proxy: Proxy) -> int:
     for fd in slots:
         os.set_inheritable(fd, False)
     signals.install({int(number) for number in former["mask"]})
-    ask = origin.connect()
+    ask = origin.connect(signals)
     origin.borrow_slots(tree.ledger, ask, settings.memo, signals)
     guest, spec, price = _guest(settings, tree, spec, ask)
     held = _make_data_dir(settings.data_dir, shared=ask is not None)
@@ -310,7 +310,7 @@ def _mount() -> str:
 def _guest(
     settings: Settings, tree: Tree, spec: SessionSpec, ask: Ask | None
 ) -> tuple[Guest, SessionSpec, metering.Price | None]:
-    if ask is not None and not origin.is_direct(settings.memo):
+    if ask is not None and origin.infers(ask, settings.memo):
         return RelayGuest(ask), spec, None
     limited = bool(tree.ledger.mark.cost)
     if os.environ.get("QUINE_API_TYPE") in FILES:

@@ -45,13 +45,16 @@ def is_relayed(memo: Mapping[str, Any]) -> bool:
     return "token" in memo and "lineage" in memo
 
 
-def connect() -> Ask | None:
-    """Return the function that sends requests to the origin; None if this process is the origin."""
+def connect(signals: Signals | None = None) -> Ask | None:
+    """Return the function that sends requests to the origin; None if this process is the origin.
+
+    A fatal signal ends its waits within `signals.calling_out`.
+    """
     if "token" not in inherit.read():
         return None
     from transport.rpc.call import Relay
 
-    relay = Relay.from_environment()
+    relay = Relay.from_environment(signals.until_ready if signals else None)
     return None if relay is None else relay.request
 
 
@@ -77,6 +80,11 @@ def assigned(settings: Settings, ask: Ask | None) -> SessionSpec | None:
 def is_direct(memo: Mapping[str, Any]) -> bool:
     """Return whether the agents of this job infer with keys of this machine: `inference = "direct"`."""
     return COURIER in memo
+
+
+def infers(ask: Ask | None, memo: Mapping[str, Any]) -> bool:
+    """Return whether the guest of this process is asked by the origin, elsewhere."""
+    return ask is not None and not is_direct(memo)
 
 
 def settle_here(
@@ -192,7 +200,7 @@ def borrow_slots(
         # A proxy has removed its signal handlers.
         if signals is None or signals.fd < 0:
             return ask(name, body)
-        with signals.calling_out():
+        with signals.calling_out(elsewhere=True):
             return ask(name, body)
 
     if not is_direct(memo):

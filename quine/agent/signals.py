@@ -246,9 +246,12 @@ class Signals:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     @contextlib.contextmanager
-    def calling_out(self) -> Iterator[None]:
-        """Combine `wake_if_stuck` and `block_sigpipe`, for a call that writes to a peer and may take long."""
-        with self.wake_if_stuck():
+    def calling_out(self, elsewhere: bool = False) -> Iterator[None]:
+        """Combine `wake_if_stuck` and `block_sigpipe`, for a call that writes to a peer and may take long.
+
+        With `elsewhere` the peer is the origin and all waits are `until_ready`, which need no thread to end them.
+        """
+        with self.interruptible() if elsewhere else self.wake_if_stuck():
             with self.block_sigpipe():
                 yield
             if self.fatal:
@@ -288,6 +291,28 @@ class Signals:
                 over = min(over, time.monotonic() + HURRY)
             if time.monotonic() >= over:
                 raise TimeoutError(f"no answer for {HURRY:g} s")
+
+    def until_ready(self, channel: socket.socket, event: int) -> None:
+        """Wait until `channel` is ready for `event`, for as long as its timeout. Raises TimeoutError.
+
+        Within `interruptible` a fatal signal ends the wait, also one that came just before: it has written to `fd`.
+        """
+        poll = select.poll()
+        poll.register(channel, event)
+        if poll.poll(0):
+            return
+        patience = channel.gettimeout()
+        over = float("inf") if patience is None else time.monotonic() + patience
+        if self.fd >= 0:
+            both = select.poll()
+            both.register(channel, event)
+            both.register(self.fd, select.POLLIN)  # not read: the polls of the agent need it later
+            both.poll(None if patience is None else patience * 1000)
+        while not poll.poll(STEP * 1000):
+            if self.fatal and self._open and not self._ending:
+                raise Terminated(self.fatal)
+            if time.monotonic() >= over:
+                raise TimeoutError("timed out")
 
     @contextlib.contextmanager
     def block_signals(self) -> Iterator[None]:

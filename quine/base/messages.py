@@ -176,7 +176,8 @@ class Request(NamedTuple):
 
     `output` is the most tokens that the reply may have; 0 = the dialect's default. `cost` is the most US dollars that
     the whole inference may cost; 0 = no limit. The process that pays enforces it. `model` is for a guest that is asked
-    over a link; "" is the model that its origin was started with.
+    over a link; "" is the model that its origin was started with. So is `tape`: lines for the tape there, which are
+    written before it infers.
     """
 
     messages: Sequence[Message]
@@ -188,9 +189,10 @@ class Request(NamedTuple):
     output: int = 0
     cost: float = 0.0
     model: str = ""
+    tape: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but the tools, the cost and the model: not every guest is told these."""
+        """Return all but the tools, the cost, the model and the tape: not every guest is told these."""
         return {
             "session": self.session,
             "mission": self.mission,

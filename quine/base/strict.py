@@ -106,8 +106,8 @@ def flag(default: Any = REQUIRED) -> Any:
     return Field(bool, default=default)
 
 
-def items(each: Field, most: float, least: int = 0) -> Any:
-    return Field(list, least, most, each=each)
+def items(each: Field, most: float, least: int = 0, *, default: Any = REQUIRED) -> Any:
+    return Field(list, least, most, each=each, default=default)
 
 
 def mapping(each: Field | None = None) -> Any:

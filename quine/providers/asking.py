@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from quine.base.messages import DEEPEST, Message, Request, too_deep
 from quine.base.strict import Strict, integer, items, mapping, number, text
+from quine.tape.writer import AHEAD
 from transport.errors import RequestError
 
 TYPE_CHECKING = False
@@ -20,7 +21,10 @@ MOST = 10**9  # tokens, dollars
 
 
 class Infer(Strict):
-    """`known` is a lower bound of the prompt in tokens, with the tools. Without `model`: that of the tree."""
+    """`known` is a lower bound of the prompt in tokens, with the tools. Without `model`: that of the tree.
+
+    `tape`: lines for the tape of the session, which come before the inference.
+    """
 
     session: str = text(36)
     mission: str = text()
@@ -31,6 +35,7 @@ class Infer(Strict):
     cost: float = number(MOST, default=0.0)
     known: int = integer(MOST, default=0)
     model: str = text(200, default="")
+    tape: list[str] = items(text(AHEAD), 1000, default=())
 
     def conversation(self) -> list[Message]:
         """Raises RequestError."""

@@ -40,7 +40,7 @@ class RelayGuest:
         self.cost = 0.0  # dollars of the last inference
 
     def infer(self, request: Request) -> Reply:
-        return self._infer(request, {"model": request.model})
+        return self._infer(request, {"model": request.model, "tape": list(request.tape)})
 
     def _infer(self, request: Request, more: dict[str, object]) -> Reply:
         body = quickjson.dumps({"cost": request.cost, **request.to_json(), **more})

@@ -104,6 +104,9 @@ class Between(_Passing, Proxy):
 
     def infer(self, body: bytes) -> bytes:
         asked = parse(Infer, body)
+        if asked.tape:
+            self.arrivals.take(asked.session, asked.tape)
+            body = quickjson.dumps({**quickjson.loads(body), "tape": []}).encode()
         with self._once(asked.session, asked.ordinal):
             mark = self._ledger.mark
             answer = self._pay(asked) if mark.tokens or mark.cost else self._ask("infer", body)

@@ -199,6 +199,8 @@ class Origin(Proxy):
 
     def infer(self, body: bytes) -> bytes:
         asked = parse(Infer, body)
+        if asked.tape:
+            self.arrivals.take(asked.session, asked.tape)
         messages = self._conversation(asked)
         with self._once(asked.session, asked.ordinal):
             return self._infer(asked.request(messages, tools.TOOLS))

@@ -17,11 +17,14 @@ import quine.remote.compose
 import transport.rpc.call
 from quine.base import exposure
 from transport.launcher import zygote
+from transport.lean import prctl
 from transport.this_build import build_hash, own_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_GET_DUMPABLE = 3  # of prctl(2); it changes nothing
 
 LOADED = (
     threading,
@@ -43,6 +46,7 @@ def serve(words: list[str], main: Callable[[], None]) -> int:
     own = _own_words()
     exposure.argv([*own, "node", "--zygote", *words[:2]])
     build_hash()  # known from now on: it looks at every source
+    prctl(_GET_DUMPABLE, 0)  # so is the way to it: a library that takes a millisecond to load
 
     def become(argv: list[str]) -> None:
         exposure.argv([*own, *argv])

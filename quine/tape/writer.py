@@ -5,7 +5,8 @@ Laws
    newline), "" in the first: a changed, lost or torn line shows. No line may follow an outcome to vouch for it, so it
    carries its own hash: `data.seal` is the SHA-256 of that very line without the seal.
 2. `add` only collects; `sync` makes the collected lines durable, in one write. It is called before anything that the
-   entries describe can have an effect. A write that fails leaves a whole tape behind.
+   entries describe can have an effect; the lines before an inference of the origin may go with it instead, see `ahead`.
+   A write that fails leaves a whole tape behind.
 3. Known secrets are masked before they are written, in the values of `data` and nowhere else. The machine that knows
    them does it: an agent elsewhere has no secrets to mask with, so its lines are masked and chained anew on their way.
 4. A tape has one writer. After fork() the child drops its parent's tape and opens its own.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from quine.tape.redact import Secret
 
 _MOST = 512  # buffers of one write; Linux takes 1024
+AHEAD = 64 * 1024  # bytes of lines that go with another request
 
 
 class Sink(Protocol):
@@ -176,6 +178,20 @@ class Tape:
         if self._waiting:
             self._sink.put(self._waiting)
             self._waiting = []
+
+    def ahead(self) -> list[str]:
+        """Make the lines durable, or return those that go to the origin with the next inference, which does it first.
+
+        These are kept until they have `arrived`, so the origin may see a line twice.
+        """
+        if isinstance(self._sink, RelaySink) and sum(map(len, self._waiting)) <= AHEAD:
+            return [line.decode() for line in self._waiting]
+        self.sync()
+        return []
+
+    def arrived(self, count: int) -> None:
+        """The origin has made so many lines durable."""
+        del self._waiting[:count]
 
     def close(self) -> None:
         self._sink.close()

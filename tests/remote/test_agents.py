@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,47 @@ def test_an_agent_over_there_with_its_proxy_here(lab: Lab, data: Path) -> None:
     assert not [path for path in files(lab["h1"].home) if path.suffix == ".jsonl"], (
         "no tape and no script over there"
     )
+
+
+NAMED = """
+import sys
+from quine.__main__ import main
+from quine.remote import handlers
+
+def named(*args, make=handlers.services):
+    def one(name, answer):
+        def told(body):
+            print("request", name, file=sys.stderr)
+            return answer(body)
+        return told
+    return {name: one(name, answer) for name, answer in make(*args).items()}
+
+handlers.services = named
+main()
+"""
+
+
+def test_what_an_agent_was_told_goes_to_its_tape_with_the_next_inference(lab: Lab, data: Path) -> None:
+    """A request of its own would be one round trip more in each turn, on a line that may be long."""
+    warm(lab, "h1")
+    env = {**lab.env, **environment(lab, data, {"match": "work", **sh("true")}, leave())}
+    for mission, asked in (
+        ("leave", ["life", "infer", "tape"]),
+        # its shell may run something still when it leaves, so the reply goes first
+        ("work", ["life", "infer", "tape", "infer", "tape", "tape"]),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", NAMED, "--on", "h1", mission],
+            env=env,
+            cwd=lab.home,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert re.findall("^request (.*)$", done.stderr.decode(), re.MULTILINE) == asked
+        tape = tapes(data)[mission]
+        assert [entry["seq"] for entry in tape] == list(range(len(tape)))
 
 
 @pytest.mark.parametrize("status", [1, 3, 63])

@@ -34,7 +34,7 @@ from quine.providers.relay import RelayGuest
 from quine.remote import between as third
 from quine.remote import handlers
 from quine.tape.lines import digest
-from quine.tape.writer import RelaySink, Tape
+from quine.tape.writer import AHEAD, FileSink, RelaySink, Tape
 from tests.fuzz.mutate import peak
 from tests.tape.tapes import read
 from transport.errors import RequestError
@@ -209,6 +209,52 @@ def test_tape_arrives_as_it_was_written(services: Services, spec: SessionSpec, t
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_lines_go_with_an_inference(services: Services, spec: SessionSpec, tmp_path: Path) -> None:
+    """One that was not answered has taken them all the same. Then they come again, and are on the tape once."""
+    path = tmp_path / "data" / f"{spec.session}.jsonl"
+    guest = RelayGuest(ask(services))
+    tape = Tape(RelaySink(ask(services), spec.session))
+    request = Request([Message("user", "x")], TOOLS, spec.session, "mission")
+    tape.add("meta", meta(spec.session, spec.root))
+    guest.infer(request._replace(tape=tape.ahead()))
+    assert len(read(str(path))) == 1
+    tape.message(Message("user", "after no answer"))
+    guest.infer(request._replace(ordinal=1, tape=tape.ahead()))
+    lines = tape.ahead()
+    assert len(lines) == 2
+    tape.message(Message("user", "y"))
+    with pytest.raises(Unavailable, match="asked for already"):
+        guest.infer(request._replace(ordinal=1, tape=tape.ahead()))
+    tape.arrived(len(lines))
+    tape.message(Message("user", "z"))
+    tape.sync()
+    tape.sync()
+    assert [entry["seq"] for entry in read(str(path))] == [0, 1, 2, 3]
+    assert not tape.ahead()
+
+
+def test_an_inference_is_not_made_if_its_lines_are_refused(
+    services: Services, spec: SessionSpec, tmp_path: Path
+) -> None:
+    guest = RelayGuest(ask(services))
+    request = Request([Message("user", "x")], TOOLS, spec.session, "mission")
+    with pytest.raises(Unavailable, match="tape: the first line must be"):
+        guest.infer(request._replace(tape=['{"type":"message","data":{},"seq":0,"ts":1,"prev":""}']))
+    guest.infer(request)
+
+
+def test_many_lines_go_by_themselves(services: Services, spec: SessionSpec, tmp_path: Path) -> None:
+    tape = Tape(RelaySink(ask(services), spec.session))
+    tape.add("meta", {**meta(spec.session, spec.root), "mission": "m" * AHEAD})
+    assert tape.ahead() == []
+    assert len(read(str(tmp_path / "data" / f"{spec.session}.jsonl"))) == 1
+    own = Tape(FileSink(str(tmp_path / "own.jsonl")))
+    own.add("meta", {})
+    assert own.ahead() == []
+    own.close()
+    assert len(read(str(tmp_path / "own.jsonl"))) == 1
+
+
 def test_tapes_of_others_are_out_of_reach(services: Services, spec: SessionSpec, tmp_path: Path) -> None:
     def put(session: str, *lines: str) -> None:
         services["tape"](json.dumps({"session": session, "lines": lines}).encode())
@@ -251,7 +297,8 @@ def test_tapes_of_others_are_out_of_reach(services: Services, spec: SessionSpec,
     assert not (tmp_path / "data" / f"{fresh}.jsonl").exists()
     second = line(1, prev=after(good))
     put(fresh, good, second)
-    for bad in ([second], [line(3)], [good], [line(2)], [line(2, prev=after(good))]):
+    changed = line(1, prev=after(good), content="x")
+    for bad in ([changed], [line(3)], [good], [good, changed], [line(2)], [line(2, prev=after(good))]):
         with pytest.raises(RequestError):
             put(fresh, *bad)
     put(fresh, line(2, prev=after(second)))
@@ -384,8 +431,10 @@ def test_a_proxy_on_the_way_passes_on_what_is_its_childs(
         RelaySink(ask(proxy), spec.session).put([b'{"type":"meta","data":{"session_id":"%s","root_session_id":"%s"},'
             b'"seq":0,"ts":1,"prev":""}' % (spec.session.encode(), spec.root.encode())])  # fmt: skip
     own.sync()
+    tape.message(Message("user", "y"))
+    guest.infer(request._replace(ordinal=1, tape=tape.ahead()))
     assert len(read(str(tmp_path / "data" / f"{spec.session}.jsonl"))) == 2
-    assert len(read(str(tmp_path / "data" / f"{child.session}.jsonl"))) == 1
+    assert len(read(str(tmp_path / "data" / f"{child.session}.jsonl"))) == 2
 
 
 def test_no_secret_goes_out(spec: SessionSpec, ledger: Ledger, tmp_path: Path) -> None:

@@ -86,6 +86,87 @@ def test_a_call_is_not_disturbed_by_a_signal_that_means_nothing_to_it() -> None:
     assert outcome(code) == "b'answer' 0"
 
 
+ASKING = """
+import select, socket
+
+near, far = socket.socketpair()
+
+
+def main_waits():
+    while open(f"/proc/self/task/{os.getpid()}/syscall").read().split()[0] not in ("7", "73"):  # poll, ppoll
+        time.sleep(0.001)
+
+
+def wait():
+    signals.until_ready(near, select.POLLIN)
+"""
+
+
+def test_a_wait_for_the_origin_ends_by_a_signal_that_has_interrupted_no_call() -> None:
+    code = """
+    sleep_through(signal.SIGTERM)
+    try:
+        with signals.calling_out(elsewhere=True):
+            wait()
+    except Terminated as terminated:
+        print(terminated.number, os.read(told, 1))
+    print(len(os.listdir("/proc/self/task")) <= 2)
+    """
+    assert outcome(ASKING + textwrap.dedent(code)) == "15 b'x'\nTrue"
+
+
+def test_a_wait_for_the_origin_ends_by_a_signal_that_a_destructor_has_dropped() -> None:
+    code = """
+    class Dropped:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(1000):
+                pass
+
+    try:
+        with signals.calling_out(elsewhere=True):
+            Dropped()
+            wait()
+    except Terminated as terminated:
+        print(terminated.number)
+    """
+    assert outcome(ASKING + textwrap.dedent(code)) == "15"
+
+
+@pytest.mark.parametrize("number", ["SIGCONT", "SIGTERM"])
+def test_a_wait_for_the_origin_goes_on_where_a_signal_may_not_end_it(number: str) -> None:
+    code = f"""
+    def answer():
+        in_thread(signal.{number})
+        far.send(b"answer")
+
+    with signals.block_signals():
+        _thread.start_new_thread(answer, ())
+    wait()
+    print(near.recv(10), signals.fatal, os.read(told, 1))
+    """
+    fatal = 15 if number == "SIGTERM" else 0
+    assert outcome(ASKING + textwrap.dedent(code)) == f"b'answer' {fatal} b'x'"
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_wait_for_the_origin_has_an_end(signalled: bool) -> None:
+    code = f"""
+    near.settimeout(0.05)
+    if {signalled}:
+        os.kill(os.getpid(), signal.SIGCONT)
+    try:
+        with signals.calling_out(elsewhere=True):
+            wait()
+    except TimeoutError as error:
+        print(error)
+    signals.remove()
+    far.send(b"x")
+    wait()
+    """
+    assert outcome(ASKING + textwrap.dedent(code)) == "timed out"
+
+
 def test_insistence_leaves_no_descriptor_no_mask_and_no_handler() -> None:
     code = """
     before = os.listdir("/proc/self/fd")

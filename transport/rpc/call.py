@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 class Relay:
     """Requests to the origin of the job that this process belongs to."""
 
-    def __init__(self, path: str, token: str, capability: str) -> None:
+    def __init__(self, path: str, token: str, capability: str, wait: Wait | None = None) -> None:
+        """`wait`: for the requests that are given none."""
+        self._wait = wait or _wait
         self._path = path
         self._token = token
         self._capability = capability
@@ -39,13 +41,13 @@ class Relay:
         self._pool = Pool(path)
 
     @classmethod
-    def from_environment(cls) -> Relay | None:
+    def from_environment(cls, wait: Wait | None = None) -> Relay | None:
         """The relay of this process's job; None if no node started it."""
         memo = inherit.read()
         path, token, capability = (memo.get(name) for name in ("socket", "token", "capability"))
         if not (isinstance(path, str) and isinstance(token, str) and isinstance(capability, str)):
             return None
-        return cls(path, token, capability)
+        return cls(path, token, capability, wait)
 
     def request(self, name: str, body: bytes, wait: Wait | None = None) -> bytes:
         """Ask the origin. Raises RequestError: refused, failed there, given up by `wait`, or out of reach.
@@ -53,7 +55,7 @@ class Relay:
         A request that is given up reaches the origin all the same, if it was sent whole and the link comes back.
         """
         try:
-            return self._request(name, body, wait or _wait)
+            return self._request(name, body, wait or self._wait)
         except (OSError, ProtocolError) as error:
             self.close()
             raise RequestError(f"the origin cannot be reached: {error}") from None
