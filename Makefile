@@ -19,8 +19,7 @@ CARRIERS ?= openssh command
 
 # SUITES=whole, before a release: every test, and all of those that tell something of another Python over there or of
 # another carrier; else what tells most of each.
-SUITES ?= $(addprefix tests/,cli/test_run.py system/test_breaks.py remote/test_agents.py staging/test_hosts.py \
-	transport/rpc/test_streams_hosts.py)
+SUITES ?= $(addprefix tests/,cli/test_run.py remote/test_agents.py transport/rpc/test_streams_hosts.py)
 WHOLE := $(addprefix tests/,cli/test_run.py cli/test_run_messages.py system/test_breaks.py remote jobs/test_detach.py \
 	staging/test_hosts.py staging/test_detached.py staging/test_breaks.py transport/rpc/test_streams_hosts.py \
 	files/wire/test_link.py files/cli/test_remote_job.py)

@@ -45,6 +45,7 @@ DEAR = (
 )
 BACKENDS = {"weed", "google", "azure", "sftp_server"}  # fixtures that start a server
 LIKE_WEED = {"google", "azure"}  # a long test takes the same paths with these as with weed
+MANY, EVERY = 3, 4  # of a long test with so many parameters each so many-th is run where not all are
 NOISE = ("pytest-", "hypothesis-")  # names in the temporary directory that are pytest's own
 
 # No limit on the time of one example, nor on how long it takes to think of one: that depends on who else is at work.
@@ -118,6 +119,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.backends)
         if LIKE_WEED & needed and item.get_closest_marker("long"):
             item.add_marker(pytest.mark.whole)
+    _leave_out(items)
+
+
+def _leave_out(items: list[pytest.Item]) -> None:
+    """Leave most parameters of a long test that has many of them to a release."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("whole"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for test in tests.values():
+        if len(test) >= MANY:
+            for at, item in enumerate(test):
+                if at % EVERY:
+                    item.add_marker(pytest.mark.whole)
 
 
 def pytest_collection_finish() -> None:

@@ -20,6 +20,8 @@ from tests.lab import Lab
 from transport import this_build
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.whole
+
 CACHE = ROOT / ".lab-cache"  # tools and requirements are fetched once
 COMMIT = {
     **{f"GIT_{who}_{key}": value for who in ("AUTHOR", "COMMITTER") for key, value in
@@ -120,7 +122,6 @@ def first(commit: Path, tools: Path, tmp_path_factory: pytest.TempPathFactory) -
     return clone
 
 
-@pytest.mark.whole
 def test_the_same_commit_gives_the_same_bytes(commit: Path, first: Path, tools: Path, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in (first / "dist").iterdir()}
     assert released(first, tools) == before, "again in the same clone"

@@ -34,9 +34,9 @@ def says(*calls: dict[str, Any], text: str = "", **guards: Any) -> dict[str, Any
     return {**guards, "reply": {"text": text, "tool_calls": list(calls)}}
 
 
-# a command that waits until the child in the background has ended and waits to be reaped
+# a command that waits until the child in the background has ended and waits to be reaped: all threads of it
 UNTIL_ENDED = """pid=$(sed 's/.*"pid":\\([0-9]*\\).*/\\1/' "$QUINE_DATA_DIR"/jobs/*/job)
-while ! grep -q ') Z ' /proc/$pid/stat; do sleep 0.01; done"""
+while ! grep -q ') Z ' /proc/$pid/stat || [ "$(ls /proc/$pid/task)" != $pid ]; do sleep 0.01; done"""
 
 
 class Started(subprocess.Popen[bytes]):
