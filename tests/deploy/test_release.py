@@ -20,7 +20,6 @@ from tests.lab import Lab
 from transport import this_build
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.whole
 
 CACHE = ROOT / ".lab-cache"  # tools and requirements are fetched once
 COMMIT = {
@@ -30,6 +29,7 @@ COMMIT = {
 }  # fmt: skip
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.whole,
     pytest.mark.timeout(900),  # two releases are built
     pytest.mark.skipif(
         not (shutil.which("git") and (ROOT / ".git").exists()), reason="no git here, or no clone"
