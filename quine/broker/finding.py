@@ -70,7 +70,7 @@ def begin(environ: MutableMapping[str, str] = os.environ) -> None:
     if environ.get("QUINE_API_TYPE") == "program":
         memory.forget(())  # the program gets the key from the agent
         return
-    own = dict(environ)
+    own = dict(environ) if keys else {}
     if not credentials.is_elsewhere(environ):  # a script here; a nested agent may have a server for its guest
         own = {name: value for name, value in own.items() if name not in ("QUINE_API_TYPE", "QUINE_API_BASE")}
     try:
@@ -81,8 +81,8 @@ def begin(environ: MutableMapping[str, str] = os.environ) -> None:
     own.clear()
     found = [value.encode("utf-8", "surrogateescape") for value in keys.values()]
     _state.masks = tuple(mark for value in keys.values() for mark in forgotten(value))
-    copies = [name for name, value in environ.items() if _holds(value, keys) or name in KEYS]
-    for name in copies:
+    copies = {name for name, value in environ.items() if _holds(value, keys)} if keys else set()
+    for name in copies.union(name for name in KEYS if name in environ):
         del environ[name]
     keys.clear()
     proof, _state.proof = _state.proof, b""

@@ -223,11 +223,13 @@ def hide(names: Collection[str]) -> None:
     Its memory still has them, so it is closed to other processes until they are gone from there, too.
     """
     secrets = [os.environ[name].strip() for name in names if name != inherit.VARIABLE]
-    copies = {
-        name
-        for name, value in os.environ.items()
-        if any(len(secret) >= SHORTEST and secret in value for secret in secrets)
-    }
+    copies: set[str] = set()
+    if secrets:
+        copies.update(
+            name
+            for name, value in os.environ.items()
+            if any(len(secret) >= SHORTEST and secret in value for secret in secrets)
+        )
     exposure.forget(copies.union(names))
     if secrets:
         if not _wipe:
