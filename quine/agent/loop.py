@@ -220,6 +220,14 @@ class Loop:
             model=spec.model,
             tape=lines,
         )
+
+        def on_wait() -> None:
+            if self.signals.fatal:  # its exception was dropped, see `until_ready`
+                raise Terminated(self.signals.fatal)
+            if lines:
+                self.tape.sync()  # a line that has to wait for others' inferences could be lost meanwhile
+                lines.clear()
+
         begun = time.time()
         if self.ledger.beyond:
             self.ledger.beyond.give_back()  # places of killed children; an inference may take long
@@ -232,6 +240,7 @@ class Loop:
                 spec.limits.concurrent,
                 self._price,
                 self.account.used(self.messages),
+                on_wait,
             )
         self.tape.arrived(len(lines))
         self.account.count(reply, len(self.messages))

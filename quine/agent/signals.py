@@ -10,7 +10,8 @@ Laws
 4. A program that replaces this one (execve) gets the mask back and no disposition of Python's: CPython ignores SIGPIPE
    and SIGXFSZ, and an ignored signal stays ignored through execve.
 5. A write of this process to a peer that has gone raises SIGPIPE, too. `block_sigpipe()` tells it from a sent one.
-6. A signal also interrupts calls that wait in other code: see `wake_if_stuck()`. The polls of the agent include `fd`.
+6. A signal also interrupts calls that wait in other code: see `wake_if_stuck()`. The polls of the agent include `fd`,
+   and so does the wait for the origin, `until_ready()`.
 7. A peer that does not answer delays the end of an agent by at most `HURRY` seconds: see `ready()`.
 """
 
@@ -249,7 +250,7 @@ class Signals:
     def calling_out(self, elsewhere: bool = False) -> Iterator[None]:
         """Combine `wake_if_stuck` and `block_sigpipe`, for a call that writes to a peer and may take long.
 
-        With `elsewhere` the peer is the origin and all waits are `until_ready`, which need no thread to end them.
+        With `elsewhere` the peer is the origin, and the wait for it is `until_ready`, which needs no thread to end it.
         """
         with self.interruptible() if elsewhere else self.wake_if_stuck():
             with self.block_sigpipe():

@@ -176,8 +176,8 @@ class Request(NamedTuple):
 
     `output` is the most tokens that the reply may have; 0 = the dialect's default. `cost` is the most US dollars that
     the whole inference may cost; 0 = no limit. The process that pays enforces it. `model` is for a guest that is asked
-    over a link; "" is the model that its origin was started with. So is `tape`: lines for the tape there, which are
-    written before it infers.
+    over a link; "" is the model that its origin was started with. `tape`, for such a guest alone: lines for the tape
+    there, which are written before it infers.
     """
 
     messages: Sequence[Message]

@@ -74,6 +74,8 @@ class Inferences:
         """Return the reply to an `infer` request, or its error, as `RelayGuest` reads them."""
         try:
             asked = parse(Infer, body)
+            if asked.tape:
+                raise RequestError("infer: lines for a tape, which is not written here")
             payer = _of_request(payer, asked.model, asked.cost)
             answer = await self._answer(
                 payer, asked.request(asked.conversation(), payer.tools), asked.known, note

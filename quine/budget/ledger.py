@@ -242,14 +242,18 @@ class Ledger:
         prompt: int,
         price: Callable[[int, int], float] | None = None,
         within: Remaining | None = None,
+        on_wait: Callable[[], None] | None = None,
     ) -> Reservation:
         """Reserve one inference of about `prompt` tokens; block while others hold the slots or the budget it needs.
 
         `price` returns dollars for (prompt, reply) tokens; `within` is the most that this inference may take.
-        Raises Spent if waiting would not help. A signal handler that raises ends the wait.
+        `on_wait` is called before each pause. Raises Spent if waiting would not help. A signal handler that raises ends
+        the wait.
         """
         pause = SHORTEST
         while (hold := self.try_reserve(concurrent, prompt, price, within)) is None:
+            if on_wait:
+                on_wait()
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
         return hold

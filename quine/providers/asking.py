@@ -23,7 +23,7 @@ MOST = 10**9  # tokens, dollars
 class Infer(Strict):
     """`known` is a lower bound of the prompt in tokens, with the tools. Without `model`: that of the tree.
 
-    `tape`: lines for the tape of the session, which come before the inference.
+    `tape`: lines for the tape of the session, which come before the inference; AHEAD bytes have a few hundred at most.
     """
 
     session: str = text(36)

@@ -78,21 +78,27 @@ def due(request: Request, ledger: Ledger, price: Price | None, known: int = 0) -
 
 
 def infer(
-    guest: Guest, request: Request, ledger: Ledger, concurrent: int, price: Price | None, known: int = 0
+    guest: Guest,
+    request: Request,
+    ledger: Ledger,
+    concurrent: int,
+    price: Price | None,
+    known: int = 0,
+    on_wait: Callable[[], None] | None = None,
 ) -> Reply:
     """Make one inference; block until the reply. `known` is as for `due`. quine/broker/payment.py does not block.
 
-    Where this machine pays from a loan that is used up, more is borrowed first. Raises GuestError, ledger.Spent, or the
-    exception of a signal handler.
+    `on_wait` is called while others have what it needs of the ledger. Where this machine pays from a loan that is used
+    up, more is borrowed first. Raises GuestError, ledger.Spent, or the exception of a signal handler.
     """
     for _ in range(LOANS):
         try:
-            return _infer(guest, request, ledger, concurrent, price, known)
+            return _infer(guest, request, ledger, concurrent, price, known, on_wait)
         except Spent:
             prompt = due(request, ledger, price, known).prompt
             if not borrow(ledger, price, 1, prompt):
                 raise
-    return _infer(guest, request, ledger, concurrent, price, known)
+    return _infer(guest, request, ledger, concurrent, price, known, on_wait)
 
 
 def borrow(ledger: Ledger, price: Price | None, count: int, prompt: int) -> bool:
@@ -104,12 +110,18 @@ def borrow(ledger: Ledger, price: Price | None, count: int, prompt: int) -> bool
 
 
 def _infer(
-    guest: Guest, request: Request, ledger: Ledger, concurrent: int, price: Price | None, known: int
+    guest: Guest,
+    request: Request,
+    ledger: Ledger,
+    concurrent: int,
+    price: Price | None,
+    known: int,
+    on_wait: Callable[[], None] | None,
 ) -> Reply:
     if isinstance(guest, BrokeredGuest):
         return guest.pay(request, known)
     bill = due(request, ledger, price, known)
-    hold = ledger.reserve(concurrent, bill.prompt, bill.money, bill.within)
+    hold = ledger.reserve(concurrent, bill.prompt, bill.money, bill.within, on_wait)
     used = Usage(bill.prompt)  # also charged if a signal interrupts: the provider has read the prompt
     try:
         reply = guest.infer(request._replace(output=hold.output, cost=hold.cost))

@@ -7,6 +7,7 @@ Laws
 
 from __future__ import annotations
 
+from quine.base.errors import LOST, Failure
 from quine.base.messages import (
     GuestError,
     Overflow,
@@ -79,8 +80,15 @@ def spent_to_json(spent: Spent) -> dict[str, object]:
     return {"error": "spent", "detail": str(spent), "option": spent.option}
 
 
-def _error(kind: str, answer: dict[str, Any]) -> GuestError | Spent:
+def tape_to_json(error: RequestError) -> dict[str, object]:
+    """Return as JSON that the lines of a request could not be taken, and no inference was made."""
+    return {"error": "tape", "detail": str(error)}
+
+
+def _error(kind: str, answer: dict[str, Any]) -> GuestError | Spent | Failure:
     detail = str(answer["detail"])
+    if kind == "tape":
+        return Failure(LOST, f"the tape cannot be sent to the origin: {detail}")
     if kind == "spent":
         return Spent(detail, str(answer["option"]))
     if kind == "refused":

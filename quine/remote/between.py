@@ -104,12 +104,14 @@ class Between(_Passing, Proxy):
 
     def infer(self, body: bytes) -> bytes:
         asked = parse(Infer, body)
-        if asked.tape:
-            self.arrivals.take(asked.session, asked.tape)
-            body = quickjson.dumps({**quickjson.loads(body), "tape": []}).encode()
+        if refusal := self._take(asked):
+            return refusal
         with self._once(asked.session, asked.ordinal):
             mark = self._ledger.mark
-            answer = self._pay(asked) if mark.tokens or mark.cost else self._ask("infer", body)
+            if mark.tokens or mark.cost:
+                answer = self._pay(asked)
+            else:
+                answer = self._ask("infer", _without_tape(body) if asked.tape else body)
             with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # an error has none
                 given = quickjson.loads(answer)["usage"]
                 self._answered(asked.session, asked.ordinal, (int(given[0]), int(given[1])))
@@ -131,6 +133,11 @@ class Between(_Passing, Proxy):
             "cost": guest.cost,
         }
         return quickjson.dumps({**reply.to_json(), **told}).encode()
+
+
+def _without_tape(body: bytes) -> bytes:
+    """Return the body of an inference without lines: they went on by themselves, masked here."""
+    return quickjson.dumps({**quickjson.loads(body), "tape": []}).encode()
 
 
 class Here(_Passing, Origin):

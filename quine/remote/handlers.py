@@ -39,7 +39,7 @@ from quine.budget.ledger import Ledger
 from quine.budget.loans import PARTS, Wanted
 from quine.providers import metering
 from quine.providers.asking import Infer
-from quine.providers.relay import error_to_json, spent_to_json
+from quine.providers.relay import error_to_json, spent_to_json, tape_to_json
 from quine.remote.guests import Guests
 from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals
 from quine.tape.lines import digest
@@ -158,6 +158,15 @@ class Proxy:
             with self._lock:
                 self._asking.discard(session)
 
+    def _take(self, asked: Infer) -> bytes:
+        """Take the lines that come before an inference; return b"", or the answer if they are refused."""
+        try:
+            if asked.tape:
+                self.arrivals.take(asked.session, asked.tape)
+        except RequestError as error:
+            return quickjson.dumps(tape_to_json(error)).encode()
+        return b""
+
     def _answered(self, session: str, ordinal: int, tokens: tuple[int, int]) -> None:
         with self._lock:
             self._next[session] = ordinal + 1
@@ -199,8 +208,8 @@ class Origin(Proxy):
 
     def infer(self, body: bytes) -> bytes:
         asked = parse(Infer, body)
-        if asked.tape:
-            self.arrivals.take(asked.session, asked.tape)
+        if refusal := self._take(asked):
+            return refusal
         messages = self._conversation(asked)
         with self._once(asked.session, asked.ordinal):
             return self._infer(asked.request(messages, tools.TOOLS))

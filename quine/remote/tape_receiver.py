@@ -100,13 +100,9 @@ class Arrivals:
             if tape is None:
                 tape = self._tapes[session] = self._new(session, entries[0])
         with tape.lock:
-            known = tape.length - entries[0].seq
-            if (
-                0 < known <= len(lines) and digest(lines[known - 1]) == tape.prev
-            ):  # a hash is of all lines before, too
-                entries, lines = entries[known:], lines[known:]
+            known = _known(tape, entries, lines)
             try:
-                self._take(session, tape, entries, lines)
+                self._take(session, tape, entries[known:], lines[known:])
             except RequestError:
                 if not tape.length:
                     self._tapes.pop(session, None)  # the tape was never begun
@@ -114,7 +110,7 @@ class Arrivals:
 
     def _take(self, session: str, tape: _Arriving, entries: list[_Entry], lines: list[bytes]) -> None:
         if not lines:
-            return
+            return  # all of them were known
         length, prev = tape.length, tape.prev
         for entry, line in zip(entries, lines):
             if entry.seq != length:
@@ -166,6 +162,19 @@ class Arrivals:
         if session != spec.session and told.get("born") != "exec":
             self._born()
         return _Arriving(self._sink(session), depth)
+
+
+def _known(tape: _Arriving, entries: list[_Entry], lines: list[bytes]) -> int:
+    """Return how many of the lines, from the first, are on the tape: each names the hash of the one before."""
+    known = tape.length - entries[0].seq
+    if not 0 < known <= len(lines):
+        return 0
+    expected = tape.prev
+    for entry, line in zip(reversed(entries[:known]), reversed(lines[:known])):
+        if digest(line) != expected:
+            return 0
+        expected = entry.prev
+    return known
 
 
 def _tokens(usage: object) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """The zygote of agents: it has loaded all that an agent of one turn needs, and the agents of its node are its forks.
 
-Law: nothing is done here but imports. An agent reads its environment and its directory itself.
+Law: nothing is done here but imports, and what these leave to the first use. An agent reads its environment and its
+directory itself.
 """
 
 from __future__ import annotations

@@ -109,7 +109,9 @@ def test_what_a_dead_one_had_reserved_is_charged_when_its_slot_is_taken(make: Ma
 
 def test_an_inference_waits_for_whichever_slot_is_free_first(make: Make) -> None:
     ledger = make(concurrent=2)
-    first, second = (ledger.reserve(2, 10) for _ in range(2))
+    first, second = (ledger.reserve(2, 10, on_wait=pytest.fail) for _ in range(2))
+    with pytest.raises(KeyError, match="waits"):
+        ledger.reserve(2, 10, on_wait=lambda: {}["waits"])
     got = []
     waiting = threading.Thread(target=lambda: got.append(ledger.reserve(2, 10)))
     waiting.start()

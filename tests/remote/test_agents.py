@@ -98,6 +98,33 @@ def test_what_an_agent_was_told_goes_to_its_tape_with_the_next_inference(lab: La
         assert [entry["seq"] for entry in tape] == list(range(len(tape)))
 
 
+def test_lines_do_not_wait_for_the_inferences_of_others(lab: Lab, data: Path, tmp_path: Path) -> None:
+    """A host that ends meanwhile would leave no tape of an agent that has run a command, or of one just forked."""
+    warm(lab, "h1")
+    children = [{"intent": "one"}, {"intent": "two"}]
+    guest = tmp_path / "guest"
+    begin = json.dumps(fork(children)["reply"])
+    guest.write_text(
+        f'#!/bin/sh\nmission=$(sed \'s/.*"mission": *"//; s/".*//\')\n'
+        f"if [ \"$mission\" = all ] && mkdir {tmp_path}/forked 2>/dev/null; then echo '{begin}'; exit; fi\n"
+        f'[ "$mission" = all ] || while ! [ -e {tmp_path}/go ]; do sleep 0.02; done\n'
+        f"echo '{json.dumps(leave()['reply'])}'\n"
+    )
+    guest.chmod(0o755)
+    env = {
+        "QUINE_API_TYPE": "program",
+        "QUINE_API_BASE": str(guest),
+        "QUINE_DATA_DIR": str(data),
+        "QUINE_MAX_CONCURRENT": "1",
+    }
+    with lab.popen(["--on", "h1", "all"], env=env) as agent:
+        until(lambda: {"one", "two"} <= tapes(data).keys())
+        assert agent.poll() is None
+        (tmp_path / "go").touch()
+        assert agent.wait(60) == 0
+    assert [tape[-1]["type"] for tape in tapes(data).values()] == ["outcome"] * 3
+
+
 @pytest.mark.parametrize("status", [1, 3, 63])
 def test_the_verdict_crosses(lab: Lab, data: Path, status: int) -> None:
     done = lab.run(["--on", "h1", "fail"], env=environment(lab, data, leave(status)))

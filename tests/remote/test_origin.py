@@ -15,7 +15,7 @@ from quine.agent.env import Settings
 from quine.agent.session import SessionSpec
 from quine.agent.tools import TOOLS
 from quine.base.cli_options import RunOptions
-from quine.base.errors import Failure
+from quine.base.errors import LOST, Failure
 from quine.base.messages import (
     GuestError,
     Message,
@@ -238,8 +238,11 @@ def test_an_inference_is_not_made_if_its_lines_are_refused(
 ) -> None:
     guest = RelayGuest(ask(services))
     request = Request([Message("user", "x")], TOOLS, spec.session, "mission")
-    with pytest.raises(Unavailable, match="tape: the first line must be"):
+    with pytest.raises(Failure, match="cannot be sent to the origin: tape: the first line must be") as caught:
         guest.infer(request._replace(tape=['{"type":"message","data":{},"seq":0,"ts":1,"prev":""}']))
+    assert (
+        caught.value.status == LOST
+    )  # not that of a guest that cannot be had now: such a one is asked again
     guest.infer(request)
 
 
@@ -298,10 +301,16 @@ def test_tapes_of_others_are_out_of_reach(services: Services, spec: SessionSpec,
     second = line(1, prev=after(good))
     put(fresh, good, second)
     changed = line(1, prev=after(good), content="x")
-    for bad in ([changed], [line(3)], [good], [good, changed], [line(2)], [line(2, prev=after(good))]):
+    third = line(2, prev=after(second))
+    other_good = line(0, "meta", **meta(fresh, spec.root, spec.session, 1), mission="x")
+    for bad in (
+        [changed], [line(3)], [good], [good, changed], [line(2)], [line(2, prev=after(good))],
+        [other_good, second], [other_good, second, third],
+    ):  # fmt: skip
         with pytest.raises(RequestError):
             put(fresh, *bad)
-    put(fresh, line(2, prev=after(second)))
+    put(fresh, third)
+    put(fresh, second, third)
     assert len(read(str(tmp_path / "data" / f"{fresh}.jsonl"))) == 3
     renewed = new_session()
     put(renewed, line(0, "meta", **meta(renewed, spec.root, fresh, 1, "exec")))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from transport.lean import socket
 
-    # Waits until a socket is ready for an event of poll(2); raises OSError to give the request up.
+    # Waits until a socket is ready for an event of poll(2). OSError: the origin is out of reach; others are passed on.
     Wait = Callable[[socket.socket, int], None]
 
 
