@@ -70,15 +70,15 @@ def begin(environ: MutableMapping[str, str] = os.environ) -> None:
     if environ.get("QUINE_API_TYPE") == "program":
         memory.forget(())  # the program gets the key from the agent
         return
-    own = dict(environ) if keys else {}
-    if not credentials.is_elsewhere(environ):  # a script here; a nested agent may have a server for its guest
-        own = {name: value for name, value in own.items() if name not in ("QUINE_API_TYPE", "QUINE_API_BASE")}
-    try:
-        if keys:
+    if keys:
+        # A script here: a nested agent may have a server for its guest.
+        unfit = () if credentials.is_elsewhere(environ) else ("QUINE_API_TYPE", "QUINE_API_BASE")
+        own = {name: value for name, value in environ.items() if name not in unfit}
+        try:
             _own(own, keys)
-    except Failure as failure:
-        _state.failure = failure
-    own.clear()
+        except Failure as failure:
+            _state.failure = failure
+        own.clear()
     found = [value.encode("utf-8", "surrogateescape") for value in keys.values()]
     _state.masks = tuple(mark for value in keys.values() for mark in forgotten(value))
     copies = {name for name, value in environ.items() if _holds(value, keys)} if keys else set()

@@ -20,7 +20,6 @@ from tests.lab import Lab
 from transport import this_build
 
 ROOT = Path(__file__).resolve().parents[2]
-
 CACHE = ROOT / ".lab-cache"  # tools and requirements are fetched once
 COMMIT = {
     **{f"GIT_{who}_{key}": value for who in ("AUTHOR", "COMMITTER") for key, value in

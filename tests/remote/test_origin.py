@@ -240,9 +240,8 @@ def test_an_inference_is_not_made_if_its_lines_are_refused(
     request = Request([Message("user", "x")], TOOLS, spec.session, "mission")
     with pytest.raises(Failure, match="cannot be sent to the origin: tape: the first line must be") as caught:
         guest.infer(request._replace(tape=['{"type":"message","data":{},"seq":0,"ts":1,"prev":""}']))
-    assert (
-        caught.value.status == LOST
-    )  # not that of a guest that cannot be had now: such a one is asked again
+    # Not that of a guest that cannot be had now: such a one is asked again.
+    assert caught.value.status == LOST
     guest.infer(request)
 
 

@@ -174,9 +174,8 @@ def test_a_job_whose_launcher_is_killed_as_it_makes_it_runs_once_and_ends_as_it_
     find, looks = Launching.find, ["later"] if way == "report" else []
 
     def late(self: Launching, *words: Any) -> int:
-        if (
-            self.pid and inherited in looks
-        ):  # not once it has heard of the death: the kernel has given it the job by then
+        # Once it has heard of the death the kernel has given it the job.
+        if self.pid and inherited in looks:
             looks.clear()
             return 0
         return find(self, *words)
