@@ -51,6 +51,12 @@ MODULES = {
     "transport/wire/flow.py": ["tests/transport/wire/test_flow.py", "tests/transport/wire/test_session.py"],
     "transport/wire/resume.py": ["tests/transport/wire/test_resume.py"],
     "transport/job/job.py": ["tests/transport/node/test_node.py", "tests/cli/test_run.py"],
+    "transport/launcher/launcher.py": [
+        "tests/transport/launcher/test_launcher.py",
+        "tests/transport/launcher/test_quick.py",
+        "tests/transport/job/test_launching.py",
+        "tests/transport/job/test_launcher_killed.py",
+    ],
     "transport/rpc/services.py": [
         "tests/transport/rpc/test_services.py",
         "tests/transport/rpc/test_streams.py",
@@ -69,6 +75,19 @@ MODULES = {
     ],
     "quine/files/layers/quota.py": ["tests/files/test_quota.py"],
     "quine/files/layers/account.py": ["tests/files/test_quota.py"],
+    "quine/fanout/journal.py": ["tests/fanout/test_output.py", "tests/fanout/test_adoption.py"],
+    "quine/fanout/joblog.py": [
+        "tests/fanout/test_output.py",
+        "tests/fanout/test_xargs.py",
+        "tests/fanout/test_adoption.py",
+    ],
+    "quine/staging/apply.py": [
+        "tests/staging/test_staging.py",
+        "tests/staging/test_write_aside.py",
+        "tests/staging/test_hosts.py",
+    ],
+    "quine/staging/store.py": ["tests/staging/test_staging.py", "tests/staging/test_hosts.py"],
+    "quine/broker/admission.py": ["tests/broker/test_broker.py", "tests/broker/test_hostile.py"],
 }
 
 
