@@ -6,12 +6,13 @@ TWICE := $(shell echo $$((2 * $(ONCE))))
 WORKERS ?= $(shell echo $$((3 * $(ONCE))))# a test waits for processes two thirds of its time
 HOST_WORKERS ?= $(WORKERS)
 CARRIER_WORKERS ?= $(WORKERS)
-BIN := .venv/bin
-READY := .venv/.ready
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+COLLECTED := $(VENV)/.collected
 AZURITE := .lab-cache/azurite/node_modules/.bin/azurite-blob
 ARM64 := .lab-cache/arm64
-EMULATED = $(if $(LEFT),,$(ARM64))
-COLLECTED := .venv/.collected
+EMULATED = $(if $(WHOLE),$(ARM64))
 
 TOOLS ?= build/release
 HOST_PYTHON ?= pypy3
@@ -20,22 +21,32 @@ CARRIERS ?= openssh command
 # SUITES=whole, before a release: every test, and all of those that tell something of another Python over there or of
 # another carrier; else what tells most of each.
 SUITES ?= $(addprefix tests/,cli/test_run.py remote/test_agents.py transport/rpc/test_streams_hosts.py)
-WHOLE := $(addprefix tests/,cli/test_run.py cli/test_run_messages.py system/test_breaks.py remote jobs/test_detach.py \
+ALL_SUITES := $(addprefix tests/,cli/test_run.py cli/test_run_messages.py system/test_breaks.py remote jobs/test_detach.py \
 	staging/test_hosts.py staging/test_detached.py staging/test_breaks.py transport/rpc/test_streams_hosts.py \
 	files/wire/test_link.py files/cli/test_remote_job.py)
 BULK := $(addprefix --deselect tests/cli/test_run.py::,test_every_exit_status test_256_megabytes_both_ways test_300_at_once_over_one_connection)
-CHOSEN := $(if $(filter whole,$(SUITES)),$(WHOLE),$(BULK) $(SUITES))
-LEFT := $(if $(filter whole,$(SUITES)),,-m "not whole")
+WHOLE := $(filter whole,$(SUITES))
+CHOSEN := $(if $(WHOLE),$(ALL_SUITES),$(BULK) $(SUITES))
+
+# The lanes of the suite (CONTRIBUTING.md): the tests of every day, then the others; of both those of real time by themselves.
+DAILY := not law and not long and not backends and not whole
+OTHERS := not law and $(if $(WHOLE),(long or backends or whole),(long or backends) and not whole)
+LAWS := tests/test_laws.py tests/docs tests/deploy/test_host_python.py
+
+# FAILED=FILE: tests that fail are noted in FILE, for `suite.py judge`, and the run goes on.
+FAILED ?=
+PYTEST = $(if $(FAILED),$(BIN)/python scripts/suite.py run $(FAILED)) $(BIN)/python -m pytest
+NOTED := build/failed.jsonl
 
 SECONDS ?= 600
 
-.PHONY: setup demo test test-all test-hosts test-carriers mutants soak lint types check bench reference picture docs release clean
+.PHONY: setup demo test test-more test-hosts test-carriers mutants soak lint types check release-check bench reference picture docs release clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quine needs Python 3.11 or newer")'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
@@ -47,23 +58,25 @@ $(COLLECTED): | setup
 demo: setup
 	@$(BIN)/python examples/demo.py
 
+# A lane that is red does not keep the next one from being run.
 test: setup $(COLLECTED)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not long and not backends and not whole"
+	$(PYTEST) -n $(WORKERS) -m "$(DAILY) and not clock"; red=$$?; $(PYTEST) -n0 -m "$(DAILY) and clock" && exit $$red
 
-test-all: setup $(COLLECTED) $(AZURITE) $(EMULATED)
-	QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)" $(BIN)/python -m pytest -n $(WORKERS) $(LEFT)
+test-more: setup $(COLLECTED) $(AZURITE) $(EMULATED)
+	export QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)"; \
+	$(PYTEST) -n $(WORKERS) -m "$(OTHERS) and not clock"; red=$$?; $(PYTEST) -n0 -m "$(OTHERS) and clock" && exit $$red
 
-# The suites above, with hosts whose Python is another one than the origin's.
+# Suites that tell of a host, with hosts whose Python is another one than the origin's.
 test-hosts: setup
 	@if command -v $(HOST_PYTHON) >/dev/null; then \
-	    QUINE_TEST_HOST_PYTHON=$(HOST_PYTHON) $(BIN)/python -m pytest -n $(HOST_WORKERS) -m "not backends" $(CHOSEN); \
+	    QUINE_TEST_HOST_PYTHON=$(HOST_PYTHON) $(PYTEST) -n $(HOST_WORKERS) -m "not backends and not clock" $(CHOSEN); \
 	else echo "no $(HOST_PYTHON) here: its suites are not run"; fi
 
 # The same ones, with hosts that are reached by the ssh program and by a command.
 test-carriers: setup
 	@for carrier in $(CARRIERS); do \
-	    QUINE_TEST_CARRIER=$$carrier $(BIN)/python -m pytest -n $(CARRIER_WORKERS) -m "not backends" $(CHOSEN) \
-	        $(if $(filter whole,$(SUITES)),tests/system/test_breaks_pauses.py) || exit; \
+	    QUINE_TEST_CARRIER=$$carrier $(PYTEST) -n $(CARRIER_WORKERS) -m "not backends and not clock" $(CHOSEN) \
+	        $(if $(WHOLE),tests/system/test_breaks_pauses.py) || exit; \
 	done
 
 # A server of Azure's protocol. Where there is no npm its tests are skipped, and say so.
@@ -83,16 +96,24 @@ soak: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/prose.py
+	$(BIN)/python -m pytest -n0 -m law $(LAWS)
 
 types: setup
 	$(BIN)/mypy
 
-# Steps that take one processor run beside each other, and so do the suites of hosts and carriers: each worker has a lab
-# to bring up, and tests to collect.
+# What is red in a lane is run once more when all of them have been run, alone (scripts/suite.py). Steps that take one
+# processor run beside each other, and so do the suites of hosts and carriers: each worker has a lab to bring up.
 check: setup
+	@mkdir -p $(dir $(NOTED)) && rm -f $(NOTED)
 	$(MAKE) --no-print-directory --jobs --output-sync lint types $(COLLECTED) $(AZURITE) $(EMULATED)
-	$(MAKE) --no-print-directory test-all
-	$(MAKE) --no-print-directory --jobs --output-sync HOST_WORKERS=$(TWICE) CARRIER_WORKERS=$(ONCE) test-hosts test-carriers
+	$(MAKE) --no-print-directory FAILED=$(NOTED) test
+	$(MAKE) --no-print-directory FAILED=$(NOTED) test-more
+	$(MAKE) --no-print-directory FAILED=$(NOTED) --jobs --output-sync HOST_WORKERS=$(TWICE) CARRIER_WORKERS=$(ONCE) test-hosts test-carriers
+	$(BIN)/python scripts/suite.py judge $(NOTED) tests/flaky.md
+
+release-check:
+	$(MAKE) --no-print-directory check SUITES=whole
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
@@ -123,5 +144,5 @@ $(TOOLS)/.ready: scripts/release.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .quine-demo .lab-cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-* .quine-demo .lab-cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,16 +1,17 @@
-"""Run tests so that a red one is not the end: it is run once more, alone, and judged with tests/flaky.md.
+"""Run lanes of the tests so that a red test is run once more, alone, before it is judged.
 
-    suite.py run FILE COMMAND…      run pytest; append each test that fails to FILE, and go on
-    suite.py judge FILE             run each of those once more, alone; list what is flaky, and what is red
+    suite.py run FILE PYTHON -m pytest …     run pytest; append each test that fails to FILE, and go on
+    suite.py judge FILE KNOWN                run each of those once more, alone; print which are flaky and which red
 
 Laws
-1. Only a failing test is forgiven, and only here: any other end of pytest (a collection that fails, a worker that
-   cannot start, no test at all) is red at once, and so are more than AGAIN failures, which nobody calls chance.
-2. A test that passes alone is flaky. Its name stands in tests/flaky.md from the next commit on until it is mended.
-3. At most NAMES flaky tests are known at one time, and none for longer than DAYS: beyond that the run is red.
+1. Only a test that fails is run again. Any other end of pytest (modules that cannot be collected, a worker that does
+   not start, no test at all) is red at once; so are more than AGAIN failures in one lane, which are no chance.
+2. A test that passes alone is flaky. Its name stands in KNOWN (tests/flaky.md) from the next commit on, until it is
+   mended.
+3. At most NAMES flaky tests are known at one time, and none for longer than DAYS. Beyond that the run is red.
 
-What is appended is a JSON object a line: `test` (a node id), `first` (the first lines of its failure), `env` (the
-variables that chose its hosts, `QUINE_TEST_…`). tests/conftest.py writes them.
+A line of FILE is a JSON object: `test` (a node id), `first` (the first lines of its failure), `env` (the variables
+QUINE_TEST_… that chose its hosts). This module is the plugin of pytest that writes them.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-KNOWN = ROOT / "tests" / "flaky.md"
-FAILED = "QUINE_TESTS_FAILED"  # the file's name, for the tests
-AGAIN = 10  # tests to run once more
+NOTES = "QUINE_SUITE_NOTES"  # variable: the file to which the plugin appends
+AGAIN = 10  # tests
 NAMES = 3
 DAYS = 14
+FIRST = 3  # lines of a failure
 ROW = re.compile(r"- `(?P<test>.+)` (?P<date>\d{4}-\d\d-\d\d): (?P<first>.+)")
 PASSED, SOME_FAILED = 0, 1  # exit statuses of pytest
 
@@ -41,62 +42,101 @@ class Failure:
     env: dict[str, str]
 
     def passes_alone(self) -> bool:
-        command = [sys.executable, "-m", "pytest", "-n0", "-o", "addopts=", "-q", self.test]
-        return subprocess.run(command, cwd=ROOT, env={**os.environ, **self.env}, check=False).returncode == PASSED
+        command = [sys.executable, "-m", "pytest", "-n0", self.test]
+        return subprocess.run(command, env={**os.environ, **self.env}, check=False).returncode == PASSED
+
+    def __str__(self) -> str:
+        chosen = " ".join(f"{name}={value}" for name, value in self.env.items())
+        return f"{self.test} {chosen}".rstrip() + "\n" + self.first
 
 
-def failures(path: Path) -> list[Failure]:
-    return [Failure(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+# -- the plugin ------------------------------------------------------------------------------------
+
+_noted: set[str] = set()
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Note a failure, once for a test; with xdist in the process that its workers report to."""
+    path = os.environ.get(NOTES)
+    if not path or not report.failed or os.environ.get("PYTEST_XDIST_WORKER") or report.nodeid in _noted:
+        return
+    _noted.add(report.nodeid)
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash else str(report.longrepr)
+    env = {name: value for name, value in os.environ.items() if name.startswith("QUINE_TEST_")}
+    with open(path, "a") as file:
+        file.write(
+            json.dumps(Failure(report.nodeid, "\n".join(text.splitlines()[:FIRST]), env).__dict__) + "\n"
+        )
+
+
+# -- the commands ----------------------------------------------------------------------------------
 
 
 def run(path: Path, command: list[str]) -> int:
-    before = len(failures(path))
-    status = subprocess.run(command, env={**os.environ, FAILED: str(path)}, check=False).returncode
-    new = len(failures(path)) - before
-    if status != SOME_FAILED or not 0 < new <= AGAIN:
+    """Return the status of pytest, but 0 where tests failed that may be run again.
+
+    Lanes that run beside each other share `path`, so each has notes of its own until it ends.
+    """
+    own = path.with_name(f"{path.name}.{os.getpid()}")
+    environment = {**os.environ, NOTES: str(own.absolute())}
+    status = subprocess.run([*command, "-p", "scripts.suite"], env=environment, check=False).returncode
+    if not own.exists():
         return status
-    print(f"{new} failed; to be run once more, alone", flush=True)
+    text = own.read_text()
+    own.unlink()
+    with path.open("a") as file:
+        file.write(text)
+    number = text.count("\n")
+    if status != SOME_FAILED or number > AGAIN:
+        return status
+    print(f"{number} failed: to be run once more, alone", flush=True)
     return PASSED
 
 
-def known(text: str) -> dict[str, datetime.date]:
-    """Return the flaky tests that are known, with the date since when."""
-    rows = [line for line in text.splitlines() if line.startswith("- ")]
-    found = [ROW.fullmatch(row) for row in rows]
-    if None in found:
-        raise SystemExit(f"{KNOWN}: malformed row {rows[found.index(None)]!r}")
-    return {row["test"]: datetime.date.fromisoformat(row["date"]) for row in found if row}
+def known(path: Path) -> dict[str, datetime.date]:
+    """Return the flaky tests that are known, each with the day it was noticed."""
+    found = {}
+    for line in path.read_text().splitlines():
+        if line.startswith("- "):
+            row = ROW.fullmatch(line)
+            if not row:
+                raise SystemExit(f"{path}: malformed row {line!r}")
+            found[row["test"]] = datetime.date.fromisoformat(row["date"])
+    return found
 
 
-def judge(path: Path, today: datetime.date) -> int:
-    named = known(KNOWN.read_text())
-    red, flaky = [], []
-    for failure in failures(path):
+def judge(path: Path, list_of_known: Path) -> int:
+    names, today = known(list_of_known), datetime.datetime.now(datetime.UTC).date()
+    notes = path.read_text().splitlines() if path.exists() else []
+    flaky, red = [], []
+    for failure in (Failure(**json.loads(note)) for note in notes):
         (flaky if failure.passes_alone() else red).append(failure)
     for failure in flaky:
-        print(f"flaky: {failure.test}\n    {failure.first}")
-        if failure.test not in named:
-            print(f"    to be noted in tests/flaky.md:\n- `{failure.test}` {today}: {' '.join(failure.first.split())}")
-    complaints = [f"{failure.test}\n    {failure.first}" for failure in red]
-    complaints += [
-        f"{test}: in tests/flaky.md for {age} days"
-        for test, since in named.items()
-        if (age := (today - since).days) > DAYS
-    ]
-    names = {*named, *(failure.test for failure in flaky)}
-    if len(names) > NAMES:
-        complaints.append(f"{len(names)} flaky tests, more than {NAMES}: {', '.join(sorted(names))}")
+        print(f"flaky: {failure}")
+        if failure.test not in names:
+            print(
+                f"to be noted in {list_of_known}:\n- `{failure.test}` {today}: {' '.join(failure.first.split())}"
+            )
+    complaints = [str(failure) for failure in red]
+    for name, since in names.items():
+        if (today - since).days > DAYS:
+            complaints.append(f"{name} is known as flaky since {since}, for more than {DAYS} days")
+    together = {*names, *(failure.test for failure in flaky)}
+    if len(together) > NAMES:
+        complaints.append(f"{len(together)} flaky tests are more than {NAMES}: {', '.join(sorted(together))}")
     for complaint in complaints:
         print(f"red: {complaint}")
+    print(f"{len(flaky)} flaky, {len(complaints)} red")
     return SOME_FAILED if complaints else PASSED
 
 
 def main() -> int:
     match sys.argv[1:]:
         case ["run", path, *command] if command:
-            return run(Path(path).absolute(), command)
-        case ["judge", path]:
-            return judge(Path(path), datetime.datetime.now(datetime.UTC).date())
+            return run(Path(path), command)
+        case ["judge", path, list_of_known]:
+            return judge(Path(path), Path(list_of_known))
     print(__doc__, file=sys.stderr)
     return 2
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import os
 import resource
 import shutil
@@ -29,7 +28,6 @@ import hypothesis
 import pytest
 
 from quine.base import procs
-from scripts.suite import FAILED
 from tests.files.clouds import Azure, Google
 from tests.files.seaweed import Weed
 from tests.files.tiers import SERVERS
@@ -59,7 +57,6 @@ hypothesis.settings.load_profile("here")
 
 T = TypeVar("T")
 
-_failed: set[str] = set()
 _sessions: list[Lab] = []
 _home = pytest.StashKey[str]()
 
@@ -160,19 +157,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     finally:
         if os.getpid() != ours:
             os._exit(ESCAPED)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note a failure for scripts/suite.py, once for a test. With workers, in the process that they report to."""
-    path = os.environ.get(FAILED)
-    if not path or not report.failed or os.environ.get("PYTEST_XDIST_WORKER") or report.nodeid in _failed:
-        return
-    _failed.add(report.nodeid)
-    env = {name: value for name, value in os.environ.items() if name.startswith("QUINE_TEST_")}
-    crash = getattr(report.longrepr, "reprcrash", None)
-    first = "\n".join((crash.message if crash else str(report.longrepr)).splitlines()[:3])
-    with open(path, "a") as file:
-        file.write(json.dumps({"test": report.nodeid, "first": first, "env": env}) + "\n")
 
 
 def pytest_report_header() -> list[str]:

@@ -8,6 +8,7 @@ Laws
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -19,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import Lab
-from tests.support.imports import HEAVY, imported_by
-from tests.support.sessions import write_sessions
+from tests.support.imports import BLOCKING, HEAVY
+
+pytestmark = pytest.mark.law  # `make lint` runs them
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("transport", "deploy", "quine")
@@ -100,8 +101,13 @@ def walk(tree: ast.AST, types: bool) -> Iterator[ast.AST]:
             todo += node.orelse
 
 
-def imports(path: Path, types: bool = True) -> Iterator[str]:
+@functools.cache
+def imports(path: Path, types: bool = True) -> tuple[str, ...]:
     """Return full names of a file's imports: modules, and `package.name` for `from package import name`."""
+    return tuple(_imports(path, types))
+
+
+def _imports(path: Path, types: bool) -> Iterator[str]:
     here = module_of(path).split(".")
     if path.name != "__init__.py":
         here = here[:-1]
@@ -271,17 +277,7 @@ def test_a_folder_holds_no_more_than_one_looks_through() -> None:
     assert not {name_of(folder): count for folder, count in folders.items() if count > FOLDER}
 
 
-@pytest.mark.long
-def test_no_statement_begins_with_who_or_what() -> None:
-    done = subprocess.run(
-        [sys.executable, "scripts/prose.py"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout
-
-
 # ------------------------------------------------------------------------- what a process really imports
-
-BLOCKING = HEAVY | {"asyncio", "argparse"}  # and 50 ms for asyncio: too dear for a command called in loops
 
 
 def loaded(*statements: str) -> set[str]:
@@ -292,31 +288,31 @@ def loaded(*statements: str) -> set[str]:
     return {top(name) for name in json.loads(done.stdout)}
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "transport.client.client",
-        "transport.client.batch",
-        "quine.cli.run",
-        "quine.cli.rsh",
-        "quine.fanout.main",
-        "quine.fanout.each.main",
-        "quine.fanout.each.run",
-        "quine.fanout.run",
-        "quine.jobs.client",
-        "quine.base.cli_options",
-        "quine.agent.main",
-        "quine.cli.job_verbs",
-        "quine.cli.tape",
-        "quine.tape.render",
-        "quine.tape.verify",
-        "quine.files.cli.main",
-        "quine.staging.caller_side",
-        "quine.staging.remote_main",
-    ],
+CLIENTS = (
+    "transport.client.client",
+    "transport.client.batch",
+    "quine.cli.run",
+    "quine.cli.rsh",
+    "quine.fanout.main",
+    "quine.fanout.each.main",
+    "quine.fanout.each.run",
+    "quine.fanout.run",
+    "quine.jobs.client",
+    "quine.base.cli_options",
+    "quine.agent.main",
+    "quine.cli.job_verbs",
+    "quine.cli.tape",
+    "quine.tape.render",
+    "quine.tape.verify",
+    "quine.files.cli.main",
+    "quine.staging.caller_side",
+    "quine.staging.remote_main",
 )
-def test_a_client_and_an_agent_import_the_standard_library_only(module: str) -> None:
-    assert not loaded(f"import {module}") & BLOCKING
+
+
+def test_a_client_and_an_agent_import_the_standard_library_only() -> None:
+    together = loaded(*(f"import {module}" for module in CLIENTS)) & BLOCKING
+    assert not together, {module: loaded(f"import {module}") & together for module in CLIENTS}
 
 
 def test_an_agent_starts_without_what_only_a_checker_of_types_reads() -> None:
@@ -388,31 +384,6 @@ def test_a_node_and_a_dial_start_without_the_table_of_options(word: str) -> None
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=120
     )
     assert done.stdout == b"False\n"
-
-
-def test_a_plain_command_imports_the_standard_library_only(lab: Lab) -> None:
-    assert not imported_by(lab, "run", "--", "true") & BLOCKING
-
-
-def test_a_command_of_the_files_tier_imports_the_standard_library_only(lab: Lab) -> None:
-    for words in (
-        ["ls"],
-        ["find"],
-        ["put", str(ROOT / "README.md"), "a"],
-        ["sync", "-n", str(ROOT / "docs"), "tier:d"],
-    ):
-        assert not imported_by(lab, "fs", *words) & BLOCKING
-
-
-def test_tapes_are_shown_and_listed_with_the_standard_library_only(lab: Lab, tmp_path: Path) -> None:
-    (session,) = write_sessions(tmp_path, 1)
-    for words in (["show", session], ["ls"], ["tree"], ["cost"]):
-        assert not imported_by(lab, "tape", *words, env={"QUINE_DATA_DIR": str(tmp_path)}) & BLOCKING
-
-
-def test_a_scripted_agent_imports_the_standard_library_only(lab: Lab) -> None:
-    env = lab.script([{"reply": {"tool_calls": [{"name": "exit", "arguments": {"status": "success"}}]}}])
-    assert not imported_by(lab, "say nothing", env=env) & BLOCKING
 
 
 FOREIGN = re.compile(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.law
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "reference" / "conformance.md").read_text()
 GROUPS = {"C": 15, "S": 8, "F": 12, "T": 19, "K": 15, "X": 12, "E": 7, "L": 10, "N": 7, "D": 18, "V": 8}

@@ -12,6 +12,8 @@ import pytest
 from deploy.host import KEYS
 from quine.base.cli_options import VERBS
 
+pytestmark = pytest.mark.law
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "man").glob("*.1"))
 REFERENCE = ROOT / "docs" / "reference"

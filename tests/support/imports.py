@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.lab import Lab
 
 HEAVY = {"asyncssh", "httpx", "typer", "fsspec", "pydantic", "pex", "rich"}
+BLOCKING = HEAVY | {"asyncio", "argparse"}  # and 50 ms for asyncio: too dear for a command called in loops
 
 
 def imported_by(lab: Lab, *args: str, env: dict[str, str] | None = None) -> set[str]:

@@ -1,0 +1,106 @@
+"""scripts/suite.py on suites of a few tests: what is run again, what is flaky, what is red."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.long  # many starts of pytest
+
+SUITE = str(ROOT / "scripts" / "suite.py")
+
+BY_CHANCE = """
+import os
+def test_{name}():
+    if not os.path.exists("{name}"):
+        open("{name}", "w").close()
+        assert 2 + 2 == 5, "by chance"
+"""
+ALWAYS = "def test_always():\n    assert False, 'for a reason'\n"
+
+
+class Place:
+    """A directory with tests, its notes and its list of flaky tests."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "pytest.ini").write_text("[pytest]\naddopts = -q\n")
+        self.know()
+
+    def know(self, *rows: str) -> None:
+        (self.directory / "flaky.md").write_text("# Flaky tests\n\n" + "".join(f"- {row}\n" for row in rows))
+
+    def suite(self, *words: str) -> tuple[int, str]:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        env.pop("PYTEST_XDIST_WORKER", None)
+        done = subprocess.run(
+            [sys.executable, SUITE, *words], cwd=self.directory, env=env, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def run(self, *words: str) -> int:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
+        return self.suite("run", "notes", *command)[0]
+
+    def judge(self) -> tuple[int, str]:
+        return self.suite("judge", "notes", "flaky.md")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_green_alone_is_flaky_and_red_twice_is_red(place: Place) -> None:
+    for name in ("a", "b"):
+        (place.directory / f"test_{name}.py").write_text(BY_CHANCE.format(name=name))
+    assert place.run("test_a.py") == 0
+    assert place.run("-n", "2", "test_b.py") == 0  # by workers, noted once
+    status, said = place.judge()
+    assert status == 0 and said.endswith("2 flaky, 0 red\n")
+    today = datetime.datetime.now(datetime.UTC).date()
+    assert f"- `test_a.py::test_a` {today}: AssertionError: by chance assert (2 + 2) == 5\n" in said
+    assert "flaky: test_b.py::test_b\nAssertionError: by chance\n" in said
+
+    (place.directory / "test_always.py").write_text(ALWAYS)
+    assert place.run("test_always.py") == 0
+    status, said = place.judge()
+    assert status == 1 and "red: test_always.py::test_always\nAssertionError: for a reason" in said
+
+
+def test_no_more_than_three_are_known_and_none_for_longer_than_two_weeks(place: Place) -> None:
+    today = datetime.datetime.now(datetime.UTC).date()
+    (place.directory / "test_a.py").write_text(BY_CHANCE.format(name="a"))
+    rows = [f"`test_{name}.py::test[`|x]` {today}: AssertionError" for name in "bcd"]
+    assert place.run("test_a.py") == 0
+    place.know(*rows[:2])
+    assert place.judge()[0] == 0
+    place.know(*rows)
+    status, said = place.judge()
+    assert status == 1 and "red: 4 flaky tests are more than 3" in said
+    place.know(rows[0], f"`test_a.py::test_a` {today}: AssertionError")
+    status, said = place.judge()
+    assert status == 0 and "to be noted" not in said
+    place.know(f"`test_e.py::test` {today - datetime.timedelta(days=15)}: AssertionError")
+    status, said = place.judge()
+    assert status == 1 and "red: test_e.py::test is known as flaky since" in said
+    place.know("a row without a date")
+    status, said = place.judge()
+    assert status == 1 and "malformed row '- a row without a date'" in said
+
+
+def test_no_other_end_of_pytest_is_forgiven(place: Place) -> None:
+    (place.directory / "test_a.py").write_text("import there_is_no_such_module\n")
+    assert place.run() == 2
+    (place.directory / "test_a.py").write_text("")
+    assert place.run() == 5
+    (place.directory / "test_a.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('n', range(11))\ndef test(n):\n    assert False\n"
+    )
+    assert place.run() == 1  # too many for chance
