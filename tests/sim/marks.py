@@ -1,4 +1,4 @@
-"""Which tests of the simulator are left to `make test-all`, and which to a release: those that take many seeds."""
+"""Which tests of the simulator are left to `make test-more`, and which to a release: those that take many seeds."""
 
 from __future__ import annotations
 

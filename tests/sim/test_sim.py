@@ -17,7 +17,7 @@ from tests.sim.shrink import shrink
 from tests.sim.simulation import simulate
 from tests.sim.taken_back import TAKEN_BACK
 
-SEEDS, LONG, SHORT = 1000, 500, 150  # before a release, in `make test-all`, and in `make test`
+SEEDS, LONG, SHORT = 1000, 500, 150  # before a release, in `make test-more`, and in `make test`
 PART = 50  # of one test, so that workers share them
 SLOW, QUICK = 200, 100  # a fix that so many seeds show to be missing is taken back in these two
 

@@ -1,4 +1,4 @@
-"""What a whole process imports: its table of options, its verb, and what that needs of the standard library."""
+"""The modules that a whole process imports: its table of options, its verb, and their needs of the standard library."""
 
 from __future__ import annotations
 

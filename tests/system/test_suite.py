@@ -1,4 +1,4 @@
-"""scripts/suite.py on suites of a few tests: what is run again, what is flaky, what is red."""
+"""scripts/suite.py on suites of a few tests: a test that is run again, one that is flaky, one that is red."""
 
 from __future__ import annotations
 
