@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -13,85 +14,66 @@ import pytest
 from quine.base import errors
 from tests.lab import Lab
 from tests.support.detached import detach
+from tests.support.forked import CLOSED
 from tests.support.waiting import until
 from transport.client.output import Output
 
 
-@pytest.mark.parametrize("to", [">&-", ">/dev/full"])
+@pytest.mark.parametrize("to", [CLOSED, "/dev/full"])
 def test_a_verb_that_cannot_print_is_lost_and_says_so_once(lab: Lab, to: str) -> None:
+    """Status 1 would be the verdict of an agent, or the status of a command."""
     job = detach(lab, "--", "echo", "x")
     lab.run(["wait", job], check=True)
-    put = lab.run(["fs", "put", "-", "file"], input="x", env={"QUINE_FS": f"file://{lab.work}/tier"})
-    assert put.returncode == 0, put
-    why = "no space left on device" if "full" in to else "bad file descriptor"
+    files = {"QUINE_FS": f"file://{lab.work}/tier"}
+    lab.run(["fs", "put", "-", "file"], input="x", env=files, check=True)
+    why = "bad file descriptor" if to == CLOSED else "no space left on device"
     for words in (
         "ps", "ps --help", "hosts", "hosts --help", "doctor", "kill -l", "--help", "--version", "--completion bash",
         f"logs {job}", "fs ls", "fs cat file", "fs --help", "tape --help", "run --help", "run --detach -- true",
     ):  # fmt: skip
-        env = {"QUINE_FS": f"file://{lab.work}/tier"} if "fs" in words else {}
-        done = lab.sh(f"quine {words} {to}", env=env)
+        done = lab.run(words.split(), env=files if "fs" in words else {}, stdout=to)
         assert done.returncode == 74, (words, done)
         said = done.stderr.decode()
         assert said.startswith("quine: error: cannot write") and said.endswith(f": {why}\n"), words
         assert said.count("\n") == 1, words
 
 
-def test_a_verb_that_prints_nothing_needs_no_stdout(lab: Lab) -> None:
+def test_a_process_without_stdout(lab: Lab) -> None:
+    """Its Python has no stdout object. A verb that prints nothing needs none."""
+    done = lab.sh("quine hosts >&-")
+    assert (done.returncode, done.stderr) == (74, b"quine: error: cannot write stdout: bad file descriptor\n")
     done = lab.sh("quine wait $(quine run --detach -- true) >&-")
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize(
-    "words", ["hosts", "run --on h1 -- echo x", "run --help", "logs JOB", "attach JOB", "ps -a"]
-)
-def test_output_that_a_full_device_does_not_take_is_lost(lab: Lab, words: str) -> None:
-    """And not 1, which is the verdict of an agent, or the status of a command."""
-    if "JOB" in words:
-        words = words.replace("JOB", detach(lab, "--", "echo", "x"))
-        lab.run(["wait", words.split()[1]], check=True)
-    done = lab.sh(f"quine {words} >/dev/full")
-    assert (done.returncode, done.stdout) == (74, b"")
-    host, command = ("h1: ", "; lost: echo x") if "h1" in words else ("", "")
-    expected = f"quine: {host}error: cannot write stdout: no space left on device{command}\n"
-    assert done.stderr.decode() == expected
+def test_output_that_a_full_device_does_not_take_is_lost(lab: Lab) -> None:
+    job = detach(lab, "--", "echo", "x")
+    lab.run(["wait", job], check=True)
+    for words in ("hosts", "run --on h1 -- echo x", "run --help", f"logs {job}", f"attach {job}", "ps -a"):
+        done = lab.run(words.split(), stdout="/dev/full")
+        assert done.returncode == 74, words
+        host, command = ("h1: ", "; lost: echo x") if "h1" in words else ("", "")
+        expected = f"quine: {host}error: cannot write stdout: no space left on device{command}\n"
+        assert done.stderr.decode() == expected, words
+    done = lab.sh("quine hosts >/dev/full")  # in a process of its own
+    assert done.returncode == 74
 
 
-def test_the_report_of_a_command_whose_output_was_not_taken_says_lost(lab: Lab, tmp_path: Path) -> None:
-    lab.sh(f"quine run --on h1 --report {tmp_path}/r -- echo x >/dev/full")
-    report = json.loads((tmp_path / "r").read_text())
-    assert (report["state"], report["code"]) == ("lost", 74)
-
-
-@pytest.mark.parametrize("command", ["seq 1000000", "sh -c 'seq 1000000; exit $?'"])
-def test_a_long_output_that_a_full_device_does_not_take_is_lost(
+@pytest.mark.parametrize("command", ["echo x", "seq 1000000", "sh -c 'seq 1000000; exit $?'"])
+def test_the_report_of_a_command_whose_output_was_not_taken_says_lost(
     lab: Lab, tmp_path: Path, command: str
 ) -> None:
-    """The command dies of SIGPIPE, but no reader has left: 141 would say so."""
-    done = lab.sh(f"quine run --on h1 --report {tmp_path}/r -- {command} >/dev/full")
+    """One with much of it dies of SIGPIPE, but no reader has left: 141 would say so."""
+    words = ["run", "--on", "h1", "--report", tmp_path / "r", "--", *shlex.split(command)]
+    done = lab.run(words, stdout="/dev/full")
     assert done.returncode == 74 and b"cannot write stdout: no space left on device" in done.stderr
     report = json.loads((tmp_path / "r").read_text())
     assert (report["state"], report["code"], report["signal"]) == ("lost", 74, None)
 
 
 def test_the_own_status_of_a_command_whose_output_was_not_taken_stays(lab: Lab) -> None:
-    done = lab.sh("quine run --on h1 -- sh -c 'echo x; exit 5' >/dev/full")
+    done = lab.run(["run", "--on", "h1", "--", "sh", "-c", "echo x; exit 5"], stdout="/dev/full")
     assert done.returncode == 5 and b"cannot write stdout" in done.stderr
-
-
-@pytest.mark.parametrize("words", ["hosts", "run --help"])
-def test_a_reader_that_has_gone_ends_a_verb_by_sigpipe(lab: Lab, words: str) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [lab.quine, *words.split()],
-        env=lab.env,
-        cwd=lab.work,
-        stdout=write,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (-13, b"")
 
 
 @pytest.mark.parametrize("verb", ["logs", "attach", "ps", "hosts"])

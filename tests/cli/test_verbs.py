@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from quine.cli import help, tape
 from quine.cli.tape import HELP
 from quine.mount.mounts import lacking
 from tests.support.agents import OK, Agents, Started, says, sh
+from tests.support.forked import Forks, decoded
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said
 from transport import this_build
@@ -36,22 +37,18 @@ def home() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def quine(*words: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+Quine = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def quine(home: Path, forks: Forks) -> Quine:
+    """A verb in that home, with no environment but this one."""
     base = {"HOME": str(home), "PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(home), "TMPDIR": str(home)}
-    return subprocess.run(
-        [QUINE, *words],
-        env=base | env,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-        timeout=120,
-    )
+    return lambda *words, **env: decoded(forks.run(words, env=base | env, cwd=home))
 
 
-def test_hosts_prints_what_the_inventory_says(home: Path) -> None:
-    done = quine("hosts", "--inventory", str(EXAMPLE), home=home)
+def test_hosts_prints_what_the_inventory_says_of_where(quine: Quine) -> None:
+    done = quine("hosts", "--inventory", str(EXAMPLE))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "HOST     ADDRESS              USER  SLOTS  THROUGH                      TAGS      ABOUT",
@@ -62,37 +59,22 @@ def test_hosts_prints_what_the_inventory_says(home: Path) -> None:
         "box      box                  me    8      -                            -         -",
         "cluster  cluster              me    8      -                            -         -",
     ]
-
-
-@pytest.mark.parametrize(
-    ("where", "names"),
-    [
-        (["gpu1"], ["gpu1"]),
-        (["@gpu"], ["gpu1"]),
-        (["db1,bastion"], ["bastion", "db1"]),
-        (["any!cluster"], None),
-    ],
-)
-def test_hosts_takes_where(home: Path, where: list[str], names: list[str] | None) -> None:
-    done = quine("hosts", *where, "--inventory", str(EXAMPLE), home=home)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = [line.split()[0] for line in done.stdout.splitlines()[1:]]
-    assert found == (names or ["bastion", "gpu1", "db1", "old", "box"])
-
-
-@pytest.mark.parametrize(
-    ("word", "status", "error", "hint"),
-    [
+    for where, names in (
+        ("gpu1", ["gpu1"]),
+        ("@gpu", ["gpu1"]),
+        ("db1,bastion", ["bastion", "db1"]),
+        ("any!cluster", ["bastion", "gpu1", "db1", "old", "box"]),
+    ):
+        done = quine("hosts", where, "--inventory", str(EXAMPLE))
+        assert (done.returncode, done.stderr) == (0, ""), where
+        assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == names, where
+    for word, status, error, hint in (
         ("chek", 2, "no such action: chek", "did you mean quine hosts check?"),
         ("look", 69, "no such host: 'look'; known: ", "add a table"),
-    ],
-)
-def test_a_word_that_is_neither_check_nor_a_host(
-    home: Path, word: str, status: int, error: str, hint: str
-) -> None:
-    done = quine("hosts", word, "--inventory", str(EXAMPLE), home=home)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert done.stderr.startswith(f"quine: error: {error}") and f"\nquine: hint: {hint}" in done.stderr
+    ):
+        done = quine("hosts", word, "--inventory", str(EXAMPLE))
+        assert (done.returncode, done.stdout) == (status, ""), word
+        assert done.stderr.startswith(f"quine: error: {error}") and f"\nquine: hint: {hint}" in done.stderr
 
 
 @pytest.mark.long
@@ -128,111 +110,95 @@ def test_a_word_that_is_neither_check_nor_a_host(
         ("tape ls a", 2, "got unexpected extra argument"),
     ],
 )
-def test_what_is_wrong_is_said_once_on_stderr(home: Path, words: str, status: int, error: str) -> None:
-    done = quine(*words.split(), home=home)
+def test_what_is_wrong_is_said_once_on_stderr(words: str, status: int, error: str, quine: Quine) -> None:
+    done = quine(*words.split())
     assert (done.returncode, done.stdout) == (status, ""), done
     assert done.stderr.startswith("quine: error: ")
     assert error in done.stderr.splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    ("words", "verb", "mission"),
-    [
+def test_options_before_a_verb_are_refused(quine: Quine) -> None:
+    """Taken as a mission it would spend money on the word "ps"."""
+    for words, verb, mission in (
         (["--inventory", "X", "hosts"], "quine hosts --inventory X", "quine --inventory X -- hosts"),
         (["-qv", "ps"], "quine ps -qv", "quine -qv -- ps"),
         (["--on=a b", "run", "true"], "quine run '--on=a b' true", "quine '--on=a b' -- run true"),
         (["-q", "xargs", "work"], "quine xargs -q work", "quine -q -- xargs work"),
-    ],
-)
-def test_options_before_a_verb_are_refused(home: Path, words: list[str], verb: str, mission: str) -> None:
-    """Taken as a mission it would spend money on the word "ps"."""
-    done = quine(*words, home=home)
-    assert (done.returncode, done.stdout) == (2, "")
-    error, hint = done.stderr.splitlines()
-    assert error.startswith("quine: error: options before ")
-    assert hint == f"quine: hint: the verb: {verb}; the mission: {mission}"
+    ):
+        done = quine(*words)
+        assert (done.returncode, done.stdout) == (2, ""), words
+        error, hint = done.stderr.splitlines()
+        assert error.startswith("quine: error: options before "), words
+        assert hint == f"quine: hint: the verb: {verb}; the mission: {mission}"
 
 
-@pytest.mark.parametrize(
-    ("words", "verb"),
-    [
+def test_a_mission_that_is_nearly_a_verb_gets_a_hint_where_no_guest_is_set(quine: Quine) -> None:
+    for words, verb in (
         (["hsots"], "hosts"),
         (["dep1oy"], "deploy"),
         (["-q", "tap"], "tape"),
         (["ps?"], "ps"),
         (["taep", "ls"], ""),
         (["haste"], ""),
-    ],
-)
-def test_a_mission_that_is_nearly_a_verb_gets_a_hint_where_no_guest_is_set(
-    home: Path, words: list[str], verb: str
-) -> None:
-    done = quine(*words, home=home)
-    error, hint = done.stderr.splitlines()
-    assert done.returncode == 2 and error.startswith("quine: error: no guest")
-    expected = f"quine: hint: did you mean quine {verb}? for a mission: " if verb else "quine: hint: export "
-    assert hint.startswith(expected), done
+    ):
+        done = quine(*words)
+        error, hint = done.stderr.splitlines()
+        assert done.returncode == 2 and error.startswith("quine: error: no guest"), words
+        expected = (
+            f"quine: hint: did you mean quine {verb}? for a mission: " if verb else "quine: hint: export "
+        )
+        assert hint.startswith(expected), done
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["rnu", "--on", "db1", "--", "true"],
-        ["-q", "rum", "--", "true"],
-        ["pss", "--on", "a", "--", "b"],
-    ],
-)
-def test_what_reads_like_a_command_of_nearly_a_verb_is_refused(home: Path, words: list[str]) -> None:
+def test_what_reads_like_a_command_of_nearly_a_verb_is_refused(quine: Quine) -> None:
     """As a mission it would cost money, and the command would be run nowhere."""
-    done = quine(*words, home=home, QUINE_API_TYPE="script", QUINE_API_BASE="/dev/null")
-    before = words[: words.index("-q") + 1] if "-q" in words else []
-    rest = words[len(before) :]
-    verb = "ps" if rest[0] == "pss" else "run"
-    assert (done.returncode, done.stdout) == (2, "")
-    error, hint = done.stderr.splitlines()
-    assert error == f"quine: error: no such verb: {rest[0]}"
-    mission = " ".join(["quine", *before, "--", *rest])
-    assert hint == f"quine: hint: did you mean quine {verb}? for a mission: {mission}"
+    for before, rest, verb in (
+        ([], ["rnu", "--on", "db1", "--", "true"], "run"),
+        (["-q"], ["rum", "--", "true"], "run"),
+        ([], ["pss", "--on", "a", "--", "b"], "ps"),
+    ):
+        done = quine(*before, *rest, QUINE_API_TYPE="script", QUINE_API_BASE="/dev/null")
+        assert (done.returncode, done.stdout) == (2, ""), rest
+        error, hint = done.stderr.splitlines()
+        assert error == f"quine: error: no such verb: {rest[0]}"
+        mission = " ".join(["quine", *before, "--", *rest])
+        assert hint == f"quine: hint: did you mean quine {verb}? for a mission: {mission}"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_plain_words_and_what_stands_behind_two_dashes_are_a_mission(quine: Quine) -> None:
+    for words in (
         ["rnu", "--on", "db1"],
         ["--", "rnu", "--", "true"],
         ["-q", "--", "rnu", "--", "x"],
         ["compare", "a", "--", "b"],
-    ],
-)
-def test_plain_words_and_what_stands_behind_two_dashes_are_a_mission(home: Path, words: list[str]) -> None:
-    done = quine(*words, home=home)
-    assert done.returncode == 2 and done.stderr.startswith("quine: error: no guest"), done
-
-
-@pytest.mark.parametrize("words", [["-q", "--", "ps"], ["-q", "pst"], ["--", "ps"], ["-q", "ps -a"]])
-def test_what_is_a_mission_stays_one(home: Path, words: list[str]) -> None:
-    done = quine(*words, home=home)
-    assert done.returncode == 2 and done.stderr.startswith("quine: error: no guest"), done
+        ["-q", "--", "ps"],
+        ["-q", "pst"],
+        ["--", "ps"],
+        ["-q", "ps -a"],
+    ):
+        done = quine(*words)
+        assert done.returncode == 2 and done.stderr.startswith("quine: error: no guest"), done
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("verb", ["hosts", "deploy", "doctor", "node"])
-def test_help(home: Path, verb: str) -> None:
-    done = quine(verb, "--help", home=home)
+def test_help(verb: str, quine: Quine) -> None:
+    done = quine(verb, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: quine {verb} ")
 
 
-@pytest.mark.parametrize("command", ["", *HELP])
-def test_help_of_tapes(home: Path, command: str) -> None:
-    done = quine("tape", *command.split(), "-h", home=home)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"usage: quine tape {command}")
-    assert "--data-dir DIR" in done.stdout if command else all(f"  {name} " in done.stdout for name in HELP)
+def test_help_of_tapes(quine: Quine) -> None:
+    for command in ("", *HELP):
+        done = quine("tape", *command.split(), "-h")
+        assert (done.returncode, done.stderr) == (0, ""), command
+        assert done.stdout.startswith(f"usage: quine tape {command}"), command
+        shown = ["--data-dir DIR"] if command else [f"  {name} " for name in HELP]
+        assert not [text for text in shown if text not in done.stdout], command
 
 
-def test_version_and_build(home: Path) -> None:
-    done = quine("--version", home=home)
+def test_version_and_build(quine: Quine) -> None:
+    done = quine("--version")
     assert done.stdout == f"quine {__version__} (build {this_build.build_hash()[:12]})\n"
 
 
@@ -241,8 +207,8 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {line[6:16].strip(): line[:4].strip() for line in lines}
 
 
-def test_doctor_on_a_bare_machine(home: Path) -> None:
-    done = quine("doctor", home=home)
+def test_doctor_on_a_bare_machine(home: Path, quine: Quine) -> None:
+    done = quine("doctor")
     assert (done.returncode, done.stderr) == (0, "")
     assert findings(done) == {
         "python": "ok",
@@ -259,7 +225,7 @@ def test_doctor_on_a_bare_machine(home: Path) -> None:
     assert not (home / ".quine").exists(), "looking changes nothing"
 
 
-def test_doctor_on_one_that_is_set_up(home: Path) -> None:
+def test_doctor_on_one_that_is_set_up(home: Path, quine: Quine) -> None:
     (home / ".ssh").mkdir()
     (home / ".ssh" / "config").write_text(
         "Host *\n  StrictHostKeyChecking=no\n  ForwardAgent=no\n  LocalForward=1 a:1\n  # ControlMaster auto\n"
@@ -268,7 +234,6 @@ def test_doctor_on_one_that_is_set_up(home: Path) -> None:
     (home / "guest.jsonl").touch()
     done = quine(
         "doctor",
-        home=home,
         QUINE_INVENTORY=str(EXAMPLE),
         QUINE_API_TYPE="script",
         QUINE_API_BASE=str(home / "guest.jsonl"),
@@ -284,51 +249,51 @@ def test_doctor_on_one_that_is_set_up(home: Path) -> None:
     assert "not obeyed: LocalForward\n" in done.stdout
 
 
-@pytest.mark.parametrize("where", ["config", "inventory"])
-def test_doctor_knows_keys_that_are_named(home: Path, where: str) -> None:
+def test_doctor_knows_keys_that_are_named(home: Path, quine: Quine) -> None:
     (home / ".ssh").mkdir()
     (home / "lab key").touch()
-    if where == "config":
-        lines = "Host *\n  StrictHostKeyChecking accept-new\n  IdentityFile ~/lab key\n"
-        (home / ".ssh" / "config").write_text(lines)
-    else:
-        (home / "inventory.toml").write_text('[hosts.a]\nidentity = "~/lab key"\n')
-    done = quine("doctor", home=home)
-    assert (findings(done)["ssh keys"], findings(done)["ssh config"]) == ("ok", "ok")
-    assert f"{home}/lab key" in done.stdout
+    for path, text in (
+        (".ssh/config", "Host *\n  StrictHostKeyChecking accept-new\n  IdentityFile ~/lab key\n"),
+        ("inventory.toml", '[hosts.a]\nidentity = "~/lab key"\n'),
+    ):
+        (home / path).write_text(text)
+        done = quine("doctor")
+        (home / path).unlink()
+        assert (findings(done)["ssh keys"], findings(done)["ssh config"]) == ("ok", "ok"), path
+        assert f"{home}/lab key" in done.stdout, path
 
 
-def test_doctor_finds_what_is_broken(home: Path) -> None:
+def test_doctor_finds_what_is_broken(home: Path, quine: Quine) -> None:
     (home / "inventory.toml").write_text("[hosts.a]\nprot = 1\n")
     (home / "file").touch()
-    done = quine("doctor", home=home, QUINE_DATA_DIR=str(home / "file"), XDG_RUNTIME_DIR="/" + "x" * 200)
+    done = quine("doctor", QUINE_DATA_DIR=str(home / "file"), XDG_RUNTIME_DIR="/" + "x" * 200)
     found = findings(done)
     assert done.returncode == 1
     assert (found["inventory"], found["data"]) == ("fail", "fail")
     assert "prot: unknown key" in done.stdout and "did you mean port?" in done.stdout
 
 
-def test_doctor_in_a_home_that_cannot_be_looked_into(home: Path) -> None:
+def test_doctor_in_a_home_that_cannot_be_looked_into(quine: Quine) -> None:
     """As `su` and `sudo` leave it; a name that is too long is refused to root as well."""
     closed = "/" + "x" * 300
-    done = quine("doctor", home=home, HOME=closed, QUINE_DATA_DIR=f"{closed}/data")
+    done = quine("doctor", HOME=closed, QUINE_DATA_DIR=f"{closed}/data")
     found = findings(done)
     assert done.stderr == ""
     assert (found["ssh keys"], found["ssh config"]) == ("warn", "warn")
 
 
-def test_doctor_finds_that_hosts_cannot_be_sent_anything(home: Path) -> None:
+def test_doctor_finds_that_hosts_cannot_be_sent_anything(home: Path, quine: Quine) -> None:
     (home / ".cache").touch()
     (home / ".ssh").mkdir()
     (home / ".ssh" / "config").mkdir()
-    done = quine("doctor", home=home)
+    done = quine("doctor")
     assert (findings(done)["binary"], findings(done)["ssh config"]) == ("warn", "warn")
     assert f"{home}/.cache: not a directory" in done.stdout
 
 
-def test_tapes_that_cannot_be_looked_at(home: Path) -> None:
+def test_tapes_that_cannot_be_looked_at(quine: Quine) -> None:
     for verb in ("ls", "tree", "verify"):
-        done = quine("tape", verb, home=home, QUINE_DATA_DIR="/" + "x" * 300)
+        done = quine("tape", verb, QUINE_DATA_DIR="/" + "x" * 300)
         assert done.returncode == 2 and "cannot be read: file name too long" in done.stderr, done
 
 
@@ -373,40 +338,40 @@ TAPES = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("verbs", [TAPES[at : at + 4] for at in range(0, len(TAPES), 4)])
-def test_the_verbs_of_tapes(home: Path, verbs: list[tuple[str, str]]) -> None:
+def test_the_verbs_of_tapes(home: Path, verbs: list[tuple[str, str]], quine: Quine) -> None:
     agents = Agents(home)
     agents.run(says(sh("echo hello")), says(OK))
     (path,) = agents.data.glob("*.jsonl")
     facts = {"path": path, "stem": path.stem}
     for words, shown in verbs:
-        done = quine("tape", *words.format(**facts).split(), home=home, QUINE_DATA_DIR=str(agents.data))
+        done = quine("tape", *words.format(**facts).split(), QUINE_DATA_DIR=str(agents.data))
         assert (done.returncode, done.stderr) == (0, ""), words
         assert shown.format(**facts) in done.stdout, words
 
 
-def test_a_tape_that_was_changed_is_named(home: Path) -> None:
+def test_a_tape_that_was_changed_is_named(home: Path, quine: Quine) -> None:
     agents = Agents(home)
     agents.run(says(sh("echo hello")), says(OK))
     (path,) = agents.data.glob("*.jsonl")
     path.write_bytes(path.read_bytes().replace(b"hello", b"hallo"))
-    done = quine("tape", "verify", home=home, QUINE_DATA_DIR=str(agents.data))
+    done = quine("tape", "verify", QUINE_DATA_DIR=str(agents.data))
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith(f"{path}: line 4: changed")
 
 
-def test_prices_of_the_user_are_checked(home: Path) -> None:
+def test_prices_of_the_user_are_checked(home: Path, quine: Quine) -> None:
     agents = Agents(home)
     agents.run(says(OK))
     (home / "prices.toml").write_text("[models]\nscript = { input = 1 }\n")
     env = {"QUINE_DATA_DIR": str(agents.data), "QUINE_PRICES": "prices.toml"}
-    done = quine("tape", "cost", home=home, **env)
+    done = quine("tape", "cost", **env)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == 'quine: error: prices.toml: models."script": output: is missing\n'
     (home / "prices.toml").write_text("[models]\nscript = { input = 0, output = 0 }\n")
-    assert "0.0000" in quine("tape", "cost", home=home, **env).stdout
+    assert "0.0000" in quine("tape", "cost", **env).stdout
 
 
-def test_doctor_asks_the_guest_only_when_it_is_told_to(home: Path) -> None:
+def test_doctor_asks_the_guest_only_when_it_is_told_to(quine: Quine) -> None:
     """A complete configuration is not called good: nothing was sent. One real call tells."""
     with Provider(chat, Said("ok")) as provider:
         env = {
@@ -415,17 +380,17 @@ def test_doctor_asks_the_guest_only_when_it_is_told_to(home: Path) -> None:
             "QUINE_MODEL_ID": "m",
             "QUINE_API_KEY": KEY,
         }
-        plain = quine("doctor", home=home, **env)
+        plain = quine("doctor", **env)
         assert (
             f"openai at {provider.base}/v1: settings are complete, nothing was sent (--guest)" in plain.stdout
         )
-        asked = quine("doctor", "--guest", home=home, **env)
+        asked = quine("doctor", "--guest", **env)
     assert findings(asked)["guest"] == "ok"
     assert "m replied in " in asked.stdout and "100 tokens in, 10 out" in asked.stdout
 
 
 @pytest.mark.long
-def test_doctor_finds_a_wrong_key_and_a_dead_server(home: Path) -> None:
+def test_doctor_finds_a_wrong_key_and_a_dead_server(quine: Quine) -> None:
     with Provider(chat, Fault(401, "auth")) as provider:
         env = {
             "QUINE_API_TYPE": "openai",
@@ -433,9 +398,9 @@ def test_doctor_finds_a_wrong_key_and_a_dead_server(home: Path) -> None:
             "QUINE_MODEL_ID": "m",
             "QUINE_API_KEY": KEY,
         }
-        done = quine("doctor", "--guest", home=home, **env)
+        done = quine("doctor", "--guest", **env)
     assert (done.returncode, findings(done)["guest"]) == (1, "fail") and KEY not in done.stdout
-    done = quine("doctor", "--guest", home=home, **env)  # its port is closed now
+    done = quine("doctor", "--guest", **env)  # its port is closed now
     assert (done.returncode, findings(done)["guest"]) == (1, "fail")
     assert "refused" in done.stdout
 

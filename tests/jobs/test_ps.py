@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base import procs
 from quine.base.sessions import new_session
 from quine.tape import registry
-from tests.support.agents import OK, QUINE, Agents, Started, call, running, says, sh, until
+from tests.support.agents import OK, QUINE, Started, call, running, says, sh, until
+from tests.support.forked import Asked
 from tests.support.values import JSON
 from transport.address import boot_id
 
@@ -29,21 +29,9 @@ NONE, SOME = "^\\{\\}$", "."
 WAIT = call("fork", intent="child")
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
-
-def quine(agents: Agents, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    more.setdefault("capture_output", True)
-    return subprocess.run(
-        [*QUINE, *words], cwd=agents.directory, env=agents.env, text=True, timeout=120, **more
-    )
-
-
-def listed(agents: Agents) -> dict[str, dict[str, Any]]:
+def listed(agents: Asked) -> dict[str, dict[str, Any]]:
     """ps --all --json by mission."""
-    done = quine(agents, "ps", "-a", "--json")
+    done = agents.quine("ps", "-a", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     return {fact["mission"]: fact for fact in map(json.loads, done.stdout.splitlines())}
 
@@ -65,7 +53,7 @@ def adopting() -> Iterator[None]:
 
 
 @contextmanager
-def loose(agents: Agents, *child: dict[str, Any]) -> Iterator[str]:
+def loose(agents: Asked, *child: dict[str, Any]) -> Iterator[str]:
     """A child that nobody waits for, and whose parent has ended: it waits for a line in the fifo `go`, then does these.
 
     It writes its pid into `pid` first.
@@ -93,14 +81,14 @@ def listed_start(folder: Path) -> int:
     return int(json.loads((folder / "job").read_text())["started"])
 
 
-def go(agents: Agents) -> None:
+def go(agents: Asked) -> None:
     (agents.directory / "go").write_text("\n")
 
 
 # -- wait ------------------------------------------------------------------------------------------
 
 
-def test_wait_in_the_parents_own_shell(agents: Agents) -> None:
+def test_wait_in_the_parents_own_shell(agents: Asked) -> None:
     """The parent is the one that will reap it, and it sits in the command that waits."""
     job = 'quine wait $(ls "$QUINE_DATA_DIR/jobs"); echo $?'
     agents.run(
@@ -111,7 +99,7 @@ def test_wait_in_the_parents_own_shell(agents: Agents) -> None:
     assert "[STDOUT]\n7\n" in agents.results()[1]
 
 
-def test_wait_for_a_killed_child_in_the_parents_own_shell(agents: Agents) -> None:
+def test_wait_for_a_killed_child_in_the_parents_own_shell(agents: Asked) -> None:
     """It leaves no status; the kernel keeps its word until the parent, who sits in this command, takes it."""
     agents.run(
         says(WAIT, sh('quine wait $(ls "$QUINE_DATA_DIR/jobs"); echo $?'), match="^work"),
@@ -121,7 +109,7 @@ def test_wait_for_a_killed_child_in_the_parents_own_shell(agents: Agents) -> Non
     assert "[STDOUT]\n137\n" in agents.results()[1]
 
 
-def test_wait_after_exec_of_the_parent(agents: Agents) -> None:
+def test_wait_after_exec_of_the_parent(agents: Asked) -> None:
     agents.run(
         says(WAIT, call("exec", wisdom={"n": "1"}), match="^work", wisdom=NONE),
         says(sh('quine wait $(ls "$QUINE_DATA_DIR/jobs"); echo $?'), match="^work", wisdom=SOME),
@@ -132,17 +120,17 @@ def test_wait_after_exec_of_the_parent(agents: Agents) -> None:
     assert any("[STDOUT]\n6\n" in text and "[FORK ENDED]" in text and "exit code 6" in text for text in told)
 
 
-def test_wait_for_an_orphan(agents: Agents) -> None:
+def test_wait_for_an_orphan(agents: Asked) -> None:
     with loose(agents, says(call("exit", status=5, stderr="five"), match="^child")) as job:
-        assert quine(agents, "wait", "--timeout=0", job).returncode == 124
+        assert agents.quine("wait", "--timeout=0", job).returncode == 124
         waiting = subprocess.Popen([*QUINE, "wait", job[:20]], cwd=agents.directory, env=agents.env)
         go(agents)
         assert waiting.wait(120) == 5
-        assert quine(agents, "wait", job).returncode == 5
+        assert agents.quine("wait", job).returncode == 5
         assert listed(agents)["child"]["state"] == "exited"
 
 
-def test_wait_for_an_orphan_that_has_begun_anew(agents: Agents) -> None:
+def test_wait_for_an_orphan_that_has_begun_anew(agents: Asked) -> None:
     """Its first life's session is its id; the last life's tape tells its end. Either names it."""
     with loose(
         agents,
@@ -150,37 +138,37 @@ def test_wait_for_an_orphan_that_has_begun_anew(agents: Agents) -> None:
         says(sh("true"), call("exit", status=4, stderr="four"), match="^child", wisdom=SOME),
     ) as job:
         go(agents)
-        assert quine(agents, "wait", job).returncode == 4
+        assert agents.quine("wait", job).returncode == 4
         fact = listed(agents)["child"]
         assert (fact["id"], fact["code"]) == (job, 4)
         assert fact["session"] != job
-        assert quine(agents, "wait", fact["session"]).returncode == 4
+        assert agents.quine("wait", fact["session"]).returncode == 4
 
 
-def test_wait_for_an_orphan_that_was_killed(agents: Agents) -> None:
+def test_wait_for_an_orphan_that_was_killed(agents: Asked) -> None:
     """The kernel knows until somebody reaps it. Then nobody does: lost, and what is known of it."""
     with adopting(), loose(agents) as job:
-        assert quine(agents, "kill", "-KILL", job).returncode == 0
-        assert quine(agents, "wait", job).returncode == 137
+        assert agents.quine("kill", "-KILL", job).returncode == 0
+        assert agents.quine("wait", job).returncode == 137
         os.waitpid(listed(agents)["child"]["pid"], 0)
-        done = quine(agents, "wait", job)
+        done = agents.quine("wait", job)
         assert done.returncode == 74
         assert f"quine: error: {job}: lost: process " in done.stderr
         assert listed(agents)["child"]["state"] == "lost"
 
 
-def test_wait_for_what_another_program_became(agents: Agents) -> None:
+def test_wait_for_what_another_program_became(agents: Asked) -> None:
     with adopting(), loose(agents, says(call("exec", argv=["sleep", "72191"]), match="^child")) as job:
         go(agents)
         until(lambda: running("sleep 72191"))
         assert listed(agents)["child"]["state"] == "running"
-        assert quine(agents, "kill", job).returncode == 0
+        assert agents.quine("kill", job).returncode == 0
         os.waitpid(listed(agents)["child"]["pid"], 0)
-        done = quine(agents, "wait", job)
+        done = agents.quine("wait", job)
         assert (done.returncode, "it was exec: sleep takes over" in done.stderr) == (74, True)
 
 
-def test_wait_for_several_is_the_status_of_the_last(agents: Agents) -> None:
+def test_wait_for_several_is_the_status_of_the_last(agents: Asked) -> None:
     agents.run(
         says(call("fork", children=[{"intent": "five"}, {"intent": "six"}], wait=True), match="^work"),
         says(OK, match="^work"),
@@ -188,24 +176,24 @@ def test_wait_for_several_is_the_status_of_the_last(agents: Agents) -> None:
         says(call("exit", status=6, stderr="x"), match="^six"),
     )
     five, six = (listed(agents)[mission]["id"] for mission in ("five", "six"))
-    assert quine(agents, "wait", five, six).returncode == 6
-    assert quine(agents, "wait", six, five).returncode == 5
+    assert agents.quine("wait", five, six).returncode == 6
+    assert agents.quine("wait", six, five).returncode == 5
 
 
-def test_wait_for_a_signalled_root(agents: Agents) -> None:
+def test_wait_for_a_signalled_root(agents: Asked) -> None:
     agents.script(says(sh("touch up; sleep 72190")))
     with agents.start("work") as process:
         until((agents.directory / "up").exists)
         fact = listed(agents)["work"]
         assert (fact["state"], fact["pid"], fact["code"]) == ("running", process.pid, None)
-        assert quine(agents, "kill", fact["id"]).returncode == 0
-        assert quine(agents, "wait", fact["id"]).returncode == 143
+        assert agents.quine("kill", fact["id"]).returncode == 0
+        assert agents.quine("wait", fact["id"]).returncode == 143
         assert process.wait(120) == -signal.SIGTERM
     fact = listed(agents)["work"]
     assert (fact["state"], fact["signal"], fact["code"]) == ("signaled", "TERM", 143)
 
 
-def test_wait_for_a_root_that_ends_meanwhile_has_its_status(agents: Agents) -> None:
+def test_wait_for_a_root_that_ends_meanwhile_has_its_status(agents: Asked) -> None:
     """Its tape told nothing of the end when the wait began, and its parent reaps it at once."""
     os.mkfifo(agents.directory / "go")
     agents.script(says(sh("touch up; read x <go")), says(call("exit", status=9, stderr="nine")))
@@ -230,27 +218,26 @@ def descriptors(pid: int) -> set[str]:
     return found
 
 
-def test_an_agent_cannot_be_waited_for_by_its_own_command(agents: Agents) -> None:
+def test_an_agent_cannot_be_waited_for_by_its_own_command(agents: Asked) -> None:
     agents.run(says(sh("quine wait $QUINE_SESSION_ID; echo $? >&4")), says(OK))
     assert "waits for this command" in agents.results()[0]
 
 
-def test_an_unknown_id(agents: Agents) -> None:
+def test_an_unknown_id(agents: Asked) -> None:
     agents.run(says(OK))
     known = agents.tape()[0]["data"]["session_id"]
     for verb in ("wait", "logs", "kill"):
-        done = quine(agents, verb, f"{known[:-1]}z")
+        done = agents.quine(verb, f"{known[:-1]}z")
         assert (done.returncode, done.stdout) == (2, "")
         assert f"no such job: {known[:-1]}z\nquine: hint: known are {known}; an id has only" in done.stderr
-        assert quine(agents, verb, "").returncode == 2
-    assert quine(agents, "wait", known, "nobody").returncode == 2
+        assert agents.quine(verb, "").returncode == 2
+    assert agents.quine("wait", known, "nobody").returncode == 2
     agents.run(says(OK))
-    assert "2 jobs begin with 0" in quine(agents, "wait", "0").stderr
+    assert "2 jobs begin with 0" in agents.quine("wait", "0").stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
+def test_usage(agents: Asked) -> None:
+    for words, error in (
         ("wait", "no id"),
         ("wait --timeout=soon x", "no such job"),
         ("ps x", "ps takes no id"),
@@ -266,12 +253,10 @@ def test_an_unknown_id(agents: Agents) -> None:
         ("ps --stdin", "no such option: --stdin"),
         ("attach", "no id"),
         ("attach x y", "attach takes one id"),
-    ],
-)
-def test_usage(agents: Agents, words: str, error: str) -> None:
-    done = quine(agents, *words.split())
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"quine: error: {error}")
+    ):
+        done = agents.quine(*words.split())
+        assert (done.returncode, done.stdout) == (2, ""), words
+        assert done.stderr.startswith(f"quine: error: {error}"), words
 
 
 def test_these_verbs_import_no_library() -> None:
@@ -287,9 +272,9 @@ def test_these_verbs_import_no_library() -> None:
 # -- ps --------------------------------------------------------------------------------------------
 
 
-def test_ps(agents: Agents) -> None:
+def test_ps(agents: Asked) -> None:
     with loose(agents, says(OK, match="^child")) as job:
-        head, row = quine(agents, "ps").stdout.splitlines()
+        head, row = agents.quine("ps").stdout.splitlines()
         assert head.split() == [
             "ID",
             "HOST",
@@ -305,22 +290,22 @@ def test_ps(agents: Agents) -> None:
         ]
         assert row.split()[:2] == [job[:18], "local"]
         assert row.split()[3:5] == ["running", "-"]
-        assert quine(agents, "kill", "-STOP", job).returncode == 0
+        assert agents.quine("kill", "-STOP", job).returncode == 0
         until_it_is(agents, "stopped")
-        assert quine(agents, "kill", "-CONT", job).returncode == 0
+        assert agents.quine("kill", "-CONT", job).returncode == 0
         until_it_is(agents, "running")
-        everyone = quine(agents, "ps", "--all").stdout.splitlines()
+        everyone = agents.quine("ps", "--all").stdout.splitlines()
         assert [line.split()[3] for line in everyone[1:]] == ["exited", "running"]
         go(agents)
-        assert quine(agents, "wait", job).returncode == 0
+        assert agents.quine("wait", job).returncode == 0
     fact = listed(agents)["child"]
     assert fact["parent"] == listed(agents)["work"]["id"]
     assert Path(fact["stdout"]).read_text() == "begun\n"
-    assert quine(agents, "ps").stdout.split() == head.split()
-    assert quine(agents, "ps", "--data-dir", "nowhere").stdout.split()[:1] == ["ID"]
+    assert agents.quine("ps").stdout.split() == head.split()
+    assert agents.quine("ps", "--data-dir", "nowhere").stdout.split()[:1] == ["ID"]
 
 
-def until_it_is(agents: Agents, state: str) -> None:
+def until_it_is(agents: Asked, state: str) -> None:
     until(lambda: listed(agents)["child"]["state"] == state)
 
 
@@ -380,15 +365,15 @@ def test_whatever_lies_in_a_data_directory(tapes: list[Any], job: Any) -> None:
 # -- logs ------------------------------------------------------------------------------------------
 
 
-def test_logs(agents: Agents) -> None:
+def test_logs(agents: Asked) -> None:
     with loose(
         agents, says(sh("echo more >&4"), call("exit", status=3, stderr="why"), match="^child")
     ) as job:
-        assert quine(agents, "logs", job).stdout == "begun\n"
-        assert quine(agents, "logs", "--offset=3", job).stdout == "un\n"
-        assert quine(agents, "logs", "--offset=99", job).stdout == ""
-        assert quine(agents, "logs", job, "--stderr").stdout == "warned\n"
-        both = quine(agents, "logs", "--both", job)
+        assert agents.quine("logs", job).stdout == "begun\n"
+        assert agents.quine("logs", "--offset=3", job).stdout == "un\n"
+        assert agents.quine("logs", "--offset=99", job).stdout == ""
+        assert agents.quine("logs", job, "--stderr").stdout == "warned\n"
+        both = agents.quine("logs", "--both", job)
         assert (both.returncode, both.stdout, both.stderr) == (0, "begun\n", "warned\n")
         following = subprocess.Popen(
             [*QUINE, "logs", "-f", job],
@@ -402,14 +387,14 @@ def test_logs(agents: Agents) -> None:
         go(agents)
         assert following.communicate(timeout=120)[0] == "more\n"
         assert following.returncode == 0
-        assert quine(agents, "logs", "--both", job).stderr == "warned\nwhy\n"
+        assert agents.quine("logs", "--both", job).stderr == "warned\nwhy\n"
         for words in (("--both", "--offset=1"), ("--offset=-1",), ("--both", "--stderr")):
-            assert quine(agents, "logs", *words, job).returncode == 2
+            assert agents.quine("logs", *words, job).returncode == 2
     root = listed(agents)["work"]["id"]
-    assert "is not kept" in quine(agents, "logs", root).stderr
+    assert "is not kept" in agents.quine("logs", root).stderr
 
 
-def test_logs_into_a_pipe_that_nobody_reads(agents: Agents) -> None:
+def test_logs_into_a_pipe_that_nobody_reads(agents: Asked) -> None:
     with loose(agents) as job:
         (agents.data / "jobs" / job / "stdout").write_bytes(b"x" * 1_000_000)
         read, write = os.pipe()
@@ -424,21 +409,21 @@ def test_logs_into_a_pipe_that_nobody_reads(agents: Agents) -> None:
 # -- kill ------------------------------------------------------------------------------------------
 
 
-def test_kill_ends_a_stopped_agent_and_its_command(agents: Agents) -> None:
+def test_kill_ends_a_stopped_agent_and_its_command(agents: Asked) -> None:
     with loose(agents) as job:
-        assert quine(agents, "kill", "-0", job).returncode == 0
-        assert quine(agents, "kill", "-s", "STOP", job).returncode == 0
+        assert agents.quine("kill", "-0", job).returncode == 0
+        assert agents.quine("kill", "-s", "STOP", job).returncode == 0
         until_it_is(agents, "stopped")
-        assert quine(agents, "kill", job).returncode == 0
-        assert quine(agents, "wait", job).returncode == 143
-        assert not quine(agents, "ps").stdout.splitlines()[1:]
-        done = quine(agents, "kill", "-9", job)
+        assert agents.quine("kill", job).returncode == 0
+        assert agents.quine("wait", job).returncode == 143
+        assert not agents.quine("ps").stdout.splitlines()[1:]
+        done = agents.quine("kill", "-9", job)
         assert (done.returncode, done.stderr) == (1, f"quine: error: {job}: it has ended\n")
-        assert quine(agents, "kill", "-0", job).returncode == 1
+        assert agents.quine("kill", "-0", job).returncode == 1
     assert agents.outcome("child")["termination_mode"] == "signal"
 
 
-def test_a_recycled_pid_is_nobody(agents: Agents) -> None:
+def test_a_recycled_pid_is_nobody(agents: Asked) -> None:
     """The pid of a job belongs to somebody else by now, who must neither be waited for nor be killed."""
     session = new_session()
     directory = agents.data / "jobs" / session
@@ -454,17 +439,17 @@ def test_a_recycled_pid_is_nobody(agents: Agents) -> None:
             "host": "local",
         }
         (directory / "job").write_text(json.dumps(facts))
-        assert quine(agents, "kill", "-0", session).returncode == 0
+        assert agents.quine("kill", "-0", session).returncode == 0
         (directory / "job").write_text(json.dumps({**facts, "started": process.started - 1}))
-        assert quine(agents, "kill", session).returncode == 1
-        assert quine(agents, "wait", session).returncode == 74
+        assert agents.quine("kill", session).returncode == 1
+        assert agents.quine("wait", session).returncode == 74
         (directory / "job").write_text(json.dumps({**facts, "boot_id": "another"}))
-        assert quine(agents, "kill", session).returncode == 1
+        assert agents.quine("kill", session).returncode == 1
         assert listed(agents)["child"]["state"] == "unknown"
         assert other.poll() is None
         other.kill()
 
 
-def test_signals_by_name_and_number(agents: Agents) -> None:
-    assert "TERM" in quine(agents, "kill", "-l").stdout.split()
-    assert quine(agents, "kill", "-l", "15", "143", "KILL").stdout.split() == ["TERM", "TERM", "9"]
+def test_signals_by_name_and_number(agents: Asked) -> None:
+    assert "TERM" in agents.quine("kill", "-l").stdout.split()
+    assert agents.quine("kill", "-l", "15", "143", "KILL").stdout.split() == ["TERM", "TERM", "9"]
