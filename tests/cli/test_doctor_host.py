@@ -74,7 +74,6 @@ def needs_sshd(lab: Lab) -> None:
 def test_every_step_to_a_host_that_has_this_build(lab: Lab) -> None:
     needs_sshd(lab)
     host = lab["h1"]
-    lab.run(["deploy", "h1"], check=True)
     done = lab.run(["doctor", "h1"], check=True)
     found = steps(done)
     assert list(found) == way(host), done.stdout.decode()
@@ -113,20 +112,14 @@ def test_a_noisy_login_shell_is_named(lab: Lab, odd_host: Callable[..., Host]) -
     assert detail.endswith("prints before the command: Welcome! [1mno newline at the end")
 
 
-def test_an_unknown_name(lab: Lab) -> None:
+def test_steps_that_fail_before_the_login_shell(lab: Lab) -> None:
     lab.alias("lost", of="h1", address="nowhere.invalid")
     failing(lab, "lost", "resolve nowhere.invalid", "unknown host name", "set address")
-
-
-def test_a_closed_port(lab: Lab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     lab.alias("shut", of="h1", via=port)
     step = f"connect to shut at 127.0.0.1 port {port}"
     failing(lab, "shut", step, "connection refused", "start an sshd there")
-
-
-def test_a_key_that_is_not_accepted(lab: Lab) -> None:
     key = lab.home / "other_key"
     if not key.exists():
         make_key(key, "stranger")
@@ -188,14 +181,6 @@ def test_a_damaged_installation_is_replaced(lab: Lab, odd_host: Callable[..., Ho
     assert text.splitlines()[-1].startswith("ok  broken  ping the node")
 
 
-def test_one_host_in_trouble_hides_no_other(lab: Lab) -> None:
-    lab.alias("lost", of="h1", address="nowhere.invalid")
-    done = lab.run(["doctor", "lost", "h2"])
-    assert done.returncode == 69
-    text = done.stdout.decode()
-    assert "no  lost  resolve" in text and "ok  h2  ping the node" in text
-
-
 def test_hosts_are_gone_to_at_once_and_told_in_order(lab: Lab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
         for name, listener in (("one", server), ("two", other)):
@@ -207,6 +192,7 @@ def test_hosts_are_gone_to_at_once_and_told_in_order(lab: Lab) -> None:
             connection.close()
         text = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 69
+    # hosts in trouble hide no other
     assert list(dict.fromkeys(re.findall(r"^(?:ok|no)  (\S+)", text, re.M))) == ["one", "two", "h2"]
     assert text.splitlines()[-1].startswith("ok  h2  ping the node")
 
@@ -232,7 +218,6 @@ def test_hosts_as_json(lab: Lab) -> None:
 
 
 def test_a_check_as_json(lab: Lab) -> None:
-    lab.run(["deploy", "h1"], check=True)
     lab.alias("lost", of="h1", address="nowhere.invalid")
     done = lab.run(["hosts", "check", "h1,lost", "--json"])
     assert done.returncode == 69

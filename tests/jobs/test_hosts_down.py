@@ -42,7 +42,8 @@ def test_a_job_whose_host_is_down_is_not_said_to_be_none(
     )
 
 
-def test_a_job_that_is_found_is_told_without_the_hosts_that_are_down(lab: Lab, down: str, go: Path) -> None:
+def test_a_job_is_found_and_listed_without_the_hosts_that_are_down(lab: Lab, down: str, go: Path) -> None:
+    """A host that lies can guess the part that `ps` shows, and would be given what is meant for another's job."""
     job = detach(lab, "--on", "h1", "--", "sh", "-c", f"read x <{go}; exit 7")
     done = lab.run(["wait", "--timeout=0", job])
     assert (done.returncode, done.stderr) == (124, b"")
@@ -50,22 +51,18 @@ def test_a_job_that_is_found_is_told_without_the_hosts_that_are_down(lab: Lab, d
     assert (done.returncode, done.stderr) == (124, b"")
     done = lab.run(["wait", "--timeout=0", job[: SHORT - 1]])
     assert done.returncode == 124 and done.stderr.count(b"quine: down: error: ") == 1, "it may have another"
-    go.write_text("\n")
-    assert lab.run(["wait", job]).returncode == 7
-
-
-@pytest.mark.parametrize("verb", ["attach", "kill"])
-def test_a_part_of_an_id_is_not_enough_to_send_something_where_a_host_is_down(
-    lab: Lab, down: str, go: Path, verb: str
-) -> None:
-    """A host that lies can guess the part that `ps` shows, and would be given what is meant for another's job."""
-    job = detach(lab, "--on", "h1", "--", "sh", "-c", f"read x <{go}; exit 7")
-    done = lab.run([verb, job[:SHORT]])
-    assert (done.returncode, done.stdout) == (NOT_STARTED, b"")
-    assert done.stderr.decode().endswith(
-        f"quine: error: {job[:SHORT]} may begin a job of another host, too; not asked: down\n"
-        f"quine: hint: try again when it can be reached, or name the host: quine {verb} --on HOST {job[:SHORT]}\n"
-    )
+    for verb in ("attach", "kill"):  # a part of an id is not enough to send something
+        done = lab.run([verb, job[:SHORT]])
+        assert (done.returncode, done.stdout) == (NOT_STARTED, b""), verb
+        assert done.stderr.decode().endswith(
+            f"quine: error: {job[:SHORT]} may begin a job of another host, too; not asked: down\n"
+            "quine: hint: try again when it can be reached, or name the host: "
+            f"quine {verb} --on HOST {job[:SHORT]}\n"
+        )
+    done = lab.run(["ps", "--on", f"h1,{down}"])  # a list that lacks a host is not success
+    assert done.returncode == NOT_STARTED and job[:18].encode() in done.stdout
+    assert done.stderr.count(b"quine: down: error: ") == 1
+    assert lab.run(["ps", "--on", "h1"]).returncode == 0
     go.write_text("\n")
     assert lab.run(["wait", job]).returncode == 7, "it was not ended"
 
@@ -106,16 +103,6 @@ def test_a_job_that_is_found_is_told_without_a_host_that_is_silent(
     assert done.returncode == status
     assert done.stderr.count(b"quine: mute: error: no answer within ") == (length < SHORT)
     assert lab.run(["wait", "--on=h1", job]).returncode == (128 + 15 if verb == "kill" else 7)
-
-
-def test_a_list_without_a_host_that_is_down_is_not_success(lab: Lab, down: str, go: Path) -> None:
-    job = detach(lab, "--on", "h1", "--", "sh", "-c", f"read x <{go}")
-    done = lab.run(["ps", "--on", f"h1,{down}"])
-    assert done.returncode == NOT_STARTED and job[:18].encode() in done.stdout
-    assert done.stderr.count(b"quine: down: error: ") == 1
-    go.write_text("\n")
-    lab.run(["wait", job], check=True)
-    assert lab.run(["ps", "--on", "h1"]).returncode == 0
 
 
 @pytest.mark.long

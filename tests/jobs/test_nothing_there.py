@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from deploy import probe
+from deploy.build import Binary
 from quine.base.sessions import new_session
+from tests.deploy.test_probe import binary as binary
 from tests.lab import Lab
 from tests.lab.host import Host
 
@@ -28,32 +32,35 @@ def files(host: Host) -> set[Path]:
     }
 
 
-@pytest.mark.parametrize("verb", ["ps", "top", "wait", "logs", "attach", "kill"])
-def test_it_is_left_so_and_is_an_answer(lab: Lab, fresh: Host, verb: str) -> None:
-    before, id = files(fresh), new_session()
-    words = {"ps": ["ps", "--on", "fresh", "--json"], "top": ["top", "--on", "fresh", "--json"]}
-    done = lab.run(words.get(verb, [verb, "--on", "fresh", id]))
-    if verb in words:
+def test_it_is_left_so_until_the_next_job_brings_the_build(lab: Lab, fresh: Host) -> None:
+    """That it has nothing is an answer."""
+    id = new_session()
+    assert files(fresh) == set()
+    for verb in ("ps", "top"):
+        done = lab.run([verb, "--on", "fresh", "--json"])
         assert (done.returncode, done.stderr) == (0, b""), done
-        assert not any(json.loads(line).get("host") == "fresh" for line in done.stdout.splitlines())
-    else:
+        assert not any(json.loads(line).get("host") == "fresh" for line in done.stdout.splitlines()), verb
+    for verb in ("wait", "logs", "attach", "kill"):
+        done = lab.run([verb, "--on", "fresh", id])
         assert done.returncode == 2 and b"no such" in done.stderr, done
-    assert files(fresh) == before == set()
+    assert files(fresh) == set()
+    assert lab.run(["run", "--on", "fresh", "--", "echo", "x"], check=True).stdout == b"x\n"
+    assert lab.run(["ps", "--on", "fresh"]).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "trace", [".cache/quine", ".local/state/quine/jobs", ".quine"], ids=["a build", "a record", "a tape"]
-)
-def test_a_host_with_a_trace_of_quine_gets_this_build(lab: Lab, fresh: Host, trace: str) -> None:
+def test_a_host_with_a_trace_of_quine_gets_this_build(lab: Lab, fresh: Host) -> None:
     """There may be jobs of another build: they are told of."""
-    (fresh.home / trace).mkdir(parents=True)
+    (fresh.home / ".local/state/quine/jobs").mkdir(parents=True)
     done = lab.run(["ps", "--on", "fresh", "--json"])
     assert (done.returncode, done.stderr) == (0, b"")
     assert list((fresh.home / ".cache" / "quine").glob("*/lib"))
 
 
-def test_the_next_job_brings_it(lab: Lab, fresh: Host) -> None:
-    assert lab.run(["ps", "--on", "fresh"]).returncode == 0
-    assert files(fresh) == set()
-    assert lab.run(["run", "--on", "fresh", "--", "echo", "x"], check=True).stdout == b"x\n"
-    assert lab.run(["ps", "--on", "fresh"]).returncode == 0
+def test_each_trace_of_quine_is_one(binary: Binary, tmp_path: Path) -> None:
+    command = probe.command(binary, probe.Place(), "marker", "ask")
+    for trace in (".cache/quine", ".local/state/quine/jobs", ".quine", ""):
+        home = tmp_path / f"home{trace.replace('/', '-')}"
+        (home / trace).mkdir(parents=True)
+        env = {"HOME": str(home), "PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path)}
+        done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, stdin=subprocess.DEVNULL)
+        assert (b"marker need " in done.stdout, b"marker nothing" in done.stdout) == (bool(trace), not trace)
