@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from quine.budget.shared_counters import SharedCounters
 from tests.lab import processes
 from tests.lab.machine import RUN
 from tests.support.agents import OK, QUINE, Started, says, sh, until
+from tests.support.detached import go as go
 from tests.support.forked import Asked
 from tests.support.waiting import read_until, wait_for
 from tests.vendors import chat
@@ -31,7 +33,7 @@ BUDGET = [*QUINE, "budget"]
 AGENT = f"{sys.executable} -P -m quine"
 DONE = {**says(OK), "usage": {"input": 1000, "output": 100}}
 ALIVE = {
-    **says(sh('touch "began-$QUINE_SESSION_ID"; while [ ! -e go ]; do sleep 0.02; done')),
+    **says(sh('touch "began-$QUINE_SESSION_ID"; read x <go')),
     **{"match": "^work", "usage": {"input": 10, "output": 1}},
 }
 
@@ -246,15 +248,15 @@ def test_no_agent_escapes(agents: Asked, way: str) -> None:
     assert "4100 of 5000 tokens are used" in said
 
 
-def test_live_agents_are_counted_over_all(agents: Asked) -> None:
-    """Twelve are more than the default of a tree; the limit of the budget is the one that holds."""
+def test_live_agents_are_counted_over_all(agents: Asked, go: Path) -> None:
+    """Eleven are more than the default of a tree; the limit of the budget is the one that holds."""
     agents.script(ALIVE, says(OK))
-    line = "for n in $(seq 12); do $AGENT work & done; while [ $(ls began-* | wc -l) -lt 12 ]; do sleep 0.02; done"
-    last = "env -i {} $AGENT more; echo $?; touch go; wait"
+    line = "for n in $(seq 11); do $AGENT work & done; while [ $(ls began-* | wc -l) -lt 11 ]; do sleep 0.1; done"
+    last = "env -i {} $AGENT more; echo $?; seq 64 >go; wait"
     keep = " ".join(f"{name}={value}" for name, value in agents.env.items() if name.startswith("QUINE_"))
-    done = budget(agents, "--max-agents", "12", "--", "sh", "-c", f"{line} 2>/dev/null; {last.format(keep)}")
+    done = budget(agents, "--max-agents", "11", "--", "sh", "-c", f"{line} 2>/dev/null; {last.format(keep)}")
     assert done.stdout == "77\n"
-    assert "too many agents: the limit of the tree is 12" in done.stderr
+    assert "too many agents: the limit of the tree is 11" in done.stderr
     done = budget(agents, "--", "sh", "-c", "$AGENT work")
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -286,7 +288,7 @@ def test_a_budget_inside_an_agent_cannot_be_wider(agents: Asked) -> None:
 # -- show and raise ----------------------------------------------------------------------------------
 
 
-def test_it_is_shown_while_it_lives(agents: Asked) -> None:
+def test_it_is_shown_while_it_lives(agents: Asked, go: Path) -> None:
     agents.script(ALIVE, {**DONE, "match": "^work"})
     words = [
         "--max-tokens",
@@ -318,12 +320,12 @@ def test_it_is_shown_while_it_lives(agents: Asked) -> None:
         done = budget(agents, "show", found["id"][:23])
         head, row = done.stdout.splitlines()
         assert head.split()[0] == "ID" and row.split()[0] == found["id"][:18]
-        (agents.directory / "go").touch()
+        go.write_text("\n" * 64)
         assert process.wait(60) == 0
     assert budget(agents, "show", found["id"]).stderr.startswith("quine: error: no such budget")
 
 
-def test_agents_that_run_already_have_what_was_raised(agents: Asked) -> None:
+def test_agents_that_run_already_have_what_was_raised(agents: Asked, go: Path) -> None:
     """One waits in a command, on its last reply but one; with the first limit it could say no more."""
     agents.script(
         {**ALIVE, "usage": {"input": 4000, "output": 100}},
@@ -344,7 +346,7 @@ def test_agents_that_run_already_have_what_was_raised(agents: Asked) -> None:
         done = budget(agents, "raise", found["id"][:23], "--max-tokens", "90k")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert ours(agents, process.pid)["max_tokens"] == 90_000
-        (agents.directory / "go").touch()
+        go.write_text("\n" * 64)
         assert process.wait(60) == 0
     assert "[TOKENS LEFT] 85900" in agents.results()[0]
 
@@ -356,13 +358,13 @@ def test_nothing_is_raised_from_inside(agents: Asked) -> None:
     assert done.stdout == "77\n" and "cannot be raised from inside" in done.stderr
 
 
-def test_a_deadline_that_was_raised_reaches_agents_that_run(agents: Asked) -> None:
+def test_a_deadline_that_was_raised_reaches_agents_that_run(agents: Asked, go: Path) -> None:
     agents.script(ALIVE, {**DONE, "match": "^work"})
     with start(agents, "--deadline", "1h", "--", "sh", "-c", "$AGENT work") as process:
         until(lambda: list(agents.directory.glob("began-*")))
         found = ours(agents, process.pid)
         assert budget(agents, "raise", found["id"], "--deadline", "9h").returncode == 0
-        (agents.directory / "go").touch()
+        go.write_text("\n" * 64)
         assert process.wait(60) == 0
     left = re.search(r"\[TIME LEFT\] (\d+) s", agents.results()[0])
     assert left and int(left.group(1)) > 8 * 3600
@@ -371,7 +373,7 @@ def test_a_deadline_that_was_raised_reaches_agents_that_run(agents: Asked) -> No
 # -- killed ------------------------------------------------------------------------------------------
 
 
-def test_agents_go_on_within_the_caps_when_it_is_killed(agents: Asked) -> None:
+def test_agents_go_on_within_the_caps_when_it_is_killed(agents: Asked, go: Path) -> None:
     agents.script(ALIVE, {**DONE, "usage": {"input": 3000, "output": 100}, "match": "^work"}, says(OK))
     line = "$AGENT work; touch first; $AGENT late 2>err; echo $? >status; touch over"
     with start(agents, "--max-tokens", "5000", "--", "sh", "-c", line) as process:
@@ -380,7 +382,7 @@ def test_agents_go_on_within_the_caps_when_it_is_killed(agents: Asked) -> None:
         process.kill()
         assert process.wait(60) == -signal.SIGKILL
         assert ours(agents, process.pid)["id"] == found["id"]  # its agents hold it
-        (agents.directory / "go").touch()
+        go.write_text("\n" * 64)
         wait_for(agents.directory / "over")
     assert (agents.directory / "status").read_text() == "77\n"
     assert "3111 of 5000 tokens are used" in (agents.directory / "err").read_text()

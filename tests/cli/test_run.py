@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pty
 import random
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -62,11 +63,10 @@ def test_every_exit_status(lab: Lab, first: int) -> None:
     assert done.stderr == b""
 
 
-@pytest.mark.parametrize("name", ["TERM", "KILL", "SEGV", "PIPE"])
-def test_death_by_signal_is_that_death(lab: Lab, name: str) -> None:
-    done = lab.run(["run", "--on", "h1", "--", "sh", "-c", f"kill -{name} $$"])
-    assert done.returncode == -getattr(signal, f"SIG{name}")
-    assert done.stderr == b""
+def test_death_by_signal_is_that_death(lab: Lab) -> None:
+    for name in ("TERM", "KILL", "SEGV", "PIPE"):
+        done = lab.run(["run", "--on", "h1", "--", "sh", "-c", f"kill -{name} $$"])
+        assert (done.returncode, done.stderr) == (-getattr(signal, f"SIG{name}"), b""), name
 
 
 def test_not_found_and_not_executable(lab: Lab) -> None:
@@ -85,8 +85,6 @@ def test_a_directory_that_is_not_there(lab: Lab) -> None:
 
 
 def test_the_report(lab: Lab, tmp_path: Path) -> None:
-    import json
-
     lab.run(["run", "--on", "h1", "--report", tmp_path / "r", "--", "sh", "-c", "kill -USR1 $$"])
     report = json.loads((tmp_path / "r").read_text())
     assert (report["state"], report["code"], report["signal"], report["host"]) == (
@@ -146,14 +144,10 @@ def test_argv_environment_and_directory_cross_unchanged(lab: Lab) -> None:
     assert done.stdout == b"/usr\n1 2 C.UTF-8\n"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--on", ""], ["--on="], ["--on", "h1", "--cwd", ""], ["--report", ""]],
-    ids=["on", "on=", "cwd", "report"],
-)
-def test_an_empty_value_never_means_here(lab: Lab, words: list[str]) -> None:
-    done = lab.run(["run", *words, "--", "echo", "HERE"])
-    assert (done.returncode, done.stdout) == (2, b"") and b"is empty" in done.stderr
+def test_an_empty_value_never_means_here(lab: Lab) -> None:
+    for words in (["--on", ""], ["--on="], ["--on", "h1", "--cwd", ""], ["--report", ""]):
+        done = lab.run(["run", *words, "--", "echo", "HERE"])
+        assert (done.returncode, done.stdout) == (2, b"") and b"is empty" in done.stderr, words
 
 
 def test_the_umask_is_that_of_a_login(lab: Lab) -> None:
@@ -303,10 +297,8 @@ def test_a_reader_that_sleeps_stops_the_producer(lab: Lab) -> None:
 
 def test_head_ends_the_producer_on_both_machines(lab: Lab) -> None:
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
-    begun = time.monotonic()
     done = lab.sh("quine run --on h1 -- yes | head -1")
     assert done.stdout == b"y\n" and done.stderr == b""
-    assert time.monotonic() - begun < 20  # a second, on a machine that runs nothing else
     assert lab.wait_idle() == []
     done = lab.sh("{ quine run --on h1 -- yes; echo $? >&2; } | head -1")
     assert done.stderr.split()[-1] == b"141"
@@ -321,31 +313,23 @@ def test_a_producer_here_is_ended_by_a_command_there(lab: Lab) -> None:
     assert done.stderr.split() == [b"141"]
 
 
-@pytest.mark.parametrize("kind", ["empty", "closed", "null", "file", "pipe", "socket"])
-def test_any_stdin(lab: Lab, tmp_path: Path, kind: str) -> None:
+def test_any_stdin(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"material")
-    line = {
-        "empty": "printf '' | quine run --on h1 -- cat",
-        "closed": "quine run --on h1 -- cat <&-",
-        "null": "quine run --on h1 -- cat </dev/null",
-        "file": f"quine run --on h1 -- cat <{tmp_path}/file",
-        "pipe": "printf material | quine run --on h1 -- cat",
-    }
-    want = b"material" if kind in ("file", "pipe", "socket") else b""
-    if kind == "socket":
-        import socket
-
-        here, there = socket.socketpair()
-        with here, there:
-            process = lab.popen(
-                ["run", "--on", "h1", "--", "cat"], stdin=there.fileno(), stdout=there.fileno()
-            )
-            here.sendall(b"material")
-            here.shutdown(socket.SHUT_WR)
-            assert here.recv(100) == want and process.wait(PATIENCE) == 0
-        return
-    done = lab.sh(line[kind])
-    assert (done.returncode, done.stdout, done.stderr) == (0, want, b"")
+    for line, want in (
+        ("printf '' | quine run --on h1 -- cat", b""),
+        ("quine run --on h1 -- cat <&-", b""),
+        ("quine run --on h1 -- cat </dev/null", b""),
+        (f"quine run --on h1 -- cat <{tmp_path}/file", b"material"),
+        ("printf material | quine run --on h1 -- cat", b"material"),
+    ):
+        done = lab.sh(line)
+        assert (done.returncode, done.stdout, done.stderr) == (0, want, b""), line
+    here, there = socket.socketpair()
+    with here, there:
+        process = lab.popen(["run", "--on", "h1", "--", "cat"], stdin=there.fileno(), stdout=there.fileno())
+        here.sendall(b"material")
+        here.shutdown(socket.SHUT_WR)
+        assert here.recv(100) == b"material" and process.wait(PATIENCE) == 0
 
 
 def test_stdin_from_a_terminal(lab: Lab) -> None:
@@ -372,17 +356,14 @@ def test_closed_outputs(lab: Lab) -> None:
     assert done.returncode == 5
 
 
-@pytest.mark.parametrize("command", ["yes", "echo x", "head -c 300000 /dev/zero"])
-def test_a_full_device_is_not_success(lab: Lab, command: str) -> None:
-    done = lab.sh(f"quine run --on h1 -- {command} >/dev/full")
+def test_a_full_device_is_not_success(lab: Lab) -> None:
+    done = lab.run(["run", "--on", "h1", "--", "yes"], stdout="/dev/full")
     assert done.returncode != 0
     assert b"cannot write stdout: no space left on device" in done.stderr
     assert lab.wait_idle() == []
 
 
 def test_a_socket_whose_reader_has_gone_ends_the_producer(lab: Lab) -> None:
-    import socket
-
     here, there = socket.socketpair()
     with here:
         process = lab.popen(["run", "--on", "h1", "--", "yes"], stdout=there.fileno())
@@ -443,20 +424,36 @@ def test_output_written_after_the_exit_of_the_leader_is_not_lost(lab: Lab) -> No
 # -- signals and deaths ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "USR1", "QUIT", "ALRM", "WINCH"])
+TELLS = """
+import os, signal
+who = "leader" if os.fork() else "member"
+def told(number, _):
+    os.write(1, f"{who} {signal.Signals(number).name}\\n".encode())
+    if number == signal.SIGQUIT:
+        os._exit(9)
+for name in "INT TERM HUP USR1 ALRM WINCH QUIT".split():
+    signal.signal(getattr(signal, "SIG" + name), told)
+os.write(1, b"up\\n")
+while True:
+    signal.pause()
+"""
+
+
 def test_signals_reach_the_group_over_there(
-    lab: Lab, started: Callable[..., subprocess.Popen[bytes]], name: str
+    lab: Lab, started: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    """A child of the command, in its group, gets it as well."""
-    member = f"trap 'echo member {name}; exit 0' {name}; echo up; while :; do sleep 0.05; done"
-    process = started(f"trap 'echo leader {name}; exit 9' {name}; sh -c \"{member}\"; exit 1")
-    process.send_signal(getattr(signal, f"SIG{name}"))
-    out, _ = process.communicate(timeout=PATIENCE)
-    assert out == f"member {name}\nleader {name}\n".encode()
-    assert process.returncode == 9
+    """A child of the command, in its group, gets each as well."""
+    process = started(f"exec python3 -c '{TELLS}'")
+    assert process.stdout
+    read_until(process.stdout.fileno(), b"up\n")  # the other one
+    for name in ("INT", "TERM", "HUP", "USR1", "ALRM", "WINCH", "QUIT"):
+        process.send_signal(getattr(signal, f"SIG{name}"))
+        said = {process.stdout.readline() for _ in range(2)}
+        assert said == {f"{who} SIG{name}\n".encode() for who in ("leader", "member")}
+    assert process.wait(PATIENCE) == 9
 
 
-@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
+@pytest.mark.parametrize("name", ["INT", "HUP"])
 def test_a_command_that_dies_of_the_forwarded_signal(lab: Lab, name: str) -> None:
     # cat, not a shell: dash catches SIGINT itself and can lose it between fork and exec
     process = lab.popen(["run", "--on", "h1", "--", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -521,10 +518,17 @@ def test_kill_9_of_the_node_here(own_lab: Callable[..., Lab]) -> None:
     assert lab.run(["run", "--on", "h1", "--", "echo", "again"]).stdout == b"again\n"
 
 
-def test_kill_9_of_the_sshd_session_is_survived(own_lab: Callable[..., Lab]) -> None:
-    lab = own_lab(["h1"], lease=30)
+def test_kill_9_of_the_sshd_session_is_survived(lab: Lab) -> None:
     process = lab.popen(
-        ["run", "--on", "h1", "--", "sh", "-c", "echo up; read line; echo $line; exit 5"],
+        [
+            "run",
+            "--on",
+            lab.alias("held", "h1", lease=600),
+            "--",
+            "sh",
+            "-c",
+            "echo up; read line; echo $line; exit 5",
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -598,22 +602,20 @@ def test_300_at_once_over_one_connection(own_lab: Callable[..., Lab]) -> None:
     assert lab["h1"].connections() == 1
 
 
-def test_slots_make_the_rest_wait(own_lab: Callable[..., Lab]) -> None:
-    """Six jobs, two slots: never more than two hold the directory's lock files at one time, and two do."""
-    lab = own_lab(["h1"])
+def test_slots_make_the_rest_wait(lab: Lab, tmp_path: Path) -> None:
+    """Four jobs, two slots: never more than two hold the directory's lock files at one time, and two do."""
     lab.alias("narrow", "h1", slots=2)
-    lab.run(["run", "--on", "narrow", "--", "true"], check=True)
-    script = """
-cd ~; mkdir -p held; : >held/$$; set -- held/*
+    script = f"""
+cd {tmp_path}; mkdir -p held; : >held/$$; set -- held/*
 while [ $# -lt 2 ] && ! [ -e met ]; do sleep 0.01; set -- held/*; done
 : >met; echo $#; sleep 0.1; set -- held/*; echo $#; rm held/$$
 """
     process = [
         lab.popen(["run", "--on", "narrow", "--", "sh", "-c", script], stdout=subprocess.PIPE)
-        for _ in range(6)
+        for _ in range(4)
     ]
     counts = [int(n) for one in process for n in one.communicate(timeout=PATIENCE)[0].split()]
-    assert len(counts) == 12 and max(counts) == 2
+    assert len(counts) == 8 and max(counts) == 2
 
 
 def test_a_where_of_tags_and_names_chooses_the_host(lab: Lab) -> None:

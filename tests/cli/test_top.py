@@ -22,25 +22,34 @@ from tests.fanout.test_detach import detach as detach_batch
 from tests.fanout.test_detach import running
 from tests.fanout.test_xargs import SH
 from tests.lab import Lab
-from tests.support.agents import OK, PATIENCE, Agents, says, sh
+from tests.support.agents import OK, PATIENCE, says, sh
 from tests.support.detached import detach
 from tests.support.detached import go as go
+from tests.support.forked import Asked
 from tests.support.sessions import write_sessions
 from tests.support.waiting import until
 
 TERM = {"TERM": "xterm"}
-SLEEPS = "until test -e free; do sleep 0.02; done"
+WAITS = "touch up$PPID$0; read x <go"
 
 
 @pytest.fixture
-def work(lab: Lab, tmp_path: Path) -> Iterator[Path]:
+def work(lab: Lab, tmp_path: Path, go: Path) -> Iterator[Path]:
     """The directory of a batch; at the end its jobs go on."""
     yield tmp_path
-    (tmp_path / "free").touch()
+    free(go)
     until(lambda: not lab.jobs(), "all jobs have ended")
 
 
-def objects(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
+def jobs_up(work: Path, count: int) -> None:
+    until(lambda: len(list(work.glob("up*"))) == count, f"{count} jobs run")
+
+
+def free(go: Path) -> None:
+    go.write_text("\n" * 64)
+
+
+def objects(done: subprocess.CompletedProcess[Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -48,20 +57,21 @@ def objects(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("where", ["local", "h1"])
-def test_a_batch_is_one_entry_with_its_numbers(lab: Lab, work: Path, where: str) -> None:
-    words = ["xargs", "-P2", "--on", where, "--cwd", str(work), *SH, SLEEPS, ":::", *"12345"]
+def test_a_batch_is_one_entry_with_its_numbers(lab: Lab, work: Path, go: Path, where: str) -> None:
+    words = ["xargs", "-P2", "--on", where, "--cwd", str(work), *SH, WAITS, ":::", *"12345"]
     with lab.popen(words, cwd=work) as process:
+        jobs_up(work, 2)
         until(
             lambda: [one for one in objects(lab.run(["top", "--json"])) if one.get("running") == 2], "two run"
         )
         found = objects(lab.run(["top", "--json"]))
         text = lab.run(["top"]).stdout.decode().splitlines()
-        (work / "free").touch()
+        free(go)
         assert process.wait(PATIENCE) == 0
     (batch,) = [one for one in found if one.get("pid") == process.pid]
     assert (batch["kind"], batch["running"], batch["done"], batch["agents"]) == ("batch", 2, 0, None)
     assert [(host["host"], host["running"]) for host in batch["hosts"]] == [(where, 2)]
-    assert not [one for one in found if one["kind"] in ("job", "proxy") and SLEEPS in one["mission"]]
+    assert not [one for one in found if one["kind"] in ("job", "proxy") and WAITS in one["mission"]]
     at = next(at for at, line in enumerate(text) if batch["id"][:13] in line)
     assert f"quine xargs -P2 --on {where} --cwd" in text[at] and text[at].endswith(" ::: …")
     assert "2 running" in text[at + 1] and text[at + 2].lstrip().startswith(f"{where}  2")
@@ -69,7 +79,8 @@ def test_a_batch_is_one_entry_with_its_numbers(lab: Lab, work: Path, where: str)
 
 
 def test_a_killed_batch_leaves_no_entry(lab: Lab, work: Path) -> None:
-    with lab.popen(["xargs", "--cwd", str(work), *SH, SLEEPS, ":::", "1"], cwd=work) as process:
+    with lab.popen(["xargs", "--cwd", str(work), *SH, WAITS, ":::", "1"], cwd=work) as process:
+        jobs_up(work, 1)
         until(
             lambda: [one for one in objects(lab.run(["top", "--json"])) if one.get("running") == 1], "it runs"
         )
@@ -80,7 +91,7 @@ def test_a_killed_batch_leaves_no_entry(lab: Lab, work: Path) -> None:
 
 def test_a_detached_batch_and_job(lab: Lab, work: Path, go: Path) -> None:
     job = detach(lab, "--", "sh", "-c", f"read x <{go}; : \x1b[31m")
-    batch = detach_batch(lab, work, "-P1", *SH, SLEEPS, ":::", "1", "2")
+    batch = detach_batch(lab, work, "-P1", *SH, WAITS, ":::", "1", "2")
     running(lab, batch, 1)
     found = {one["id"]: one for one in objects(lab.run(["top", "--json"]))}
     assert (found[job]["kind"], found[batch]["kind"], found[batch]["detached"]) == ("detached", "batch", True)
@@ -92,50 +103,36 @@ def test_a_detached_batch_and_job(lab: Lab, work: Path, go: Path) -> None:
     assert lab.run(["kill", "-CONT", batch]).returncode == 0
 
 
-def test_agents_are_a_tree_with_its_totals(tmp_path: Path) -> None:
-    agents = Agents(tmp_path)
+def test_agents_are_a_tree_with_its_totals(agents: Asked, go: Path) -> None:
     forks = {"children": [{"intent": "first \x1b[2J"}, {"intent": "second"}], "wait": True}
     usage = {"usage": {"input": 1000, "output": 10}}
     agents.script(
         {**says({"name": "fork", "arguments": forks}), "match": "^work", **usage},
-        {
-            **says(sh("touch up$PPID; until test -e go; do sleep 0.02; done")),
-            "match": "first|second",
-            **usage,
-        },
+        {**says(sh("touch up$PPID; read x <go")), "match": "first|second", **usage},
         says(OK),
     )
-    env = {**agents.env, "TERM": "dumb"}
-    quine = [*agents_command(), "top"]
     with agents.start("work") as process:
-        until(lambda: len(list(tmp_path.glob("up*"))) == 2, "both children run")
-        done = subprocess.run(quine, env=env, cwd=tmp_path, capture_output=True, timeout=PATIENCE, check=True)
-        found = objects(
-            subprocess.run([*quine, "--json"], env=env, cwd=tmp_path, capture_output=True, timeout=PATIENCE)
-        )
-        (tmp_path / "go").touch()
+        jobs_up(agents.directory, 2)
+        out = agents.quine("top", env={"TERM": "dumb"}, check=True).stdout
+        found = objects(agents.quine("top", "--json", check=True))
+        free(go)
         assert process.wait(PATIENCE) == 0
-    lines = done.stdout.decode().splitlines()
+    lines = out.splitlines()
     at = next(at for at, line in enumerate(lines) if line.endswith("  work"))
     assert lines[at + 1] == "  3 agents so far, 3030 tokens, $0.00"
     children = sorted(line.rpartition("    ")[2] for line in lines[at + 2 : at + 4])  # they begin at one time
     assert children == [r"first \x1b[2J", "second"]
-    assert b"\x1b" not in done.stdout
+    assert "\x1b" not in out
     (tree,) = [one for one in found if one["kind"] == "tree"]
     assert (tree["agents"], tree["tokens"]) == (3, 3030)
     assert tree["id"] in {one["id"] for one in found if one["kind"] == "agent"}
 
 
-def agents_command() -> list[str]:
-    from tests.support.agents import QUINE
-
-    return QUINE
-
-
 def test_hosts_are_asked_with_on(lab: Lab, work: Path, go: Path) -> None:
     job = detach(lab, "--on", "h1", "--", "sh", "-c", f"read x <{go}")
-    script = f"cd {work}; exec quine xargs -- sh -c '{SLEEPS}' ::: 1 2"
+    script = f"cd {work}; exec quine xargs -P1 -- sh -c '{WAITS}' ::: 1 2"
     with lab.popen(["run", "--on", "h1", "--", "sh", "-c", script]):
+        jobs_up(work, 1)
         batches: list[dict[str, Any]] = []
 
         def shown() -> bool:
@@ -145,7 +142,7 @@ def test_hosts_are_asked_with_on(lab: Lab, work: Path, go: Path) -> None:
 
         until(shown, "the job and the batch of the host are listed")
         assert job not in {one["id"] for one in objects(lab.run(["top", "--json"], check=True))}
-        (work / "free").touch()
+        free(go)
 
 
 def test_sessions_that_are_over_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,18 +164,15 @@ def test_sessions_that_are_over_are_read_once(tmp_path: Path, monkeypatch: pytes
     assert [path for path in read if path.startswith(str(tmp_path))] == [str(tmp_path / f"{new}.jsonl")]
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
+def test_what_is_refused(lab: Lab) -> None:
+    for words, error in (
         (["x"], "top takes no such word: x"),
         (["-n", "0"], "--iterations 0: should be a whole number, 1 or more"),
         (["-d", "x"], "--delay x: should be a number of seconds"),
-    ],
-)
-def test_what_is_refused(lab: Lab, words: list[str], error: str) -> None:
-    done = lab.run(["top", *words])
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.decode().startswith(f"quine: error: {error}")
+    ):
+        done = lab.run(["top", *words])
+        assert (done.returncode, done.stdout) == (2, b""), words
+        assert done.stderr.decode().startswith(f"quine: error: {error}")
 
 
 def test_text_as_often_as_is_asked(lab: Lab) -> None:

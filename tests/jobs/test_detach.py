@@ -27,6 +27,7 @@ from tests.lab import Lab, processes
 from tests.lab.host import Host
 from tests.lab.lab import BUILDS
 from tests.lab.machine import UNSHARE, can_mount
+from tests.support.agents import PATIENCE
 from tests.support.detached import detach, folder, record
 from tests.support.detached import go as go
 from tests.support.values import JSON
@@ -67,13 +68,13 @@ def test_it_runs_on_and_is_found_by_its_id(lab: Lab, go: Path) -> None:
     assert b"\n  " not in lab.run(["ps"]).stdout and job[:18].encode() not in lab.run(["ps"]).stdout
 
 
-@pytest.mark.parametrize("verb", ["wait", "ps --all", "logs", "attach"])
-def test_who_asks_in_a_directory_that_was_removed(lab: Lab, tmp_path: Path, verb: str) -> None:
+def test_who_asks_in_a_directory_that_was_removed(lab: Lab, tmp_path: Path) -> None:
     job = detach(lab, "--", "true")
-    (tmp_path / "gone").mkdir()
-    script = f"rmdir ../gone; exec quine {verb} {'' if verb == 'ps --all' else job}"
-    done = subprocess.run(["sh", "-c", script], cwd=tmp_path / "gone", env=lab.env, capture_output=True)
-    assert (done.returncode, done.stderr) == (0, b"")
+    for verb in (f"wait {job}", "ps --all", f"logs {job}", f"attach {job}"):
+        (tmp_path / "gone").mkdir()
+        script = f"rmdir ../gone; exec quine {verb}"
+        done = subprocess.run(["sh", "-c", script], cwd=tmp_path / "gone", env=lab.env, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b""), verb
 
 
 def test_it_leaves_as_the_job_left(lab: Lab) -> None:
@@ -209,7 +210,7 @@ def test_a_full_disk_makes_it_wait(lab: Lab, tmp_path: Path) -> None:
 mount -t tmpfs -o size=1m lab "$1"
 export XDG_STATE_HOME="$1"
 job=$(quine run --detach -- sh -c 'head -c 3000000 /dev/zero; exit 5')
-while [ "$(df --output=avail "$1" | tail -1)" -gt 0 ]; do :; done
+while [ "$(df --output=avail "$1" | tail -1)" -gt 0 ]; do sleep 0.02; done
 quine wait --timeout=0.3 "$job" && exit 9 || [ $? -eq 124 ]
 mount --options-mode ignore -o remount,size=8m "$1"
 quine attach "$job"
@@ -239,7 +240,7 @@ def test_a_job_that_is_killed_on_a_full_disk_ends(lab: Lab, tmp_path: Path) -> N
 mount -t tmpfs -o size=1m lab "$1"
 export XDG_STATE_HOME="$1"
 job=$(quine run --detach -- sh -c 'head -c 30000000 /dev/zero; exit 5')
-while [ "$(df --output=avail "$1" | tail -1)" -gt 0 ]; do :; done
+while [ "$(df --output=avail "$1" | tail -1)" -gt 0 ]; do sleep 0.02; done
 quine kill "$job"
 quine wait --timeout=60 "$job" || echo $?
 quine ps --all | grep -o signaled
@@ -408,20 +409,17 @@ def test_the_same_id_starts_nothing_twice(lab: Lab, tmp_path: Path) -> None:
     assert (tmp_path / "ran").read_text() == "x\n"
 
 
-@pytest.mark.parametrize(
-    "text", ["../x", "/etc", "", "0" * 36, "01a20150-5255-7bab-bc94-25f5d212af4/", "a\nb", "\x1b[2J"]
-)
-def test_an_id_that_is_none(lab: Lab, text: str) -> None:
+def test_an_id_that_is_none(lab: Lab) -> None:
     planted = lab.home / ".local/state/quine/x"
     planted.mkdir(parents=True, exist_ok=True)
     (planted / "job").write_text('{"pid":1}')
-    for verb in ("attach", "logs", "wait", "kill"):
-        done = lab.run([verb, "--on=local", text])
-        assert done.returncode == 2, done.stderr
-        assert b"no such job" in done.stderr
-    if text:
-        done = lab.run(["run", "--detach", f"--job={text}", "--", "true"])
-        assert done.returncode == 2 and b"is not a UUID" in done.stderr
+    for text in ("../x", "/etc", "", "0" * 36, "01a20150-5255-7bab-bc94-25f5d212af4/", "a\nb", "\x1b[2J"):
+        for verb in ("attach", "logs", "wait", "kill"):
+            done = lab.run([verb, "--on=local", text])
+            assert done.returncode == 2 and b"no such job" in done.stderr, (verb, text, done.stderr)
+        if text:
+            done = lab.run(["run", "--detach", f"--job={text}", "--", "true"])
+            assert done.returncode == 2 and b"is not a UUID" in done.stderr, text
     shutil.rmtree(planted)
 
 
@@ -444,13 +442,14 @@ def test_two_hundred_are_listed_at_once(lab: Lab, tmp_path: Path) -> None:
             json.dumps({**facts, "supervisor": 1, "supervisor_started": 1, "intent": f"n{n}"})
         )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = lab.run(["ps", "-a"], env={"XDG_STATE_HOME": str(state)}, check=True)
+    process = lab.popen(["ps", "-a"], env={"XDG_STATE_HOME": str(state)}, stdout=subprocess.PIPE)
+    out, _ = process.communicate(timeout=PATIENCE)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert (
-        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
-    )  # of this process, whoever else works
+    # of this process, whoever else works
+    assert 0 < after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+    assert process.returncode == 0
     # an agent of another test may be about to end
-    planted = [line for line in done.stdout.splitlines() if re.search(rb" n\d+$", line.rstrip())]
+    planted = [line for line in out.splitlines() if re.search(rb" n\d+$", line.rstrip())]
     assert len(planted) == 200
     assert all(b"  lost  " in line for line in planted), "recycled pids fool nobody"
 
@@ -468,7 +467,7 @@ def test_ended_ones_are_forgotten_after_a_month(lab: Lab, tmp_path: Path) -> Non
     assert not old.exists()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.binary(max_size=60)
     | st.dictionaries(st.sampled_from([*foreign._FIELDS, "host"]), JSON).map(json.dumps)
