@@ -261,6 +261,7 @@ def test_live_agents_are_counted_over_all(agents: Asked, go: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.clock  # two seconds are enough for an agent to start its command
 def test_the_deadline_is_for_the_whole(agents: Asked) -> None:
     agents.script(says(sh("sleep 1000"), match="^work"), says(OK))
     done = budget(agents, "--deadline", "2", "--", "sh", "-c", "$AGENT work; echo $?; $AGENT late; echo $?")

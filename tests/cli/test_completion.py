@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,36 +90,40 @@ def shell(words: list[str], place: Path) -> str:
 PLAIN = {name: value for name, value in os.environ.items() if name != "BASH_ENV"} | {"LC_ALL": "C"}
 
 
-def bash(line: str, place: Path) -> set[str]:
-    words = line.split(" ")
-    code = (
-        f"{script('bash')}\nCOMP_WORDS=({' '.join(words[:-1])} {words[-1]!r}); COMP_CWORD={len(words) - 1}; _quine\n"
-        # -o default: paths, where the function has nothing
-        f"[ ${{#COMPREPLY[@]}} -gt 0 ] || COMPREPLY=($(compgen -f -- {words[-1]!r}))\n"
-        'printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    return set(shell(["bash", "-c", code], place).split())
+NEXT = "-- next --"
 
 
-def fish(line: str, place: Path) -> set[str]:
-    code = f"{script('fish')}\ncomplete -C {line!r}"
-    return {line.split("\t")[0] for line in shell(["fish", "--no-config", "-c", code], place).splitlines()}
+def bash(lines: list[str], place: Path) -> list[set[str]]:
+    code = script("bash")
+    for line in lines:
+        words = line.split(" ")
+        code += (
+            f"\nCOMPREPLY=(); COMP_WORDS=({' '.join(words[:-1])} {words[-1]!r}); COMP_CWORD={len(words) - 1}; _quine\n"
+            # -o default: paths, where the function has nothing
+            f"[ ${{#COMPREPLY[@]}} -gt 0 ] || COMPREPLY=($(compgen -f -- {words[-1]!r}))\n"
+            f'printf "%s\\n" "${{COMPREPLY[@]}}" "{NEXT}"'
+        )
+    return [set(part.split()) for part in shell(["bash", "-c", code], place).split(NEXT)[:-1]]
 
 
-@pytest.mark.parametrize(("line", "there", "absent"), CASES)
+def fish(lines: list[str], place: Path) -> list[set[str]]:
+    code = script("fish") + "".join(f"\ncomplete -C {line!r}\necho '{NEXT}'" for line in lines)
+    parts = shell(["fish", "--no-config", "-c", code], place).split(f"{NEXT}\n")[:-1]
+    return [{line.split("\t")[0] for line in part.splitlines()} for part in parts]
+
+
 @pytest.mark.parametrize("shell", [bash, fish])
-def test_what_is_offered(shell: object, line: str, there: set[str], absent: set[str], place: Path) -> None:
-    assert callable(shell)
+def test_what_is_offered(shell: Callable[[list[str], Path], list[set[str]]], place: Path) -> None:
     if shutil.which(shell.__name__) is None:
         pytest.skip(f"{shell.__name__} is not installed")
-    if shell is fish and " @ " in line:
-        pytest.skip("bash alone splits a word there")
-    if shell is fish and line in ("quine ", "quine --completion "):
-        # Options come after a dash.
-        there = {word for word in there if not word.startswith("--")} - set(SHELLS)
-    offered = shell(line, place)
-    assert there <= offered
-    assert not absent & offered
+    # bash alone splits a word at an @
+    cases = [case for case in CASES if shell is bash or " @ " not in case[0]]
+    for (line, there, absent), offered in zip(cases, shell([case[0] for case in cases], place), strict=True):
+        if shell is fish and line in ("quine ", "quine --completion "):
+            # Options come after a dash.
+            there = {word for word in there if not word.startswith("--")} - set(SHELLS)
+        assert there <= offered, line
+        assert not absent & offered, line
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")

@@ -9,17 +9,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.lab import Lab
-from tests.support.agents import OK, Agents, says, sh
+from tests.support.agents import OK, says, sh
+from tests.support.forked import Asked
 
 EARLIER = '{"state":"exited","code":0}\n'
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -28,15 +22,15 @@ def read(path: Path) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.parametrize("place", [[], ["--on", "h1"]])
-def test_a_command_line_without_a_mission_reports_that(agents: Agents, place: list[str]) -> None:
+def test_a_command_line_without_a_mission_reports_that(agents: Asked) -> None:
     path = agents.directory / "r"
-    path.write_text(EARLIER)
-    done = agents.run(mission=" ", options=[*place, "--report", "r"])
-    assert (done.returncode, read(path)["detail"]) == (2, "no mission")
+    for place in ([], ["--on", "h1"]):
+        path.write_text(EARLIER)
+        done = agents.quine(*place, "--report", "r", "--", " ")
+        assert (done.returncode, read(path)["detail"]) == (2, "no mission"), place
 
 
-def test_an_unknown_host_is_named(agents: Agents, lab: Lab) -> None:
+def test_an_unknown_host_is_named(agents: Asked, lab: Lab) -> None:
     """Not "local": nothing was to be done there."""
     env = lab.script([says(OK)], "unknown.jsonl")
     for words in (
@@ -48,30 +42,25 @@ def test_an_unknown_host_is_named(agents: Agents, lab: Lab) -> None:
         assert (done.returncode, record["state"], record["host"]) == (69, "unreachable", "nowhere")
 
 
-@pytest.mark.parametrize(
-    ("target", "why"),
-    [
+def test_one_that_cannot_be_written_is_refused_before_anything_starts(agents: Asked, lab: Lab) -> None:
+    agents.script(says(sh("touch started")), says(OK))
+    for target, why in (
         ("none/r", "no such file or directory"),
         (".", "is a directory"),
         ("x" * 300, "file name too long"),
         ("99", "bad file descriptor"),
         ("0", "it is not open for writing"),
         ("9" * 30, "no such descriptor"),
-    ],
-)
-def test_one_that_cannot_be_written_is_refused_before_anything_starts(
-    agents: Agents, lab: Lab, target: str, why: str
-) -> None:
-    error = f"quine: error: cannot write the report to {target}: {why}\nquine: hint: --report FILE|FD: "
-    done = agents.run(says(sh("touch started")), says(OK), options=["--report", target], input=b"")
-    assert (done.returncode, done.stdout) == (2, b"") and done.stderr.startswith(error.encode()), done
-    words = ["--report", target, "--", "touch", "started"]
-    done = lab.run(["run", *words], cwd=agents.directory, input="")
-    assert (done.returncode, done.stdout) == (2, b"") and done.stderr.startswith(error.encode()), done
+    ):
+        error = f"quine: error: cannot write the report to {target}: {why}\nquine: hint: --report FILE|FD: "
+        done = agents.quine("--report", target, "--", "work", input="")
+        assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(error), done
+        done = agents.quine("run", "--report", target, "--", "touch", "started", input="")
+        assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(error), done
     assert os.listdir(agents.directory) == ["script.jsonl"]
 
 
-def test_one_of_an_earlier_run_is_gone_before_anything_starts(agents: Agents, lab: Lab) -> None:
+def test_one_of_an_earlier_run_is_gone_before_anything_starts(agents: Asked, lab: Lab) -> None:
     path = agents.directory / "r"
     path.write_text(EARLIER)
     path.chmod(0o640)
@@ -84,19 +73,19 @@ def test_one_of_an_earlier_run_is_gone_before_anything_starts(agents: Agents, la
     assert (agents.directory / "kept").read_text() == EARLIER, "another name of it, as a backup has"
 
 
-def test_one_of_an_earlier_run_does_not_outlive_one_that_is_killed(agents: Agents) -> None:
+def test_one_of_an_earlier_run_does_not_outlive_one_that_is_killed(agents: Asked) -> None:
     path = agents.directory / "r"
     path.write_text(EARLIER)
     done = agents.run(says(sh("kill -9 $PPID")), options=["--report", "r"])
     assert (done.returncode, path.read_text()) == (-signal.SIGKILL, "")
 
 
-def test_a_name_that_is_not_there_is_there_when_it_is_whole(agents: Agents) -> None:
+def test_a_name_that_is_not_there_is_there_when_it_is_whole(agents: Asked) -> None:
     done = agents.run(says(sh("ls >&4")), says(OK), options=["--report", "r"])
     assert done.stdout == b"data\nscript.jsonl\n" and read(agents.directory / "r")["state"] == "exited"
 
 
-def test_an_agent_that_is_refused_reports_it(agents: Agents, lab: Lab) -> None:
+def test_an_agent_that_is_refused_reports_it(agents: Asked, lab: Lab) -> None:
     """In both places: the verdict of this run, not of the one before."""
     path = agents.directory / "r"
     for place in ([], ["--on", "h1"]):

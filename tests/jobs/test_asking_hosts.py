@@ -67,6 +67,7 @@ def test_each_failure_of_an_asking_process_is_told_as_it_is(asked: Callable[...,
     assert answers["defect"].status.code == 70
 
 
+@pytest.mark.clock  # half a second is enough for a fork to answer
 def test_only_a_host_that_is_silent_is_said_to_be_late(asked: Callable[..., dict[str, Answer]]) -> None:
     answers = asked("silent", "good", seconds=0.5)
     assert answers["silent"].status.detail.startswith("no answer within") and answers["good"].out == b"fine"

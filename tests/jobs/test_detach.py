@@ -380,7 +380,7 @@ def test_its_socket_takes_no_nonsense(lab: Lab, go: Path) -> None:
     frames += [Frame(Kind.SPAWN, payload=b"{}"), Frame(Kind.DATA, stream=1, payload=b"x"), Frame(Kind.SIGNAL)]
     for data in [b"x" * 100_000, GREETING + b"\xff" * 18, *(GREETING + encode(frame) for frame in frames)]:
         with socket.socket(socket.AF_UNIX) as peer:
-            peer.settimeout(20)
+            peer.settimeout(PATIENCE)
             peer.connect(str(path))
             try:
                 peer.sendall(data)

@@ -89,6 +89,7 @@ def mute(lab: Lab) -> Iterator[str]:
     lab.forget_aliases()
 
 
+@pytest.mark.clock  # 20 seconds are less than the 30 after which a dial gives up
 @pytest.mark.long  # a second for the others to answer, too, and two to let go of the one that does not
 @pytest.mark.parametrize(
     ("verb", "length", "status"),
