@@ -87,12 +87,8 @@ def test_a_directory_that_is_not_there(lab: Lab) -> None:
 def test_the_report(lab: Lab, tmp_path: Path) -> None:
     lab.run(["run", "--on", "h1", "--report", tmp_path / "r", "--", "sh", "-c", "kill -USR1 $$"])
     report = json.loads((tmp_path / "r").read_text())
-    assert (report["state"], report["code"], report["signal"], report["host"]) == (
-        "signaled",
-        138,
-        "USR1",
-        "h1",
-    )
+    ended = [report[name] for name in ("state", "code", "signal", "host")]
+    assert ended == ["signaled", 138, "USR1", "h1"]
     assert report["pid"] > 1 and report["seconds"] > 0 and report["rusage"]["maxrss"] > 0
 
 
@@ -124,23 +120,8 @@ def test_argv_environment_and_directory_cross_unchanged(lab: Lab) -> None:
     assert done.stdout.split(b"\0")[:-1] == [word.encode() for word in words]
     raw = os.fsdecode(b"caf\xe9")
     assert lab.run(["run", "--on", "h1", "--", "printf", "%s", raw]).stdout == b"caf\xe9"
-    done = lab.run(
-        [
-            "run",
-            "--on",
-            "h1",
-            "--env",
-            "A=1 2",
-            "--env",
-            "LANG",
-            "--cwd",
-            "/usr",
-            "--",
-            "sh",
-            "-c",
-            'pwd; echo "$A $LANG"',
-        ]
-    )
+    words = ["--env", "A=1 2", "--env", "LANG", "--cwd", "/usr", "--", "sh", "-c", 'pwd; echo "$A $LANG"']
+    done = lab.run(["run", "--on", "h1", *words])
     assert done.stdout == b"/usr\n1 2 C.UTF-8\n"
 
 
@@ -426,14 +407,19 @@ def test_output_written_after_the_exit_of_the_leader_is_not_lost(lab: Lab) -> No
 
 TELLS = """
 import os, signal
+ready, told = os.pipe()
 who = "leader" if os.fork() else "member"
-def told(number, _):
+def tell(number, _):
     os.write(1, f"{who} {signal.Signals(number).name}\\n".encode())
     if number == signal.SIGQUIT:
         os._exit(9)
 for name in "INT TERM HUP USR1 ALRM WINCH QUIT".split():
-    signal.signal(getattr(signal, "SIG" + name), told)
-os.write(1, b"up\\n")
+    signal.signal(getattr(signal, "SIG" + name), tell)
+if who == "member":
+    os.write(told, b"x")
+else:
+    os.read(ready, 1)
+    os.write(1, b"up\\n")
 while True:
     signal.pause()
 """
@@ -445,7 +431,6 @@ def test_signals_reach_the_group_over_there(
     """A child of the command, in its group, gets each as well."""
     process = started(f"exec python3 -c '{TELLS}'")
     assert process.stdout
-    read_until(process.stdout.fileno(), b"up\n")  # the other one
     for name in ("INT", "TERM", "HUP", "USR1", "ALRM", "WINCH", "QUIT"):
         process.send_signal(getattr(signal, f"SIG{name}"))
         said = {process.stdout.readline() for _ in range(2)}

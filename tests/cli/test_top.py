@@ -194,13 +194,8 @@ def test_it_fills_the_terminal_and_leaves_it_as_it_was(lab: Lab, go: Path) -> No
         screen.resize(10, 200)
         process.send_signal(signal.SIGWINCH)
         screen.wait(b" PID ")
-        assert (
-            max(
-                len(line.removesuffix("\x1b[K"))
-                for line in screen.wait(b"\x1b[J").decode().split("\x1b[K\r\n")
-            )
-            == 200
-        )
+        lines = screen.wait(b"\x1b[J").decode().split("\x1b[K\r\n")
+        assert max(len(line.removesuffix("\x1b[K")) for line in lines) == 200
         assert screen.settings != screen.found
         screen.type(b"q")
         assert process.wait(PATIENCE) == 0

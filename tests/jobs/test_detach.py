@@ -169,15 +169,8 @@ def test_stdin_of_those_attached(lab: Lab) -> None:
 
 def test_at_the_quota_it_waits_until_somebody_reads(lab: Lab, tmp_path: Path) -> None:
     over = tmp_path / "over"
-    job = detach(
-        lab,
-        "--output-limit",
-        "64k",
-        "--",
-        "sh",
-        "-c",
-        f"head -c 3000000 /dev/zero; echo end >&2; touch {over}",
-    )
+    script = f"head -c 3000000 /dev/zero; echo end >&2; touch {over}"
+    job = detach(lab, "--output-limit", "64k", "--", "sh", "-c", script)
     spool = folder(job, lab.home) / "stdout"
     until(lambda: spool.stat().st_size == 65536, "the quota is reached")
     assert lab.run(["wait", "--timeout=0.3", job]).returncode == 124
@@ -326,13 +319,8 @@ quine run --on h1 -- true
 def test_its_supervisor_is_killed(lab: Lab, tmp_path: Path) -> None:
     """PIPE is ignored, because a shell says on stderr that its command was terminated, and nobody reads that."""
     told = tmp_path / "told"
-    job = detach(
-        lab,
-        "--",
-        "sh",
-        "-c",
-        f"trap '' PIPE; trap 'echo TERM >{told}; exit 3' TERM; echo up; while :; do sleep 0.01; done",
-    )
+    script = f"trap '' PIPE; trap 'echo TERM >{told}; exit 3' TERM; echo up; while :; do sleep 0.01; done"
+    job = detach(lab, "--", "sh", "-c", script)
     until(lambda: (folder(job, lab.home) / "stdout").read_bytes() == b"up\n", "it is up")
     proxy = lab.popen(["attach", job], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert proxy.stdout and proxy.stdout.readline() == b"up\n"
@@ -373,10 +361,8 @@ def test_its_socket_takes_no_nonsense(lab: Lab, go: Path) -> None:
 
     job = detach(lab, "--", "sh", "-c", f"read x <{go}; echo whole")
     path = folder(job, lab.home) / "socket"
-    frames = [
-        Frame(Kind.ACK, stream=1, offset=1 << 63),
-        Frame(Kind.SIGNAL, stream=LIFE, payload=b'{"signal":"NOISE"}'),
-    ]
+    noise = Frame(Kind.SIGNAL, stream=LIFE, payload=b'{"signal":"NOISE"}')
+    frames = [Frame(Kind.ACK, stream=1, offset=1 << 63), noise]
     frames += [Frame(Kind.SPAWN, payload=b"{}"), Frame(Kind.DATA, stream=1, payload=b"x"), Frame(Kind.SIGNAL)]
     for data in [b"x" * 100_000, GREETING + b"\xff" * 18, *(GREETING + encode(frame) for frame in frames)]:
         with socket.socket(socket.AF_UNIX) as peer:
@@ -527,12 +513,8 @@ def test_where_it_lingers_it_is_moved_out_of_the_session(lab: Lab, tmp_path: Pat
     ):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    env = {
-        "PATH": f"{tmp_path}:{lab.env['PATH']}",
-        "XDG_SESSION_ID": "1",
-        "KILLS": "yes",
-        "MOVES": f"{tmp_path}/moves",
-    }
+    path, moves = f"{tmp_path}:{lab.env['PATH']}", f"{tmp_path}/moves"
+    env = {"PATH": path, "XDG_SESSION_ID": "1", "KILLS": "yes", "MOVES": moves}
     job = detach(lab, "--", "sh", "-c", 'cat; echo "$QUINE_MOVED."', env=env, input="in\n")
     assert (tmp_path / "moves").read_text() == "moved\n"
     assert lab.run(["attach", job]).stdout == b"in\n.\n"
