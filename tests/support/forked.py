@@ -213,6 +213,14 @@ else:
             super().__init__(directory)
             self._forks = forks
 
+        def run(
+            self, *lines: dict[str, Any], mission: str = "work", input: bytes | None = None, **more: Any
+        ) -> subprocess.CompletedProcess[bytes]:
+            if lines:
+                self.script(*lines)
+            words = [*more.pop("options", ()), "--", mission]
+            return self._forks.run(words, env=self.env, cwd=self.directory, input=input, **more)
+
         def quine(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
             env = {**self.env, **more.pop("env", {})}
             return decoded(self._forks.run(words, env=env, **{"cwd": self.directory, **more}))
