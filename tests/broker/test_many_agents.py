@@ -1,4 +1,4 @@
-"""Real agents of one account: a provider with limits, and one whose quota is used up."""
+"""Real agents of one account, whose provider has limits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agents import OK, Agents, until
+from tests.support.agents import OK, Agents
 from tests.vendors import chat
 from tests.vendors.limits import Limited
-from tests.vendors.server import KEY, Fault, Provider, Said
+from tests.vendors.server import KEY, Said
 
 END = Said("", (OK,))
 COUNT = 30
@@ -42,25 +42,3 @@ def test_agents_share_what_an_account_bears(agents: Agents) -> None:
     assert len(provider.requests) == COUNT + len(provider.refusals)
     # The exact share is held in virtual time; without the gate all but five are refused, again and again.
     assert len(provider.refusals) < COUNT / 2
-
-
-def test_an_agent_with_a_deadline_whose_provider_has_no_quota_left_waits(agents: Agents) -> None:
-    with Provider(chat, choose=lambda _: Fault(429, "quota")) as provider:
-        agents.env["QUINE_API_BASE"] = f"{provider.base}/v1"
-        with agents.start("work", "--deadline", "600") as process:
-            until(
-                lambda: any("paused until the quota" in log.read_text() for log in agents.data.glob("*.log"))
-            )
-            assert process.poll() is None
-            process.terminate()
-            process.communicate(timeout=120)
-        assert process.returncode == -15
-        assert len(provider.requests) == 1
-
-
-def test_without_a_deadline_an_agent_without_quota_ends(agents: Agents) -> None:
-    with Provider(chat, choose=lambda _: Fault(429, "quota")) as provider:
-        agents.env["QUINE_API_BASE"] = f"{provider.base}/v1"
-        done = agents.run()
-        assert done.returncode == 2 and b"no quota left" in done.stderr
-        assert len(provider.requests) == 1

@@ -43,23 +43,19 @@ def run(served: Served, *words: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def test_a_batch_stops_at_its_cap(served: Served) -> None:
-    done = run(served, "xargs", "--max-tokens", "9000", "-P", "1", FIRST, ":::", *"abcd")
-    assert done.returncode == 77, done.stderr
-    assert 2 * EACH <= len(served.provider.requests) * EACH <= 9000
-
-
-def test_a_batch_below_a_budget_stops_at_that(served: Served) -> None:
-    done = run(served, "budget", "--max-tokens", "9000", "--", *QUINE, "xargs", FIRST, ":::", *"abcd")
-    assert done.returncode == 77, done.stderr
-    assert 2 * EACH <= len(served.provider.requests) * EACH <= 9000
-
-
-def test_an_agent_without_descriptors_is_below_the_budget(served: Served) -> None:
-    agent = [sys.executable, "-c", CLOSE, *QUINE, FIRST]
-    done = run(served, "budget", "--max-tokens", "9000", "--", *agent)
-    assert done.returncode == 77, done.stderr
-    assert 2 * EACH <= len(served.provider.requests) * EACH <= 9000
+def test_a_cap_holds_for_agents_of_a_server(served: Served) -> None:
+    """A batch has one; below that of a budget are a batch, and an agent that has closed all descriptors."""
+    below = ("budget", "--max-tokens", "9000", "--")
+    capped = {
+        "a batch": ("xargs", "--max-tokens", "9000", "-P", "1", FIRST, ":::", *"abcd"),
+        "a batch below a budget": (*below, *QUINE, "xargs", FIRST, ":::", *"abcd"),
+        "no descriptors": (*below, sys.executable, "-c", CLOSE, *QUINE, FIRST),
+    }
+    for what, words in capped.items():
+        done = run(served, *words)
+        assert done.returncode == 77, (what, done.stderr)
+        assert 2 * EACH <= len(served.provider.requests) * EACH <= 9000, what
+        served.provider.requests.clear()
 
 
 def test_the_command_of_a_budget_has_the_key_and_the_budget_no_longer(served: Served) -> None:
@@ -83,11 +79,3 @@ def test_a_process_below_one_agent_does_not_let_another_tree_pay() -> None:
         for member in register.members.values():
             os.close(member.pidfd)
         os.close(memory)
-
-
-def test_the_path_of_a_key_is_that_of_the_caller(served: Served) -> None:
-    del served.env["QUINE_API_KEY"]
-    (served.directory / "key").write_text(f"{KEY}\n")
-    served.plan[FIRST] = [BYE]
-    done = served.run(mission=FIRST, env={"QUINE_API_KEY_FILE": "key"})
-    assert done.returncode == 0, done.stderr

@@ -7,91 +7,79 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from quine.broker import asking
+from quine.cli.node import status
 from tests.broker.serving import BYE, FIRST, Served, said
-from tests.support.agents import PATIENCE, QUINE, until
+from tests.support.agents import PATIENCE, until
 from tests.vendors.server import KEY, Fault
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
-    """In a directory with a short name, as those of sockets have to be."""
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """In a directory with a short name, as those of sockets have to be; this process asks its brokers."""
     with tempfile.TemporaryDirectory() as short, Served(Path(short)) as made:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(made.runtime))
         yield made
 
 
-def node(served: Served, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*QUINE, "node", *options],
-        env=served.env,
-        cwd=served.directory,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def gates() -> list[dict[str, object]]:
+    return [gate for broker in asking.status() for gate in broker.get("gates", ())]
 
 
-def test_a_gate_has_a_line_and_every_fact_in_json(served: Served) -> None:
+def test_gates_have_a_line_and_every_fact_in_json(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
+    """A model writes nothing to a terminal; a broker that does not tell is named, and hides no other."""
     assert served.run(mission=FIRST).returncode == 0
-    done = node(served, "--status")
-    lines = done.stdout.splitlines()
-    keeper, worker = served.brokers()
-    assert lines[0].split() == ["BROKER", "SECONDS", "AGENTS", "KEYS"]
-    assert lines[1].split()[0] in (str(keeper), str(worker)) and lines[1].split()[3] == "QUINE_API_KEY"
-    assert re.fullmatch(r" *\d+ +QUINE_API_KEY +m +http://127\S+/v1 +0/20 +0 +2 +0 +-", lines[3]), lines[3]
-    assert done.returncode == 1 and "no node of this build runs here" in done.stderr
-    (broker,) = json.loads(node(served, "--json", "--status").stdout)["brokers"]
-    (gate,) = broker["gates"]
-    assert (gate["model"], gate["started"], gate["answered_429"], gate["without_quota"]) == ("m", 2, 0, [])
-    assert KEY not in json.dumps(broker)
-
-
-def test_a_model_writes_nothing_to_a_terminal(served: Served) -> None:
-    served.env["QUINE_MODEL_ID"] = "m\x1b]0;owned\x07\n x"
-    assert served.run(mission=FIRST).returncode == 0
-    told = node(served, "--status").stdout
-    assert "\x1b" not in told and "\x07" not in told and len(told.splitlines()) == 4
-
-
-def test_a_broker_that_does_not_tell_is_named_and_hides_no_other(served: Served) -> None:
+    served.env["QUINE_MODEL_ID"] = "z\x1b]0;owned\x07\n x"
     assert served.run(mission=FIRST).returncode == 0
     (path,) = served.sockets()
     strange = path.with_name("f" * 32 + ".broker")
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.bind(str(strange))
         stranger.listen()
-        told = node(served, "--status").stdout
-    assert f"the broker at {strange} does not tell: " in told and " 0/20 " in told
+        code = status.show(as_json=False)
     strange.unlink()
+    told, errors = capfd.readouterr()
+    lines = told.splitlines()
+    keeper, worker = served.brokers()
+    assert lines[0].split() == ["BROKER", "SECONDS", "AGENTS", "KEYS"]
+    assert lines[1].split()[0] in (str(keeper), str(worker)) and lines[1].split()[3] == "QUINE_API_KEY"
+    assert re.fullmatch(r" *\d+ +QUINE_API_KEY +m +http://127\S+/v1 +0/20 +0 +2 +0 +-", lines[3]), lines[3]
+    assert "\x1b" not in told and "\x07" not in told and len(lines) == 6
+    assert lines[5].startswith(f"the broker at {strange} does not tell: ")
+    assert code == 1 and "no node of this build runs here" in errors
+    status.show(as_json=True)
+    (broker,) = json.loads(capfd.readouterr().out)["brokers"]
+    gate = broker["gates"][0]
+    assert (gate["model"], gate["started"], gate["answered_429"], gate["without_quota"]) == ("m", 2, 0, [])
+    assert KEY not in json.dumps(broker)
 
 
-def test_a_pause_for_a_quota_is_shown_and_ended(served: Served) -> None:
-    replies = iter([Fault(429, "quota"), said("echo after it >&4"), BYE])
-    served.plan[FIRST] = []
+def test_a_pause_for_a_quota_is_shown_and_ended(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
+    """By a person, and by a signal to the agent that is paused. An agent without a deadline ends instead."""
+    without = Fault(429, "quota")
+    replies = iter([without, said("echo after it >&4"), BYE, without, without])
     served.provider.choose = lambda seen: next(replies)
     with served.start(FIRST, "--deadline", "600") as agent:
-        until(lambda: "without quota" in node(served, "--status").stdout)
-        assert re.search(r"a tree without quota .*at most \d+ s", node(served, "--status").stdout)
-        done = node(served, "--resume")
-        assert (done.returncode, done.stderr) == (0, "")
+        until(lambda: [gate for gate in gates() if gate["without_quota"]])
+        status.show(as_json=False)
+        assert any("paused until the quota" in log.read_text() for log in served.data.glob("*.log"))
+        assert re.search(r"a tree without quota .*at most \d+ s", capfd.readouterr().out)
+        assert (status.resume(), capfd.readouterr().err) == (0, "")
         out, _ = agent.communicate(timeout=PATIENCE)
         assert (agent.returncode, out) == (0, b"after it\n")
-    done = node(served, "--resume")
-    assert done.returncode == 1 and "nothing is paused" in done.stderr
-
-
-def test_a_paused_agent_is_ended_by_a_signal_and_its_pause_with_it(served: Served) -> None:
-    served.env["QUINE_BROKER_IDLE"] = "600"  # the pause does not end because the broker does
-    served.provider.choose = lambda seen: Fault(429, "quota")
+    assert status.resume() == 1 and "nothing is paused" in capfd.readouterr().err
     with served.start(FIRST, "--deadline", "600") as agent:
-        until(lambda: "without quota" in node(served, "--status").stdout)
+        until(lambda: [gate for gate in gates() if gate["without_quota"]])
         os.kill(agent.pid, signal.SIGTERM)
         assert agent.wait(PATIENCE) == -signal.SIGTERM
-    until(lambda: "without quota" not in node(served, "--status").stdout)
-    assert len(served.sockets()) == 1
+    until(lambda: not [gate for gate in gates() if gate["without_quota"]])
+    assert len(served.sockets()) == 1 and gates()  # the pause has ended, and not because the broker has
+    done = served.run(mission=FIRST)
+    assert done.returncode == 2 and b"no quota left" in done.stderr
+    assert len(served.provider.requests) == 5
