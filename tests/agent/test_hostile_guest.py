@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.agent import tools
@@ -18,7 +18,7 @@ from tests.support.agents import OK, Agents, call, says, sh
 from tests.support.hostile_guest import MEASURE, MEGABYTE, answered, bad_call, batches, measured
 
 SEED = 20260
-CALLS = 10_000  # in one reply
+CALLS = 2000  # in one reply
 
 
 @pytest.fixture
@@ -50,20 +50,20 @@ def test_a_thousand_bad_calls(agents: Agents) -> None:
     assert now.children_user + now.children_system - before.children_user - before.children_system < 60
 
 
-def test_ten_thousand_calls_in_one_reply(agents: Agents) -> None:
+def test_thousands_of_calls_in_one_reply(agents: Agents) -> None:
     """A refused call did nothing: its answer need not be on the disk before the next one is looked at."""
     done = agents.run(says(*(call("nope", n=n) for n in range(CALLS)), sh(MEASURE)), says(OK))
     assert (done.returncode, done.stderr) == (0, b"")
     pairs = answered(agents.tape())
     assert [asked["arguments"].get("n") for asked, _ in pairs[:-1]] == list(range(CALLS))
     memory, writes = measured(done.stdout)
-    assert memory < 100 * MEGABYTE
+    assert memory < 60 * MEGABYTE
     assert writes < CALLS / 10
 
 
 def test_what_was_wrong_is_quoted_in_short(agents: Agents) -> None:
     """The guest may send megabytes; it does not get them back twice."""
-    long = "x" * MEGABYTE
+    long = "x" * 200_000  # longer than a string of execve may be
     calls = [
         call(long), call(""), call("sh", command="true", **{long: 1}), call("sh", command="true", timeout=10**4000),
         call("fork", intent="x", mode=long), call("exit", status=long), call("exec", wisdom={long: "v"}),
@@ -83,10 +83,10 @@ def test_what_was_wrong_is_quoted_in_short(agents: Agents) -> None:
 
 def test_megabytes_that_are_right(agents: Agents) -> None:
     """A long command is no bad call; it is carried out, whatever its length."""
-    size = 8 * MEGABYTE
+    size = 2 * MEGABYTE
     done = agents.run(
         says(sh(f"x={'y' * size}; echo ${{#x}} >&4")),
-        says(sh(f": {'é' * MEGABYTE}\necho on >&4")),
+        says(sh(f": {'é' * 200_000}\necho on >&4")),
         says(sh(MEASURE), OK),
     )
     assert (done.returncode, done.stderr) == (0, b"")
@@ -97,11 +97,11 @@ def test_megabytes_that_are_right(agents: Agents) -> None:
 
 def test_nothing_but_bad_calls_ends_by_rule(agents: Agents) -> None:
     drawn = random.Random(SEED + 1)
-    calls = [bad_call(drawn) for _ in range(12 * 30)]
-    done = agents.run(*(says(*calls[at : at + 30]) for at in range(0, len(calls), 30)))
+    calls = [bad_call(drawn) for _ in range(12 * 8)]
+    done = agents.run(*(says(*calls[at : at + 8]) for at in range(0, len(calls), 8)))
     assert done.returncode == 1
     assert b"every call of 10 replies in a row had to be refused" in done.stderr
-    assert len(answered(agents.tape()[:-1])) == 10 * 30
+    assert len(answered(agents.tape()[:-1])) == 10 * 8
     assert agents.outcome()["termination_mode"] == "error"
 
 
@@ -133,6 +133,7 @@ def test_any_arguments_are_judged(name: str, args: dict[str, Any]) -> None:
         assert set(args) <= set(tools.BY_NAME[name].schema["properties"])
 
 
+@settings(max_examples=40)
 @given(st.text() | st.binary().map(lambda raw: raw.decode("utf-8", "surrogateescape")) | JSON.map(json.dumps))
 def test_any_argument_string_is_read_or_refused(raw: str) -> None:
     parsed = ToolCall.parse("id", "sh", raw)

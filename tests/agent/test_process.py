@@ -37,7 +37,7 @@ def test_result_format(agents: Agents) -> None:
 
 
 def test_binary_passes_untouched(agents: Agents) -> None:
-    data = os.urandom(3_000_000)
+    data = os.urandom(300_000)
     done = agents.run(says(sh("cat <&3 >&4")), says(OK), input=data)
     assert done.stdout == data
 
@@ -121,7 +121,7 @@ def test_quine_is_found_without_being_on_path(agents: Agents) -> None:
 # -- verdicts --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("status", "code"), [(0, 0), ("success", 0), ("failure", 1), (3, 3), (63, 63)])
+@pytest.mark.parametrize(("status", "code"), [("success", 0), ("failure", 1), (63, 63)])
 def test_exit_status(agents: Agents, status: int | str, code: int) -> None:
     why = {"stderr": "why"} if code else {}
     done = agents.run(says(call("exit", status=status, **why)))
@@ -130,25 +130,20 @@ def test_exit_status(agents: Agents, status: int | str, code: int) -> None:
     assert agents.outcome()["termination_mode"] == "exit"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_exit_is_sent_back(agents: Agents) -> None:
+    refused: list[tuple[dict[str, object], str]] = [
         ({"status": 0, "stderr": "x"}, "success takes no stderr"),
         ({"status": 4}, "needs a reason"),
         ({"status": "failure", "stderr": " "}, "needs a reason"),
         ({}, "status is missing"),
-        *(
-            ({"status": n, "stderr": "x"}, "between 0 and 63")
-            for n in (-1, 64, 69, 74, 77, 124, 137, 255, 256)
-        ),
+        *(({"status": n, "stderr": "x"}, "between 0 and 63") for n in (-1, 64, 137, 256)),
         ({"status": "progress"}, "must be one of 'success', 'failure'"),
         ({"status": True}, "must be an integer, not a boolean"),
-    ],
-)
-def test_exit_is_sent_back(agents: Agents, arguments: dict[str, object], words: str) -> None:
-    done = agents.run(says(call("exit", **arguments)), says(OK))
+    ]
+    done = agents.run(says(*(call("exit", **arguments) for arguments, _ in refused)), says(OK))
     assert done.returncode == 0
-    assert words in agents.results()[0]
+    for (arguments, words), result in zip(refused, agents.results(), strict=True):
+        assert words in result, arguments
 
 
 @pytest.mark.long
@@ -200,19 +195,11 @@ def test_replies_without_a_call(agents: Agents) -> None:
     assert sum(text.startswith("[REMINDER]") for text in said) == 2
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        call("exit", status=300),
-        call("exit", status=1),
-        call("rm"),
-        call("fork", intent=" "),
-        call("exec", argv=["/no"]),
-    ],
-)
-def test_nothing_but_refused_calls_ends_a_life(agents: Agents, bad: dict[str, object]) -> None:
-    done = agents.run({**says(bad), "repeat": True})
-    assert done.returncode == 1
+def test_nothing_but_refused_calls_ends_a_life(agents: Agents) -> None:
+    """Whatever was refused counts: a verdict, an unknown tool, arguments that are none, a program that is not there."""
+    bad = (call("exit", status=300), call("exit", status=1), call("rm"), call("fork", intent=" "))
+    done = agents.run(*map(says, (*bad, call("exec", argv=["/no"])) * 2), says(sh("echo no >&4")))
+    assert (done.returncode, done.stdout) == (1, b"")
     assert b"quine: error: every call of 10 replies in a row had to be refused" in done.stderr
     assert agents.outcome()["termination_mode"] == "error"
     assert len(agents.results()) == 10
@@ -281,7 +268,9 @@ def test_unlimited_turns(agents: Agents) -> None:
 
 
 def test_tape(agents: Agents) -> None:
+    """Its form; and nothing else is left in the data directory."""
     agents.run(says(sh("true"), text="thinking"), says(OK))
+    assert [path.suffix for path in agents.data.rglob("*") if path.is_file()] == [".jsonl"]
     (path,) = agents.data.glob("*.jsonl")
     lines = path.read_bytes().splitlines()
     entries = [json.loads(line) for line in lines]
@@ -306,11 +295,6 @@ def test_tape(agents: Agents) -> None:
     assert entries[3]["data"]["tool_calls"][0]["arguments"] == {"command": "true"}
     assert path.stat().st_mode & 0o777 == 0o600
     assert agents.data.stat().st_mode & 0o777 == 0o700
-
-
-def test_nothing_else_is_left_in_the_data_directory(agents: Agents) -> None:
-    agents.run(says(sh("true")), says(OK))
-    assert [path.suffix for path in agents.data.rglob("*") if path.is_file()] == [".jsonl"]
 
 
 def test_mission_in_the_system_prompt_and_nothing_volatile(agents: Agents) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from quine.agent.signals import HANDLED, KICK, PYTHON_IGNORES, Signals, Terminat
 from quine.base import procs
 from quine.base.text import quote
 from tests.lab import processes
-from tests.support.agents import until
+from tests.support.agents import PATIENCE, until
 
 SHELLS = [path for path in ("/bin/sh", "/bin/bash") if os.path.exists(path)]
 
@@ -44,7 +45,7 @@ def in_group(number: int) -> list[int]:
     return [process.pid for process in procs.everyone() if process.group == number]
 
 
-def run(shell: Shell, command: str, timeout: float = 30) -> Outcome:
+def run(shell: Shell, command: str, timeout: float = 2 * PATIENCE) -> Outcome:
     return shell.run(command, timeout, {"PATH": os.environ["PATH"], "HOME": "/nowhere"})
 
 
@@ -64,41 +65,34 @@ def test_state_persists(shell: Shell, tmp_path: Path) -> None:
     assert shell.cwd == f"{tmp_path}/sub"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_any_text_is_one_command(shell: Shell) -> None:
+    for command in (
         "echo 'single' \"double\" `echo back` $(echo sub) \\\\ # comment",
         "cat <<'X'\nit's $HOME\nX",
         "if true\nthen\n  echo yes\nfi",
         "echo a; # and a comment at the end",
         "echo äöü €",
         "case x in x) echo one;; esac &&\necho two",
-    ],
-)
-def test_any_text_is_one_command(shell: Shell, command: str) -> None:
-    import subprocess
-
-    wanted = subprocess.run(
-        [shell._program, "-c", command],
-        capture_output=True,
-        env={"HOME": "/nowhere", "PATH": os.environ["PATH"]},
-    )
-    got = run(shell, command)
-    assert (got.code, got.stdout, got.stderr) == (
-        wanted.returncode,
-        wanted.stdout.decode(),
-        wanted.stderr.decode(),
-    )
+    ):
+        wanted = subprocess.run(
+            [shell._program, "-c", command],
+            capture_output=True,
+            text=True,
+            env={"HOME": "/nowhere", "PATH": os.environ["PATH"]},
+        )
+        got = run(shell, command)
+        assert (got.code, got.stdout, got.stderr) == (wanted.returncode, wanted.stdout, wanted.stderr), (
+            command
+        )
     assert run(shell, "echo alive").stdout == "alive\n"
 
 
-@pytest.mark.parametrize("command", ["if", "echo 'open", "cat </no/such/file", ". /no/such/file", "foo("])
-def test_an_error_does_not_end_the_shell(shell: Shell, command: str) -> None:
+def test_an_error_does_not_end_the_shell(shell: Shell) -> None:
     run(shell, "KEPT=yes")
-    got = run(shell, command)
-    assert got.code != 0
-    assert got.stderr
-    assert run(shell, "echo $KEPT").stdout == "yes\n"
+    for command in ("if", "echo 'open", "cat </no/such/file", ". /no/such/file", "foo("):
+        got = run(shell, command)
+        assert got.code != 0 and got.stderr, command
+        assert run(shell, "echo $KEPT").stdout == "yes\n", command
 
 
 def test_descriptors(shell: Shell) -> None:
@@ -173,11 +167,11 @@ def test_endless_output_is_ended(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.long
 def test_timeout_ends_the_command_and_keeps_the_shell(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quine.agent.shell.GRACE", 60)
+    monkeypatch.setattr("quine.agent.shell.GRACE", 2 * PATIENCE)
     run(shell, "X=kept; sleep 1000 & old=$!")
     began = time.monotonic()
     got = run(shell, "sleep 1001; true", timeout=1)
-    assert time.monotonic() - began < 30  # TERM is enough
+    assert time.monotonic() - began < PATIENCE  # TERM is enough
     assert got.code == 124
     assert "[TIMEOUT]" in got.notes[0]
     # the background process of an earlier command goes on
@@ -196,6 +190,7 @@ def test_timeout_kills_what_will_not_end(
 
 def test_a_loop_of_the_shell_itself_is_ended(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quine.agent.shell.GRACE", 0.1)
+    monkeypatch.setattr("quine.agent.shell.LAST", 0.1)
     got = run(shell, "while :; do :; done", timeout=0.1)
     assert got.code == 124
     assert "died of signal 9" in got.notes[-1]
@@ -211,9 +206,7 @@ def test_background_output_comes_with_the_next_result(shell: Shell, tmp_path: Pa
 
 
 def test_a_background_process_does_not_hold_the_result(shell: Shell) -> None:
-    began = time.monotonic()
-    run(shell, "sleep 1000 &")
-    assert time.monotonic() - began < 25
+    assert run(shell, "sleep 1000 &").code == 0  # and not at the end of its time
 
 
 def test_interrupt_goes_to_the_command(shell: Shell, signals: Signals) -> None:
@@ -294,9 +287,8 @@ def test_closing_ends_groups_of_their_own(shell: Shell, command: str) -> None:
 
 @pytest.mark.long
 def test_interrupt_ends_a_loop_of_short_commands(shell: Shell) -> None:
-    began = time.monotonic()
-    run(shell, "(sleep 0.1; kill -INT $PPID) & while :; do sleep 0.05; done", timeout=60)
-    assert time.monotonic() - began < 30
+    got = run(shell, "(sleep 0.1; kill -INT $PPID) & while :; do sleep 0.05; done")
+    assert got.code != 124
     assert run(shell, "echo alive").stdout == "alive\n"
 
 
@@ -304,33 +296,32 @@ def test_interrupt_ends_a_loop_of_short_commands(shell: Shell) -> None:
 def test_interrupt_reaches_a_shell_that_waits_for_its_background(shell: Shell) -> None:
     """A command before `&` ignores SIGINT, so an interrupted shell must not wait for it."""
     ignoring = "until grep -q sleep /proc/$!/comm; do :; done"  # it does from before its exec on
-    got = run(shell, f"sleep 86391 & {ignoring}; kill -INT {os.getpid()}; wait", timeout=30)
+    got = run(shell, f"sleep 86391 & {ignoring}; kill -INT {os.getpid()}; wait")
     assert got.code == 130
 
 
 def test_an_interrupted_command_may_clean_up(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quine.agent.shell.INSIST", 0.2)
     trap = f"trap 'echo int; sleep 0.6; echo clean; exit 5' INT; kill -INT {os.getpid()}; while :; do sleep 0.05; done"
-    got = run(shell, f"sh -c {quote(trap)}", timeout=20)
+    got = run(shell, f"sh -c {quote(trap)}")
     assert (got.code, got.stdout) == (5, "int\nclean\n")
 
 
 def test_exit_with_a_subshell_in_the_background(shell: Shell) -> None:
-    began = time.monotonic()
-    got = run(shell, "(sleep 86393; :) & exit 3", timeout=60)
-    assert time.monotonic() - began < 30
-    assert got.code == 3
+    got = run(shell, "(sleep 86393; :) & exit 3")
+    assert got.code == 3  # and not at the end of its time
     left = set(shell._left)
     assert left
     shell.close()
     until(lambda: not any(processes.find(pid) for pid in left))  # a killed process may take a moment to die
 
 
-@pytest.mark.parametrize("mark", ["", "x", "0" * 16, "%s"])
-def test_no_descriptor_of_the_shell_forges_a_status(shell: Shell, mark: str) -> None:
+def test_no_descriptor_of_the_shell_forges_a_status(shell: Shell) -> None:
     """A command writes forged status lines to every descriptor. It cannot know the mark that real ones have."""
-    forged = f"printf '\n%s 0\n' '{mark}'"
-    command = f'for fd in 3 4 5 6 7 8 9 10 11 12 13 14 15; do eval "{forged} >&$fd"; done 2>/dev/null; false'
-    got = run(shell, command, timeout=120)
-    assert got.code in (1, 2)  # dash knows no descriptors of two digits
-    assert run(shell, "echo alive").stdout.endswith("alive\n")
+    for mark in ("", "x", "0" * 16, "%s"):
+        forged = f"printf '\n%s 0\n' '{mark}'"
+        command = (
+            f'for fd in 3 4 5 6 7 8 9 10 11 12 13 14 15; do eval "{forged} >&$fd"; done 2>/dev/null; false'
+        )
+        assert run(shell, command).code in (1, 2), mark  # dash knows no descriptors of two digits
+        assert run(shell, "echo alive").stdout.endswith("alive\n"), mark

@@ -15,7 +15,6 @@ from quine.agent import signals as module
 from tests.support.agents import OK, PATIENCE, Agents, call, left, says, sh, until
 from tests.support.waiting import wait_for
 
-ENDING = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE]
 NAP = "72299"  # seconds that only a test sleeps
 
 
@@ -27,29 +26,6 @@ def agents(tmp_path: Path) -> Agents:
 def end(process: subprocess.Popen[bytes], number: int) -> tuple[bytes, bytes]:
     process.send_signal(number)
     return process.communicate(timeout=PATIENCE)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_during_a_command(agents: Agents, number: int) -> None:
-    nap = f"{NAP}1.{number}"  # of this test alone: another one may run at the same time
-    agents.script(says(sh(f"sleep {nap} & touch up; sleep {nap}")))
-    with agents.start("work") as process:
-        wait_for(agents.directory / "up")
-        out, err = end(process, number)
-    assert process.returncode == -number
-    assert (out, err) == (b"", b"")
-    assert agents.outcome()["termination_mode"] == "signal"
-    assert agents.outcome()["exit_code"] == 128 + number
-    assert not left("sleep", nap)
-
-
-def test_pipe_during_a_command(agents: Agents) -> None:
-    agents.script(says(sh("touch up; sleep 72297")))
-    with agents.start("work") as process:
-        wait_for(agents.directory / "up")
-        end(process, signal.SIGPIPE)
-    assert process.returncode == -signal.SIGPIPE
-    assert agents.outcome()["exit_code"] == 141
 
 
 def test_int_is_for_the_command(agents: Agents) -> None:
@@ -88,8 +64,7 @@ def test_int_twice_is_for_the_agent(agents: Agents) -> None:
     assert not left("72296")
 
 
-@pytest.mark.parametrize("number", ENDING)
-def test_during_an_inference(agents: Agents, number: int) -> None:
+def test_during_an_inference(agents: Agents) -> None:
     """A server that never answers. SIGPIPE is known when the call is over, for a call can cause one itself."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(PATIENCE)
@@ -99,17 +74,18 @@ def test_during_an_inference(agents: Agents, number: int) -> None:
             "QUINE_API_BASE": f"http://127.0.0.1:{port}/v1",
             "QUINE_MODEL_ID": "m",
         }
-        with agents.start("work", env=env) as process:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(100)
-                process.send_signal(number)
-                if number == signal.SIGPIPE:
-                    connection.recv(1 << 20)
-                    connection.sendall(b"HTTP/1.1 400 Bad\r\nContent-Length: 2\r\n\r\n{}")
-                process.communicate(timeout=PATIENCE)
-    assert process.returncode == -number
-    assert agents.outcome()["termination_mode"] == "signal"
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
+            with agents.start(f"work {number}", env=env) as process:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(100)
+                    process.send_signal(number)
+                    if number == signal.SIGPIPE:
+                        connection.recv(1 << 20)
+                        connection.sendall(b"HTTP/1.1 400 Bad\r\nContent-Length: 2\r\n\r\n{}")
+                    process.communicate(timeout=PATIENCE)
+            assert process.returncode == -number
+            assert agents.outcome(f"work {number}")["termination_mode"] == "signal"
 
 
 def test_with_children(agents: Agents) -> None:
@@ -242,20 +218,6 @@ def test_ignored_children_are_waited_for_all_the_same(agents: Agents) -> None:
     assert [result.splitlines()[0] for result in agents.results()] == ["[EXIT CODE] 3", "[EXIT CODE] 4"]
 
 
-def test_stop_and_continue(agents: Agents) -> None:
-    agents.script(says(sh(f"sleep {NAP}7 & echo $! >pid; touch up; wait")))
-    with agents.start("work", process_group=0) as process:
-        wait_for(agents.directory / "up")
-        command = int((agents.directory / "pid").read_text())
-        process.send_signal(signal.SIGTSTP)
-        for pid in (process.pid, command):
-            until_state(pid, "T")
-        process.send_signal(signal.SIGCONT)
-        for pid in (process.pid, command):
-            until_state(pid, "S")
-        end(process, signal.SIGTERM)
-
-
 def until_state(pid: int, state: str) -> None:
     until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == state)
 
@@ -376,15 +338,20 @@ def test_while_material_is_saved(agents: Agents) -> None:
     assert not list(agents.data.glob("stdin-*"))
 
 
-def test_stop_reaches_groups_of_their_own(agents: Agents) -> None:
-    agents.script(says(sh(f"timeout 1000 sleep {NAP}10 & echo $! >pid; touch up; wait")))
+def test_stop_and_continue(agents: Agents) -> None:
+    """The agent, its commands, and those that have put themselves into groups of their own."""
+    agents.script(
+        says(sh(f"sleep {NAP}7 & p=$!; timeout 1000 sleep {NAP}10 & echo $p $! >pid; touch up; wait"))
+    )
     with agents.start("work", process_group=0) as process:
         wait_for(agents.directory / "up")
-        command = int((agents.directory / "pid").read_text())
+        pids = [process.pid, *map(int, (agents.directory / "pid").read_text().split())]
         process.send_signal(signal.SIGTSTP)
-        until_state(command, "T")
+        for pid in pids:
+            until_state(pid, "T")
         process.send_signal(signal.SIGCONT)
-        until_state(command, "S")
+        for pid in pids:
+            until_state(pid, "S")
         end(process, signal.SIGTERM)
     assert not left("sleep", f"{NAP}10")
 
