@@ -73,23 +73,15 @@ def test_wisdom_is_merged_and_is_data(agents: Agents) -> None:
     assert "QUINE_WISDOM_b=2\nQUINE_WISDOM_c=3\nQUINE_WISDOM_evil" in last[4]["data"]["content"]
 
 
-def test_turns_are_given_back(agents: Agents) -> None:
-    done = agents.run(
-        says(sh("true"), again(n="1"), wisdom=NONE),
-        says(sh("true"), OK, wisdom=SOME),
-        options=["--max-turns=1"],
-    )
-    assert done.returncode == 0
-
-
 def test_the_last_reply_can_exec(agents: Agents) -> None:
+    """And the turns are given back."""
     done = agents.run(
         says(sh("true"), wisdom=NONE),
         says(again(n="1"), wisdom=NONE),
-        says(OK, wisdom=SOME),
+        says(sh("echo a turn >&4"), OK, wisdom=SOME),
         options=["--max-turns=1"],
     )
-    assert done.returncode == 0
+    assert (done.returncode, done.stdout) == (0, b"a turn\n")
 
 
 def test_a_mission_that_looks_like_an_option(agents: Agents) -> None:
@@ -158,30 +150,30 @@ def test_a_foreign_program_takes_over(agents: Agents) -> None:
     assert agents.outcome()["termination_mode"] == "exec"
 
 
-def test_dispositions_of_a_foreign_program(agents: Agents) -> None:
-    done = agents.run(says(call("exec", argv=["grep", "^Sig", "/proc/self/status"])))
-    status = dict(line.split(":\t") for line in done.stdout.decode().splitlines())
-    assert int(status["SigBlk"], 16) == 0
-    ignored = int(status["SigIgn"], 16)
+def test_dispositions_of_commands_and_of_a_foreign_program(agents: Agents) -> None:
+    look = ["grep", "^Sig", "/proc/self/status"]
+    done = agents.run(says(sh(f"{' '.join(look)} >&4; yes | head -n1"), call("exec", argv=look)))
+    lines = done.stdout.decode().splitlines()
+    half = len(lines) // 2
+    command, program = (dict(line.split(":\t") for line in part) for part in (lines[:half], lines[half:]))
+    assert int(program["SigBlk"], 16) == 0
+    ignored = int(program["SigIgn"], 16)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
         assert not ignored >> (number - 1) & 1
-
-
-def test_commands_have_default_dispositions(agents: Agents) -> None:
-    agents.run(says(sh("grep ^SigIgn /proc/self/status; yes | head -n1")), says(OK))
-    ignored = int(agents.results()[0].split("SigIgn:\t")[1].split()[0], 16)
-    assert not ignored >> (signal.SIGPIPE - 1) & 1
+    assert not int(command["SigIgn"], 16) >> (signal.SIGPIPE - 1) & 1
 
 
 def test_exec_of_the_wrong_file(agents: Agents) -> None:
     (agents.directory / "text").write_text("not a program")
     (agents.directory / "text").chmod(0o755)
-    done = agents.run(says(sh("X=1"), call("exec", argv=["./text"])), says(sh("echo alive >&4")), says(OK))
+    wrong = call("exec", argv=["true"], persona="critic"), call("exec", argv=["./text"])
+    done = agents.run(says(sh("X=1"), *wrong), says(sh("echo alive >&4")), says(OK))
     assert done.stdout == b"alive\n"
     assert (
         "[EXEC ERROR] ./text: exec format error; this life goes on, its shell was ended"
-        in agents.results()[1]
+        in agents.results()[2]
     )
+    assert "[EXEC ERROR] a persona is for your own next life" in agents.results()[1]
 
 
 def test_a_long_mission_can_exec(agents: Agents) -> None:
@@ -247,7 +239,7 @@ def test_a_place_is_not_inherited_by_commands_after_a_failed_exec(agents: Agents
     limit = lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, -1))  # noqa: E731 - execve takes a fourth
     agents.script(says(held, call("exec", wisdom=many), held, OK))
     with agents.start("work", preexec_fn=limit) as process:
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
     before, failed, after, *_ = agents.results()
     assert "argument list too long; this life goes on" in failed
     assert section(before, "STDOUT") == section(after, "STDOUT") == "1\n"
@@ -302,9 +294,9 @@ def test_children_and_personas(agents: Agents) -> None:
     assert "You doubt." in systems(agents, "clone")[-1]
 
 
-@pytest.mark.parametrize(
-    ("make", "name", "words"),
-    [
+def test_what_is_no_persona(agents: Agents) -> None:
+    persona(agents, "critic", "You doubt.")
+    wrong = (
         ("", "nobody", "there is neither {0}/personas/nobody.md nor {0}/config/quine/personas/nobody.md"),
         (": >personas/empty.md", "empty", "empty.md is empty"),
         ("head -c 65537 /dev/zero >personas/long.md", "long", "is longer than 65536 bytes"),
@@ -315,14 +307,17 @@ def test_children_and_personas(agents: Agents) -> None:
         ("", ".critic", "must match"),
         ("", "a/b", "must match"),
         ("", "x" * 101, "at most 100"),
-    ],
-)
-def test_what_is_no_persona(agents: Agents, make: str, name: str, words: str) -> None:
-    persona(agents, "critic", "You doubt.")
-    subprocess.run(["sh", "-c", make], cwd=agents.directory, check=True)
-    done = agents.run(says(call("exec", persona=name)), says(sh("echo alive >&4")), says(OK))
+    )
+    subprocess.run(
+        ["sh", "-c", "; ".join(make or ":" for make, _, _ in wrong)], cwd=agents.directory, check=True
+    )
+    done = agents.run(
+        says(*(call("exec", persona=name) for _, name, _ in wrong), sh("echo alive >&4")), says(OK)
+    )
     assert done.stdout == b"alive\n"
-    assert words.format(agents.directory) in agents.results()[0]
+    for (_, name, words), result in zip(wrong, agents.results(), strict=False):
+        assert words.format(agents.directory) in result, name
+    assert len(agents.results()) == len(wrong) + 1
 
 
 @pytest.mark.long
@@ -391,8 +386,3 @@ def test_personas_are_those_of_the_directory_that_the_tree_was_started_in(agents
         assert len(refusals) == 1
         assert f"there is neither {agents.directory}/personas/mine.md" in refusals[0]
         assert "You doubt." in systems(agents, mission)[-1]
-
-
-def test_a_persona_is_not_for_another_program(agents: Agents) -> None:
-    agents.run(says(call("exec", argv=["true"], persona="critic")), says(OK))
-    assert "[EXEC ERROR] a persona is for your own next life" in agents.results()[0]

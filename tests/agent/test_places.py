@@ -108,9 +108,9 @@ def test_xargs(place: Shell) -> None:
         says(OK, match="^do [^4]"),
         says(call("exit", status=9, stderr="four"), match="^do 4"),
     )
-    done = place.sh("seq 8 | xargs -P 4 -I% quine 'do %'")
-    assert (done.returncode, done.stdout, done.stderr) == (123, b"done\n" * 8, b"four\n")
-    assert len(place.tapes()) == 8
+    done = place.sh("seq 4 | xargs -P 4 -I% quine 'do %'")
+    assert (done.returncode, done.stdout, done.stderr) == (123, b"done\n" * 4, b"four\n")
+    assert len(place.tapes()) == 4
 
 
 @pytest.mark.skipif(not shutil.which("parallel"), reason="GNU parallel is not installed")
@@ -122,8 +122,8 @@ def test_parallel(place: Shell) -> None:
         says(call("exit", status="failure", stderr="two"), match="^do 2"),
     )
     place.env["HOME"] = str(place.directory)
-    done = place.sh("parallel --will-cite -k -j3 'echo {} | quine do {}' ::: 1 2 3")
-    assert (done.returncode, done.stdout, done.stderr) == (1, b"1\n2\n3\n", b"two\n")
+    done = place.sh("parallel --will-cite -k -j2 'echo {} | quine do {}' ::: 1 2")
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"1\n2\n", b"two\n")
 
 
 @pytest.mark.long
@@ -189,9 +189,9 @@ def test_pid_1(place: Shell) -> None:
 
 
 @needs_mounts
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_pid_1_is_ended(place: Shell, number: int) -> None:
+def test_pid_1_is_ended(place: Shell) -> None:
     """For PID 1 a signal without a handler does not exist, and it cannot die of one: 128+n is its status."""
+    number = signal.SIGTERM
     place.script(
         says(sh(f"readlink /proc/self/ns/pid >ns; touch up; while :; do sleep {NAP}2{int(number)}; done"))
     )
@@ -272,7 +272,7 @@ def test_a_directory_that_is_removed(place: Shell) -> None:
     assert (done.returncode, done.stdout) == (0, b"0\nstill\nagain\n69\n"), done.stderr
 
 
-@pytest.mark.parametrize("home", [None, "", "/nonexistent", "relative"])
+@pytest.mark.parametrize("home", [None, "", "relative"])
 def test_homes(place: Shell, home: str | None) -> None:
     place.script(says(sh("echo ${HOME-unset} >&4")), says(OK))
     env = {name: value for name, value in place.env.items() if name not in ("HOME", "QUINE_DATA_DIR")}
@@ -287,13 +287,7 @@ def test_homes(place: Shell, home: str | None) -> None:
 
 @pytest.mark.parametrize(
     "locale",
-    [
-        {},
-        {"LANG": "C"},
-        {"LC_ALL": "C"},
-        {"LC_ALL": "POSIX"},
-        {"LC_ALL": "xx_YY.UTF-8"},
-    ],
+    [{}, {"LC_ALL": "C"}, {"LC_ALL": "xx_YY.UTF-8"}],
 )
 def test_locales(place: Shell, locale: dict[str, str]) -> None:
     """A mission, a command, its output and a reason are UTF-8 everywhere; commands see the caller's locale."""
