@@ -110,6 +110,7 @@ def test_clones_share_their_prefix_byte_for_byte(recorder: Recorder, tmp_path: P
     assert {len(first), len(second), len(third)} == {len(first)}
     for one in (second, third):
         assert [n for n, (a, b) in enumerate(zip(first, one, strict=True)) if a != b] == [where]
+    assert all(json.loads(one)["tools"] == json.loads(before)["tools"] for one in children)
     # A parent's own requests grow at the end only.
     for earlier, later in ((before, asked), (asked, after)):
         end = earlier.rindex(b"}]")

@@ -180,6 +180,20 @@ def test_arguments_that_were_cut() -> None:
     assert block["input"] == {}
 
 
+def test_a_piece_that_is_no_text_is_no_answer_and_an_unknown_one_is_left_out() -> None:
+    def replied(delta: dict[str, object]) -> str:
+        stream = AnthropicDialect(MODEL).stream()
+        for name, event in anthropic.reply_events(Said("text")):
+            if event["type"] == "content_block_delta":
+                stream.feed(name, {**event, "delta": delta})
+            stream.feed(name, event)
+        return AnthropicDialect(MODEL).reply(stream.whole()).message.text
+
+    assert replied({"type": "later_delta", "text": 5}) == "text"
+    with pytest.raises(Unavailable):
+        replied({"type": "text_delta", "text": 5})
+
+
 def test_thinking_that_nothing_follows_is_not_sent() -> None:
     blocks = [{"type": "thinking", "thinking": "long", "signature": ""}, {"type": "text", "text": " \n"}]
     got = AnthropicDialect(MODEL).reply({"content": blocks, "stop_reason": "max_tokens"})

@@ -451,7 +451,7 @@ SAID = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SAID)
 def test_a_streamed_reply_is_the_whole_one(said: Said) -> None:
     made = dialect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.messages import GuestError, Refused, Unavailable
@@ -96,6 +96,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=50) | st.from_regex(r"<html>.*<title>.*", fullmatch=True), JSON)
 def test_error_text_can_always_be_shown(text: str, body: Any) -> None:
     for shown in (printable(text), told(text).message, *told(body), *told({"error": body})):
