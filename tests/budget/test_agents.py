@@ -45,17 +45,24 @@ def test_a_prompt_that_is_too_dear_is_not_sent(agents: Agents) -> None:
     assert agents.outcome()["termination_mode"] == "budget"
 
 
-def test_children_draw_on_the_same_budget(agents: Agents) -> None:
+def test_children_and_nested_agents_draw_on_the_same_budget(agents: Agents) -> None:
+    """A nested one whatever its variables say, or with less of it."""
+    nested = f"env -u QUINE_CREDENTIALS_FD -u QUINE_MAX_TOKENS {QUINE} nested"
     agents.script(
         used(says(call("fork", intent="child", wait=True), match="^work"), 3000, 0),
+        used(says(sh(nested), match="^work"), 3000, 0),
+        used(says(sh(f"{QUINE} --max-tokens 100 less"), match="^work"), 3000, 0),
         used(says(OK, match="^work"), 3000, 0),
-        used(says(OK, match="^child"), 9000, 0),
+        used(says(OK, match="^(child|nested|less)"), 9000, 0),
     )
-    done = agents.run(options=("--max-tokens", "40000", "--report", "r.json"))
+    done = agents.run(options=("--max-tokens", "80000", "--report", "r.json"))
     assert done.returncode == 0
-    assert "[TOKENS LEFT] 28000" in agents.results()[0]
+    child, nested, less = agents.results()
+    assert "[TOKENS LEFT] 68000" in child
+    assert "[TOKENS LEFT] 56000" in nested
+    assert "[EXIT CODE] 77" in less and "of 27100 tokens are used" in less
     report = json.loads((agents.directory / "r.json").read_text())
-    assert (report["agents"], report["tokens_in"]) == (2, 6000)
+    assert (report["agents"], report["tokens_in"]) == (4, 12_000)
 
 
 def test_money(agents: Agents) -> None:
@@ -115,32 +122,6 @@ def test_nothing_is_bought_in_sh(agents: Agents, way: str, options: tuple[str, s
     assert len(agents.tapes()) == 1
 
 
-def test_a_nested_agent_draws_on_the_budget_of_the_tree(agents: Agents) -> None:
-    agents.script(
-        used(
-            says(sh(f"env -u QUINE_CREDENTIALS_FD -u QUINE_MAX_TOKENS {QUINE} nested"), match="^work"),
-            3000,
-            0,
-        ),
-        used(says(OK, match="^work"), 3000, 0),
-        used(says(OK, match="^nested"), 9000, 0),
-    )
-    done = agents.run(options=("--max-tokens", "40000"))
-    assert done.returncode == 0
-    assert "[TOKENS LEFT] 28000" in agents.results()[0]
-
-
-def test_a_nested_agent_can_have_less(agents: Agents) -> None:
-    agents.script(
-        used(says(sh(f"{QUINE} --max-tokens 100 nested"), match="^work"), 3000, 0),
-        used(says(OK, match="^work"), 3000, 0),
-        used(says(OK, match="^nested"), 9000, 0),
-    )
-    agents.run(options=("--max-tokens", "40000"))
-    assert "[EXIT CODE] 77" in agents.results()[0]
-    assert "of 3100 tokens are used" in agents.results()[0]
-
-
 def test_a_lost_place_is_free_again(agents: Agents) -> None:
     """Two places: this one's, and one that each nested agent takes and gives back, however it ends."""
     agents.script(
@@ -183,7 +164,7 @@ def test_the_deadline_is_told_and_then_only_exit_is_taken(agents: Agents) -> Non
 
 def test_a_guest_that_does_not_end_is_ended(agents: Agents) -> None:
     agents.script({**says(sh("echo more")), "repeat": True})
-    done = agents.run(options=("--deadline", "1"), env={"QUINE_MAX_TURNS": "0"})
+    done = agents.run(options=("--deadline", "0.5"), env={"QUINE_MAX_TURNS": "0"})
     assert done.returncode == 124
     assert agents.outcome()["termination_mode"] == "timeout"
 
@@ -207,6 +188,7 @@ def answered_late(agents: Agents, program: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.clock
 def test_a_child_that_is_not_waited_for_ends_by_the_deadline_itself(agents: Agents) -> None:
     """Its parent ends at the second SIGALRM, and sends it no TERM: it has the same deadline, and its own outcome."""
     fork = '{"tool_calls": [{"name": "fork", "arguments": {"intent": "child", "wait": false}}]}'

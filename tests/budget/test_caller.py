@@ -7,8 +7,8 @@ import os
 
 import pytest
 
+from quine.budget import caller
 from tests.lab import Lab
-from tests.support.remote_agents import leave
 from transport.address import boot_id, start_time
 
 SAYS = {
@@ -26,12 +26,11 @@ def env(lab: Lab) -> dict[str, str]:
 @pytest.mark.parametrize(
     "way",
     [
-        "run --on local --",
         "run --deadline 60 --",
         "xargs -P1 --",
         "run --on local -- quine run --on local --",
     ],
-    ids=["node", "deadline", "xargs", "nested"],
+    ids=["deadline", "xargs", "nested"],
 )
 def test_a_job_of_the_node_is_held_to_the_purse_of_its_caller(
     lab: Lab, env: dict[str, str], way: str
@@ -55,15 +54,24 @@ def test_without_a_purse_there_is_no_variable(lab: Lab) -> None:
     assert told.startswith(f"{boot_id()}:")
 
 
-@pytest.mark.parametrize(
-    "lie", ["", "x", "{boot}:1:1", "{boot}:99999999:5", "other:{pid}:{start}", "{boot}:-1:0", "{boot}:²:1"]
-)
-def test_a_caller_that_is_none_is_none(lab: Lab, lie: str) -> None:
+def test_a_caller_that_is_none_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody's budget is spent, and nothing fails."""
-    pid = os.getpid()
-    told = lie.format(boot=boot_id(), pid=pid, start=start_time(pid))
-    env = {**lab.script([leave()], "leaves.jsonl"), "QUINE_CALLER": told}
-    assert lab.run(["talk"], env=env).returncode == 0
+    boot, pid = boot_id(), os.getpid()
+    start = start_time(pid)
+    monkeypatch.setenv(caller.VARIABLE, f"{boot}:{pid}:{start}")
+    assert caller._caller() == pid
+    lies = (
+        "",
+        "x",
+        f"{boot}:1:1",
+        f"{boot}:99999999:5",
+        f"other:{pid}:{start}",
+        f"{boot}:-1:0",
+        f"{boot}:²:1",
+    )
+    for lie in (*lies, f"{boot}:{pid}:{start + 1}", f"{boot}:{pid}:0", f"{boot}:{pid}"):
+        monkeypatch.setenv(caller.VARIABLE, lie)
+        assert caller._caller() == 0, lie
 
 
 def test_a_forged_caller_spends_from_no_purse_but_its_own(lab: Lab, env: dict[str, str]) -> None:

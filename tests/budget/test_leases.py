@@ -230,7 +230,7 @@ class Places(RuleBasedStateMachine):
         self.tree.close()
 
 
-Places.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Places.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 TestPlaces = Places.TestCase
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.messages import Remaining, Spent
@@ -197,7 +197,7 @@ def test_money_of_a_killed_process_is_charged(make: Make) -> None:
 
 def test_each_of_many_that_were_killed_is_charged_once_by_many_that_look(make: Make) -> None:
     ledger = make(tokens=10_000_000)
-    for pid in [in_child(lambda: ledger.reserve(20, 1000)) for _ in range(12)]:
+    for pid in [in_child(lambda: ledger.reserve(20, 1000)) for _ in range(6)]:
         kill(pid)
     barrier, go = os.pipe()
 
@@ -211,7 +211,7 @@ def test_each_of_many_that_were_killed_is_charged_once_by_many_that_look(make: M
             ledger.collect()
 
     pids = []
-    for number in range(9):
+    for number in range(6):
         pids.append(os.fork())
         if not pids[-1]:
             os.close(go)
@@ -222,8 +222,8 @@ def test_each_of_many_that_were_killed_is_charged_once_by_many_that_look(make: M
             os._exit(status)
     for fd in (go, barrier):
         os.close(fd)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 9
-    assert ledger.totals()[1] == 12 * (1000 + MOST_REPLY)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 6
+    assert ledger.totals()[1] == 6 * (1000 + MOST_REPLY)
 
 
 @pytest.mark.parametrize("writes", range(4))
@@ -314,9 +314,9 @@ def test_a_descendant_gets_less_time_and_never_more(make: Make, seconds: int, mo
 
 def test_time(make: Make) -> None:
     assert make().time_left() is None
-    left = make(deadline=100).time_left()
+    left = make(deadline=100_000).time_left()
     assert left is not None
-    assert 90 < left <= 100
+    assert 90_000 < left <= 100_000
 
 
 FIND = """
@@ -346,6 +346,7 @@ def test_what_a_command_inherits_it_cannot_write_to(make: Make) -> None:
     assert os.get_inheritable(ledger.fd)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.integers(1, 5000), st.sampled_from([0, 100, 3000, 20_000]), st.integers(0, 3)),

@@ -118,11 +118,11 @@ def test_sixty_agents_on_three_hosts_keep_to_one_limit(hosts: Hosts, limit: int)
 
 
 def test_a_fork_over_there_asks_once_for_all_of_its_children(hosts: Hosts) -> None:
-    forks = fork(*(f"leaf {n}" for n in range(10)), wait=False)
+    forks = fork(*(f"leaf {n}" for n in range(4)), wait=False)
     hosts.says("branch", says(forks), says(sh(hosts.meet(word="branch"))), says(OK))
     hosts.says("leaf", says(sh(hosts.meet())), says(OK))
     with hosts.begin("branch", "--on", "h1", QUINE_MAX_AGENTS="64", QUINE_MAX_TURNS="0") as root:
-        hosts.arrive(11)
+        hosts.arrive(5)
         book = book_of(hosts.pids()["branch"])
         numbers = book.numbers()
         os.close(book.fd)
@@ -132,7 +132,7 @@ def test_a_fork_over_there_asks_once_for_all_of_its_children(hosts: Hosts) -> No
             b"quine: h1: files are left in "
         )  # those of its children
     assert numbers.asked == 1
-    assert numbers.granted == 11
+    assert numbers.granted == 5
 
 
 @pytest.mark.long
@@ -201,38 +201,34 @@ def test_the_places_of_a_host_that_vanishes_come_back(hosts: Hosts, how: str) ->
 
 def test_the_places_of_a_lost_try_are_free_for_the_next_one(hosts: Hosts) -> None:
     """The first try has forked as many as there are places; so does the second one, on another host."""
-    hosts.says("branch", says(fork(*(f"leaf {n}" for n in range(5)))), says(OK))
+    hosts.says("branch", says(fork(*(f"leaf {n}" for n in range(2)))), says(OK))
     hosts.says("leaf", says(sh(hosts.meet(word="$QUINE_NODE_NAME"))), says(OK))
     options = ("--on", "h1,h2", "--retry", "1", "--idempotent")
-    with hosts.begin("branch", *options, QUINE_MAX_AGENTS="6") as root:
-        (first,) = set(hosts.arrive(5))
+    with hosts.begin("branch", *options, QUINE_MAX_AGENTS="3") as root:
+        (first,) = set(hosts.arrive(2))
         hosts.lab[first].kill_processes()
-        assert set(hosts.arrive(5)) == {"h1", "h2"} - {first}
+        assert set(hosts.arrive(2)) == {"h1", "h2"} - {first}
         hosts.let_go(100)
         assert ended(root)[0] == 0
 
 
-def test_depth_holds_over_there(hosts: Hosts) -> None:
-    hosts.says("root", says(fork("branch@h1")), says(OK))
-    hosts.says("branch", says(fork("leaf")), says(OK))
+def test_depth_holds_over_there_and_the_report_counts_the_whole_tree(hosts: Hosts) -> None:
+    """What was refused is not counted."""
+    hosts.says("root", says(fork("branch@h1", "plain 0")), says(OK))
+    hosts.says("branch", says(fork("leaf"), sh("quine plain 1")), says(OK))
     hosts.says("leaf", says(fork("more")), says(sh("QUINE_MAX_DEPTH=9 quine more; echo $?")), says(OK))
-    with hosts.begin("root", "--max-depth", "3") as root:
+    hosts.says("plain", says(OK))
+    report = hosts.directory / "report"
+    with hosts.begin("root", "--max-depth", "3", "--report", str(report)) as root:
         assert ended(root) == (0, b"", b"")
     fork_result, nested = hosts.results("leaf")
     assert "too deep" in fork_result
     assert "77\n" in nested
-
-
-def test_the_report_counts_the_whole_tree(hosts: Hosts) -> None:
-    hosts.says("root", says(fork("branch@h1", "leaf 0")), says(OK))
-    hosts.says("branch", says(fork("leaf 1", "leaf 2"), sh("quine leaf 3")), says(OK))
-    hosts.says("leaf", says(OK))
-    for where, expected in (([], 6), (["--on", "h2"], 4)):
-        report = hosts.directory / "report"
-        options = [*where, "--report", str(report)]
-        with hosts.begin("branch" if where else "root", *options, QUINE_MAX_TURNS="9") as root:
-            ended(root)
-        assert json.loads(report.read_text())["agents"] == expected
+    assert json.loads(report.read_text())["agents"] == 5
+    hosts.says("pair", says(fork("plain 2"), sh("quine plain 3")), says(OK))
+    with hosts.begin("pair", "--on", "h2", "--report", str(report), QUINE_MAX_TURNS="9") as root:
+        ended(root)
+    assert json.loads(report.read_text())["agents"] == 3
 
 
 # -- tokens, money, time -----------------------------------------------------------------------------
@@ -292,35 +288,26 @@ def test_the_tokens_of_a_tree_are_used_up_and_not_exceeded(lab: Lab, tmp_path: P
 
 
 def test_a_narrower_budget_of_a_nested_agent_holds_over_there(lab: Lab, tmp_path: Path) -> None:
-    both = sh("quine --max-tokens 8000 inner"), sh("QUINE_MAX_TOKENS=999999999 quine wide")
-    lines = [
-        used(says(*both, match="^work"), 3000, 0),
-        says(OK, match="^work"),
-        {**used(says(sh("true"), match="^(inner|wide)"), 3000, 0), "repeat": True},
-    ]
-    run(lab, tmp_path, lines, "--max-tokens", "50000", "--on", "h1", "work")
-    found = tapes(tmp_path)
-    assert ["[EXIT CODE] 77" in result for result in results(found["work"])] == [True, True]
-    left = [re.findall(r"TOKENS LEFT. (\d+)", results(found[name])[0]) for name in ("inner", "wide")]
-    asked = sum("usage" in entry["data"] for entry in found["inner"])
-    assert asked == 2
-    assert left == [["5000"], [str(50_000 - 3000 * (2 + asked))]]
-
-
-def test_a_narrower_sum_of_a_nested_agent_holds_over_there(lab: Lab, tmp_path: Path) -> None:
+    """In tokens and in money."""
     prices = tmp_path / "prices.toml"
     prices.write_text("[models.dear]\ninput = 10\noutput = 100\n")
+    both = sh("quine --max-tokens 8000 inner"), sh("QUINE_MAX_TOKENS=999999999 quine wide")
     lines = [
-        says(sh("quine --max-cost 0.1 inner"), match="^work"),
+        used(says(sh("quine --max-cost 0.1 dear"), *both, match="^work"), 3000, 0),
         says(OK, match="^work"),
-        {**used(says(sh("true"), match="^inner"), 3000, 100), "repeat": True},
+        {**used(says(sh("true"), match="^(inner|wide)"), 3000, 0), "repeat": True},
+        {**used(says(sh("true"), match="^dear"), 3000, 100), "repeat": True},
     ]
     env = {"QUINE_PRICES": str(prices), "QUINE_MODEL_ID": "dear"}
-    run(lab, tmp_path, lines, "--max-cost", "50", "--on", "h1", "work", **env)
-    assert "[EXIT CODE] 77" in results(tapes(tmp_path)["work"])[0]
-    inner = tapes(tmp_path)["inner"]
-    assert "[COST LEFT] 0.0600 US dollars" in results(inner)[0]
-    assert 0.04 <= sum(0.04 for entry in inner if "usage" in entry["data"]) <= 0.1
+    run(lab, tmp_path, lines, "--max-tokens", "50000", "--max-cost", "50", "--on", "h1", "work", **env)
+    found = tapes(tmp_path)
+    assert ["[EXIT CODE] 77" in result for result in results(found["work"])] == [True] * 3
+    left = [re.findall(r"TOKENS LEFT. (\d+)", results(found[name])[0]) for name in ("inner", "wide")]
+    asked, paid = (sum("usage" in entry["data"] for entry in found[name]) for name in ("inner", "dear"))
+    assert asked == 2
+    assert left == [["5000"], [str(50_000 - 3000 * (2 + asked) - 3100 * paid)]]
+    assert "[COST LEFT] 0.0600 US dollars" in results(found["dear"])[0]
+    assert 0.04 <= 0.04 * paid <= 0.1
 
 
 @pytest.mark.long

@@ -240,7 +240,7 @@ class Loans(RuleBasedStateMachine):
         os.close(self.tree.fd)
 
 
-Loans.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Loans.TestCase.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 TestLoans = Loans.TestCase
 
 

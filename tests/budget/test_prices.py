@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
@@ -136,6 +136,7 @@ def test_our_own_file_is_sound() -> None:
             assert long > 1.1 * 1000 * fresh and both - long > 1.1 * reply, name
 
 
+@settings(max_examples=30)
 @given(st.text(max_size=30))
 def test_any_name_may_be_asked_for(name: str) -> None:
     assert prices.known(name, NOBODY) == (of(name, 1) is not None)

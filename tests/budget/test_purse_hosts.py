@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,13 @@ def shown(lab: Lab, command: str) -> list[dict[str, Any]]:
 
 def test_the_proxies_of_agents_on_hosts_pay(lab: Lab, tmp_path: Path) -> None:
     env = script(lab, tmp_path, DONE)
-    line = "for n in 1 2 3 4; do for on in h1 h2 local; do echo $on; done; done"
+    line = "for n in 1 2; do for on in h1 h2 local; do echo $on; done; done"
     line += " | xargs -P 3 -I{} sh -c '$QUINE --on {} work 2>>err; echo $?'; $QUINE budget show --json"
-    done = lab.run(["budget", "--max-tokens", "8k", "--", "sh", "-c", line], env=env, cwd=tmp_path)
+    done = lab.run(["budget", "--max-tokens", "5k", "--", "sh", "-c", line], env=env, cwd=tmp_path)
     *ends, last = done.stdout.splitlines()
-    assert set(ends) == {b"0", b"77"} and len(ends) == 12
+    assert set(ends) == {b"0", b"77"} and len(ends) == 6
     found = json.loads(last)
-    assert found["tokens"] == 1100 * ends.count(b"0") <= 8000
+    assert found["tokens"] == 1100 * ends.count(b"0") <= 5000
     assert b"tokens are used" in (tmp_path / "err").read_bytes()
 
 
@@ -59,25 +59,25 @@ def test_a_raise_reaches_an_agent_on_a_host(lab: Lab, tmp_path: Path) -> None:
         assert process.wait(100) == 0
 
 
-def test_a_node_that_is_started_below_a_budget_is_not_of_it(
-    own_lab: Callable[..., Lab], tmp_path: Path
-) -> None:
+def test_a_node_that_is_started_below_a_budget_is_not_of_it(lab: Lab, tmp_path: Path) -> None:
     """It outlives the command that needed it; agents that it starts for others have their own budgets."""
-    lab = own_lab()
-    env = script(lab, tmp_path, DONE)
-    line = "$QUINE run --on local -- true && touch $GO/up && while [ ! -e $GO/go ]; do sleep 0.02; done"
-    with lab.popen(
-        ["budget", "--max-tokens", "100", "--", "sh", "-c", line], env=env, cwd=tmp_path
-    ) as process:
-        until((tmp_path / "up").exists)
-        inner = 'exec "$QUINE" plain'
-        job = ["run", "--on", "local", *(f"--env={name}" for name in env), "--", "sh", "-c", inner]
-        done = lab.run(job, env=env, cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, b"")
-        done = lab.run(["--on", "local", "plain"], env=env, cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, b"")
-        (tmp_path / "go").touch()
-        assert process.wait(60) == 0
+    with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as runtime:  # of a node of this test alone
+        env = {**script(lab, tmp_path, DONE), "XDG_RUNTIME_DIR": runtime}
+        line = "$QUINE run --on local -- true && touch $GO/up && while [ ! -e $GO/go ]; do sleep 0.02; done"
+        words = ["budget", "--max-tokens", "100", "--", "sh", "-c", line]
+        with lab.popen(words, env=env, cwd=tmp_path) as process:
+            try:
+                until((tmp_path / "up").exists)
+                inner = 'exec "$QUINE" plain'
+                job = ["run", "--on", "local", *(f"--env={name}" for name in env), "--", "sh", "-c", inner]
+                done = lab.run(job, env=env, cwd=tmp_path)
+                assert (done.returncode, done.stderr) == (0, b"")
+                done = lab.run(["--on", "local", "plain"], env=env, cwd=tmp_path)
+                assert (done.returncode, done.stderr) == (0, b"")
+            finally:
+                (tmp_path / "go").touch()
+            assert process.wait(60) == 0
+        lab.run(["node", "--stop"], env=env, check=True)
 
 
 def test_a_detached_agent_draws_on_the_budget_it_was_started_below(lab: Lab, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_detached_agent_draws_on_the_budget_it_was_started_below(lab: Lab, tmp
 def test_a_batch_is_a_budget(lab: Lab, tmp_path: Path) -> None:
     waits = sh(f"touch {tmp_path}/began; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done")
     env = script(lab, tmp_path, {**says(waits), "usage": {"input": 1000, "output": 100}}, DONE)
-    words = ["xargs", "-P1", "--max-tokens", "9000", "batch {}", ":::", *"abcdefgh"]
+    words = ["xargs", "-P1", "--max-tokens", "9000", "batch {}", ":::", *"abcde"]
     with lab.popen(words, env=env, cwd=tmp_path, stderr=-1) as process:
         until((tmp_path / "began").exists)
         (found,) = shown(lab, "batch")
@@ -101,4 +101,4 @@ def test_a_batch_is_a_budget(lab: Lab, tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         _, errors = process.communicate(timeout=100)
         assert (process.returncode, errors) == (0, b"")
-    assert len(os.listdir(tmp_path / "data")) == 8
+    assert len(os.listdir(tmp_path / "data")) == 5
