@@ -138,7 +138,7 @@ def test_no_secret_reaches_a_command_or_the_tape(agents: Agents) -> None:
     assert "p%1" not in text
     assert "KEYBOARD=de" in text
     assert "<secret>" in agents.results("outer")[1]
-    # what is removed from the environment is masked, however its value ends, and not in /proc
+    # a secret that is removed from the environment is masked, however its value ends, and not in /proc
     assert done.stdout == b"0\n"
     assert section(agents.results("outer")[2], "STDOUT") == "<secret>\nt-1\n"
 

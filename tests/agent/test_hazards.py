@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from quine.agent import prompt
 from tests.support.agents import OK, Agents, call, says, sh
 
 NONE, SOME = r"^\{\}$", "."
@@ -103,14 +104,14 @@ def stdin(kind: str) -> Iterator[int]:
             os.close(end)
 
 
-@pytest.mark.parametrize("kind", ["a terminal", "a socket", "a file", "empty"])
-def test_stdin_is_told_by_what_it_is(agents: Agents, kind: str) -> None:
+def test_stdin_is_told_by_what_it_is() -> None:
     """ "A character device" is a terminal, /dev/null and /dev/zero alike, and none of the three is material alike."""
-    agents.script(says(OK))
-    with stdin(kind) as fd, agents.start("work", stdin=fd) as process:
-        process.communicate(timeout=120)
-    told = agents.tape()[2]["data"]["content"].splitlines()[0]
-    assert f"descriptor 3{',' if kind in ('a socket', 'a file') else ' is'} {kind}" in told
+    kinds = {"a terminal": "terminal", "a socket": "socket", "a file": "file", "empty": "none"}
+    for kind, name in kinds.items():
+        with stdin(kind) as fd:
+            assert prompt.material(fd) == name, kind
+        told = f"descriptor 3{',' if kind in ('a socket', 'a file') else ' is'} {kind}"
+        assert told in prompt._MATERIAL[name]
 
 
 @pytest.mark.parametrize("entry", ["script", "code"])

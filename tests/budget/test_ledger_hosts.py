@@ -213,7 +213,7 @@ def test_the_places_of_a_lost_try_are_free_for_the_next_one(hosts: Hosts) -> Non
 
 
 def test_depth_holds_over_there_and_the_report_counts_the_whole_tree(hosts: Hosts) -> None:
-    """What was refused is not counted."""
+    """An agent that was refused is not counted."""
     hosts.says("root", says(fork("branch@h1", "plain 0")), says(OK))
     hosts.says("branch", says(fork("leaf"), sh("quine plain 1")), says(OK))
     hosts.says("leaf", says(fork("more")), says(sh("QUINE_MAX_DEPTH=9 quine more; echo $?")), says(OK))

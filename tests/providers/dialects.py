@@ -249,7 +249,7 @@ class Conformance:
     # -- against a server --------------------------------------------------------------------------
 
     def test_tried_again_until_it_works(self) -> None:
-        """One server and one client for all: what one turn leaves behind does not break the next."""
+        """One server and one client for all: a turn leaves nothing behind that breaks the next."""
         captive = Raw(200, b"<html>a captive portal</html>", "text/html")
         plans: list[tuple[Turn, ...]] = [
             (HI,),
