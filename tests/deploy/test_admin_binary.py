@@ -15,6 +15,7 @@ from deploy.host_requirements import Unfit
 from deploy.probe import Place
 from tests.lab import Lab
 from tests.lab.host import Host
+from tests.support.forked import quine
 from transport import this_build
 
 OURS = this_build.build_hash()[:12]
@@ -24,7 +25,7 @@ OLD = '#!/bin/sh\necho "quine 0.0.9 (build 0123456789ab)"; [ "$1" = --version ] 
 def installation(kind: str, lab: Lab, folder: Path) -> Path:
     """Return the path that the inventory names."""
     if kind == "executable":
-        lab.run(["deploy", "build", "-o", folder / "quine"], check=True)
+        quine(lab, ["deploy", "build", "-o", folder / "quine"], check=True)
         return folder / "quine"
     return Path(sys.prefix) if kind == "environment" else Path(sys.prefix, "bin", "quine")
 
@@ -51,54 +52,50 @@ def test_an_installation_of_this_build_is_used(
     assert not [path for path in cache.glob("*") if len(path.name) == 64], "nothing is deployed"
 
 
-@pytest.mark.parametrize(
-    "words", [["deploy", "opt"], ["run", "--on", "opt", "--", "true"], ["hosts", "check", "opt"]]
-)
+def script(path: Path, text: str, mode: int = 0o755) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
 def test_another_build_is_named_and_never_started(
-    words: list[str], lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
+    lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
 ) -> None:
-    (tmp_path / "quine").write_text(OLD)
-    (tmp_path / "quine").chmod(0o755)
-    host = odd_host("opt", inventory={"binary": str(tmp_path / "quine")})
-    done = lab.run(words)
-    error, hint = done.stderr.decode().splitlines()
-    assert done.returncode == 69
-    assert (
-        f"its binary {tmp_path}/quine is quine 0.0.9 (build 0123456789ab), and this is build {OURS}" in error
-    )
-    assert hint.startswith("quine: opt: hint: ") and "quine deploy build" in hint
+    path = script(tmp_path / "quine", OLD)
+    host = odd_host("opt", inventory={"binary": str(path)})
+    ran = lab.run(["run", "--on", "opt", "--", "true"])
+    for done in (quine(lab, ["deploy", "opt"]), ran, quine(lab, ["hosts", "check", "opt"])):
+        error, hint = done.stderr.decode().splitlines()
+        assert done.returncode == 69
+        assert f"its binary {path} is quine 0.0.9 (build 0123456789ab), and this is build {OURS}" in error
+        assert hint.startswith("quine: opt: hint: ") and "quine deploy build" in hint
     assert not (host.home / "started").exists() and not (host.home / ".cache").exists()
 
 
-@pytest.mark.parametrize("text", [None, "#!/bin/sh\necho broken >&2; exit 1\n"])
 def test_a_binary_that_does_not_start_is_named(
-    text: str | None, lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
+    lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
 ) -> None:
-    if text:
-        (tmp_path / "quine").write_text(text)
-        (tmp_path / "quine").chmod(0o755)
-    host = odd_host(
-        "opt", shell="/bin/sh", banner="Welcome!\n", inventory={"binary": str(tmp_path / "quine")}
-    )
-    done = lab.run(["deploy", "opt"])
-    assert done.returncode == 69
-    assert f"its binary {tmp_path}/quine does not start: " in done.stderr.decode()
-    assert ("broken" if text else "there is no program by that name") in done.stderr.decode()
+    """It is not there, it ends at once, or it is not executable: as a program, or in a tree that is named."""
+    host = odd_host("opt", shell="/bin/sh", banner="Welcome!\n", inventory={"binary": f"{tmp_path}/none"})
+    broken = script(tmp_path / "broken", "#!/bin/sh\necho broken >&2; exit 1\n")
+    for name in ("plain", "tree/quine", "bush/bin/quine"):
+        script(tmp_path / name, "#!/bin/sh\nexit 0\n", 0o644)
+    not_executable = "it is not executable"
+    for name, why in (
+        ("none", "there is no program by that name"),
+        (broken.name, "broken"),
+        ("plain", not_executable),
+        ("tree", not_executable),
+        ("bush", not_executable),
+    ):
+        path = tmp_path / name
+        done = quine(lab, ["deploy", lab.alias("opt", "opt", binary=str(path))])
+        said = done.stderr.decode()
+        assert done.returncode == 69, name
+        assert f"its binary {path}" in said and "does not start: " in said and why in said, said
+        assert (f"hint: chmod +x {path}" in said) == (why == not_executable), said
     assert not (host.home / ".cache").exists()
-
-
-@pytest.mark.parametrize("name", ["quine", "tree/quine", "tree/bin/quine"])
-def test_a_binary_that_is_not_executable_is_named_so(
-    name: str, lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
-) -> None:
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\nexit 0\n")
-    odd_host("opt", inventory={"binary": str(tmp_path / name.split("/")[0])})
-    done = lab.run(["hosts", "check", "opt"])
-    assert done.returncode == 69
-    assert "does not start: it is not executable" in done.stderr.decode()
-    assert f"hint: chmod +x {tmp_path / name.split('/')[0]}" in done.stderr.decode()
 
 
 def answer(text: str, folder: Path) -> str:
@@ -112,7 +109,9 @@ def answer(text: str, folder: Path) -> str:
     return done.stdout.decode().removeprefix("marker ").strip()
 
 
-@pytest.mark.parametrize("text", ["sleep 1000", "sleep 1000 & wait", "trap '' TERM; while :; do :; done"])
+@pytest.mark.parametrize(
+    "text", ["sleep 1000", "sleep 1000 & wait", "trap '' TERM; while :; do sleep 0.1; done"]
+)
 def test_a_binary_that_hangs_is_waited_for_a_short_time(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,11 +130,8 @@ def test_a_binary_that_never_stops_talking_or_reads_is_of_no_build(tmp_path: Pat
 def test_a_node_that_does_not_start_is_not_replaced(
     lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
 ) -> None:
-    path = tmp_path / "quine"
-    path.write_text(
-        f'#!/bin/sh\n[ "$1" != --version ] || exec echo "quine 9 (build {OURS})"\necho no >&2; exit 1\n'
-    )
-    path.chmod(0o755)
+    only_its_build = f'[ "$1" != --version ] || exec echo "quine 9 (build {OURS})"'
+    path = script(tmp_path / "quine", f"#!/bin/sh\n{only_its_build}\necho no >&2; exit 1\n")
     host = odd_host("opt", inventory={"binary": str(path)})
     done = lab.run(["run", "--on", "opt", "--", "true"])
     assert done.returncode == 69 and f"opt: error: {path} does not start there: no" in done.stderr.decode()

@@ -21,6 +21,7 @@ from quine.cli import visits
 from tests.lab import Lab, processes
 from tests.lab.host import OTHER, Host
 from tests.lab.lab import SSH_CONFIG
+from tests.support.forked import quine
 from transport.errors import Unreachable
 
 VERSION = ".".join(map(str, sys.version_info[:2]))
@@ -70,9 +71,16 @@ def said(done: subprocess.CompletedProcess[bytes], host: str) -> str:
 
 
 def refused(lab: Lab, host: str) -> str:
-    """Every way to a host says the same of it: `deploy`, and a command that was meant for it, which it names, too."""
-    deployed = lab.run(["deploy", host])
-    text = said(deployed, host)
+    """Return what `deploy` says of a host that it does not get onto."""
+    return said(quine(lab, ["deploy", host]), host)
+
+
+def refused_by_all(lab: Lab, host: str) -> str:
+    """Return the same, which a command that was meant for the host says, too, and names that command.
+
+    A node dials as `deploy` does; so the longer way is for one case of each step: login, shell, probe, upload.
+    """
+    text = refused(lab, host)
     ran = said(lab.run(["run", "--on", host, "--", "true"]), host)
     told = ran.splitlines()[0].removesuffix("; not run: true")
     assert (
@@ -165,10 +173,12 @@ def test_several_hosts_at_once_and_one_is_down(fresh: Lab) -> None:
     assert done.stderr.decode().startswith("quine: h2: error: connection refused")
 
 
-def test_many_logins_at_once_stay_below_what_sshd_drops(lab: Lab) -> None:
+def test_many_logins_at_once_stay_below_what_sshd_drops(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    """Its sshd drops each login beyond the tenth; a stock one drops some of them, by chance."""
     needs_sshd(lab)
-    names = [lab.alias(f"many{number}", of="h1") for number in range(24)]
-    done = lab.run(["hosts", "check", ",".join(names)])
+    odd_host("full", sshd=("MaxStartups 10:100:10",))
+    names = [lab.alias(f"many{number}", of="full") for number in range(14)]
+    done = quine(lab, ["hosts", "check", ",".join(names)])
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
 
 
@@ -284,7 +294,7 @@ def test_any_login_shell(odd_host: Callable[..., Host], lab: Lab, shell: str) ->
     if not os.access(shell, os.X_OK):
         pytest.skip(f"no {shell} here")
     odd_host("odd", shell=shell, banner="Welcome! You have mail.\n\nno newline at the end")
-    assert lab.run(["hosts", "check", "odd"], check=True).stdout.splitlines()[1].split()[1] == b"ok"
+    assert quine(lab, ["hosts", "check", "odd"], check=True).stdout.splitlines()[1].split()[1] == b"ok"
 
 
 @pytest.mark.long
@@ -302,15 +312,15 @@ def test_through_a_jump_host(lab: Lab) -> None:
     before = lab["h2"].connections()
     lab.alias("behind", of="h1", jump="h2")
     lab.alias("placed", of="h1", jump=f"{lab['h2'].user}@127.0.0.1:{lab['h2'].port}")
-    lab.run(["hosts", "check", "behind"], check=True)
+    quine(lab, ["hosts", "check", "behind"], check=True)
     assert lab["h2"].connections() == before + 1
     # a place has no identity of its own: the usual files, and here there are none
-    assert "permission denied" in lab.run(["hosts", "check", "placed"]).stderr.decode()
+    assert "permission denied" in quine(lab, ["hosts", "check", "placed"]).stderr.decode()
 
 
 def test_a_jump_host_that_cannot_go_on(lab: Lab) -> None:
     lab.alias("beyond", of="h1", via=1, jump="h2")
-    assert "cannot be reached from its jump host" in refused(lab, "beyond")
+    assert "cannot be reached from its jump host" in refused_by_all(lab, "beyond")
 
 
 def test_the_users_ssh_configuration(lab: Lab) -> None:
@@ -327,12 +337,12 @@ def test_the_users_ssh_configuration(lab: Lab) -> None:
     before = lab["h2"].connections()
     lab.alias("via-config", of="h1", port=None, user=None, identity=None, address=None)
     try:
-        lab.run(["hosts", "check", "via-config"], check=True)
+        quine(lab, ["hosts", "check", "via-config"], check=True)
         assert lab["h2"].connections() == before + 1
         assert f"[127.0.0.1]:{host.port} " in (lab.home / ".ssh" / "other_known_hosts").read_text()
         (lab.home / ".ssh" / "other_known_hosts").write_text("")
         configuration.write_text("Host *\n  Port twenty-two\n")
-        assert "cannot use its configuration" in refused(lab, "via-config")
+        assert "cannot use its configuration" in refused_by_all(lab, "via-config")
     finally:
         configuration.write_text(SSH_CONFIG)
 
@@ -345,12 +355,12 @@ def test_keys_of_an_agent(lab: Lab, tmp_path: Path) -> None:
         assert agent.stdout is not None
         agent.stdout.readline()  # it says its socket when it listens
         env = {"SSH_AUTH_SOCK": socket}
-        text = said(lab.run(["deploy", "keyless"], env=env), "keyless")
+        text = said(quine(lab, ["deploy", "keyless"], env=env), "keyless")
         assert "tried the keys of the ssh agent" in text
         subprocess.run(
             ["ssh-add", "-q", str(lab.identity)], env={**lab.env, **env}, check=True, capture_output=True
         )
-        lab.run(["hosts", "check", "keyless"], env=env, check=True)
+        quine(lab, ["hosts", "check", "keyless"], env=env, check=True)
     finally:
         agent.terminate()
         agent.communicate()
@@ -361,7 +371,7 @@ def test_a_key_that_cannot_be_read_is_named(lab: Lab) -> None:
     key = lab.home / ".ssh" / "id_ed25519"
     key.mkdir(parents=True)
     try:
-        text = said(lab.run(["deploy", "keyless"]), "keyless")
+        text = said(quine(lab, ["deploy", "keyless"]), "keyless")
     finally:
         key.rmdir()
     assert "hint: ~/.ssh/id_ed25519 cannot be read (is a directory)" in text
@@ -371,19 +381,17 @@ def test_a_key_that_cannot_be_read_is_named(lab: Lab) -> None:
 
 
 def test_unknown_host(lab: Lab) -> None:
-    for words in (["deploy", "h9"], ["run", "--on", "h9", "--", "true"], ["hosts", "check", "h9"]):
-        done = lab.run(words)
+    known = b"no such host: 'h9'; known: h1, h2, h3"
+    ran = lab.run(["run", "--on", "h9", "--", "true"])
+    for done in (quine(lab, ["deploy", "h9"]), ran, quine(lab, ["hosts", "check", "h9"])):
         assert done.returncode == 69
-        assert b"no such host: 'h9'; known: h1, h2, h3" in done.stderr
+        assert known in done.stderr
         assert b"quine: hint: " in done.stderr
 
 
-def test_unknown_host_name(lab: Lab) -> None:
+def test_a_place_where_no_host_is(lab: Lab) -> None:
     lab.alias("lost", of="h1", address="no-such-host.invalid")
     assert "unknown host name: no-such-host.invalid" in refused(lab, "lost")
-
-
-def test_refused_port(lab: Lab) -> None:
     lab.alias("shut", of="h1", via=1)
     assert "connection refused by 127.0.0.1 port 1" in refused(lab, "shut")
 
@@ -405,7 +413,7 @@ def test_wrong_key(lab: Lab, tmp_path: Path) -> None:
 
 def test_first_contact_then_a_changed_host_key(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("turncoat")
-    lab.run(["hosts", "check", "turncoat"], check=True)
+    quine(lab, ["hosts", "check", "turncoat"], check=True)
     known = lab.home / ".ssh" / "known_hosts"
     lines = known.read_text().splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line.startswith(f"[127.0.0.1]:{host.port} "))
@@ -414,36 +422,30 @@ def test_first_contact_then_a_changed_host_key(lab: Lab, odd_host: Callable[...,
         path.unlink()
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host.key)], check=True)
     host.start()
-    text = refused(lab, "turncoat")
+    text = refused_by_all(lab, "turncoat")
     assert f"its host key has changed: not the one in {known} line {number}" in text
     assert known.read_text().splitlines() == lines
     cure = text.partition("(check with its admin), run: ")[2]
     subprocess.run(["sh", "-c", cure], check=True, capture_output=True)
-    lab.run(["hosts", "check", "turncoat"], check=True)
+    quine(lab, ["hosts", "check", "turncoat"], check=True)
 
 
-def test_a_host_key_of_another_type_is_a_changed_one(
-    lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
-) -> None:
+def test_a_host_key_that_cannot_be_the_hosts(lab: Lab, odd_host: Callable[..., Host], tmp_path: Path) -> None:
+    """One of another type counts as a changed one; a revoked one is refused, though it is the host's."""
     host = odd_host("retyped")
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(tmp_path / "key")], check=True)
     known = lab.home / ".ssh" / "known_hosts"
-    with known.open("a") as file:
-        file.write(f"[127.0.0.1]:{host.port} {(tmp_path / 'key.pub').read_text()}")
+    before = known.read_text()
+    known.write_text(f"{before}[127.0.0.1]:{host.port} {(tmp_path / 'key.pub').read_text()}")
     assert "its host key has changed: not the one in" in refused(lab, "retyped")
-
-
-def test_a_revoked_host_key(lab: Lab, odd_host: Callable[..., Host]) -> None:
-    host = odd_host("revoked")
-    with (lab.home / ".ssh" / "known_hosts").open("a") as file:
-        file.write(f"@revoked [127.0.0.1]:{host.port} {Path(f'{host.key}.pub').read_text()}")
-    assert "its host key is refused" in refused(lab, "revoked")
+    known.write_text(f"{before}@revoked [127.0.0.1]:{host.port} {Path(f'{host.key}.pub').read_text()}")
+    assert "its host key is refused" in refused(lab, "retyped")
 
 
 def test_host_without_python(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("bare", python=False)
-    assert "it has no python3" in refused(lab, "bare")
-    checked = lab.run(["hosts", "check", "bare"])
+    assert "it has no python3" in refused_by_all(lab, "bare")
+    checked = quine(lab, ["hosts", "check", "bare"])
     assert checked.stdout.splitlines()[1].split()[1] == b"unusable" and b"it has no python3" in checked.stderr
     nothing_is_there(host)
 
@@ -500,11 +502,6 @@ def test_the_only_python_hangs_and_is_named(lab: Lab, odd_host: Callable[..., Ho
     nothing_is_there(host)
 
 
-def test_a_host_without_a_home(lab: Lab, odd_host: Callable[..., Host]) -> None:
-    odd_host("homeless", env={"HOME": "/proc/none"})
-    assert "its cache for quine cannot be written" in refused(lab, "homeless")
-
-
 @pytest.mark.long
 def test_host_with_an_old_python(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("old", python=False, scripts={"python3": "#!/bin/sh\necho 308 99999999999\n"})
@@ -512,21 +509,19 @@ def test_host_with_an_old_python(lab: Lab, odd_host: Callable[..., Host]) -> Non
     nothing_is_there(host)
 
 
-def test_the_python_of_the_inventory_is_named_where_it_is_of_no_use(
-    lab: Lab, odd_host: Callable[..., Host]
-) -> None:
-    odd_host("named", inventory={"python": "/not/there"})
-    text = refused(lab, "named")
-    assert 'in the inventory: python = "/not/there"' in text and "correct `python` in its table" in text
-    planned = lab.run(["deploy", "--plan", "named"])
-    assert (planned.returncode, planned.stdout) == (69, b"named: cannot be deployed to\n")
-    assert b'python = "/not/there"' in planned.stderr
-
-
 def test_a_check_tells_all_that_an_unfit_host_says(
     lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
 ) -> None:
+    """Unfit are its Python, that of the inventory or the installation there; one host cannot be reached.
+
+    `deploy` and its plan say the same of the Python that the inventory names.
+    """
     odd_host("named", inventory={"python": "/not/there"})
+    text = refused(lab, "named")
+    assert 'in the inventory: python = "/not/there"' in text and "correct `python` in its table" in text
+    planned = quine(lab, ["deploy", "--plan", "named"])
+    assert (planned.returncode, planned.stdout) == (69, b"named: cannot be deployed to\n")
+    assert b'python = "/not/there"' in planned.stderr
     (tmp_path / "old").write_text("#!/bin/sh\necho 308 99999999999\n")
     (tmp_path / "quine").write_text("#!/bin/sh\necho 'quine 0.0.9 (build 0123456789ab)'\n")
     for name in ("old", "quine"):
@@ -534,7 +529,7 @@ def test_a_check_tells_all_that_an_unfit_host_says(
     lab.alias("aged", of="named", python=str(tmp_path / "old"))
     lab.alias("other", of="named", python=None, binary=str(tmp_path / "quine"))
     lab.alias("away", of="named", via=1)
-    done = lab.run(["hosts", "check", "named,aged,other,away", "--json"])
+    done = quine(lab, ["hosts", "check", "named,aged,other,away", "--json"])
     told = {fact["name"]: fact for fact in map(json.loads, done.stdout.splitlines())}
     assert {name: (fact["reachable"], fact["build"]) for name, fact in told.items()} == {
         "named": (True, False), "aged": (True, False), "other": (True, False), "away": (False, None),
@@ -542,7 +537,7 @@ def test_a_check_tells_all_that_an_unfit_host_says(
     assert (told["aged"]["python"], told["named"]["python"], told["other"]["python"]) == ("3.8", None, None)
     assert told["named"]["system"] == told["aged"]["system"] == "Linux" and told["named"]["free"] is None
     assert all(fact["error"] and fact["hint"] != "" for fact in told.values())
-    rows = lab.run(["hosts", "check", "aged"]).stdout.decode().splitlines()[1].split()
+    rows = quine(lab, ["hosts", "check", "aged"]).stdout.decode().splitlines()[1].split()
     assert rows[:5] == ["aged", "unusable", "Linux", os.uname().machine, "3.8"]
 
 
@@ -551,9 +546,16 @@ def test_a_cure_that_is_not_known_is_null() -> None:
 
 
 def test_a_cache_where_no_file_is_kept(lab: Lab, odd_host: Callable[..., Host]) -> None:
-    odd_host("shown", inventory={"cache": "/proc/x"})
+    """Where the inventory puts it, in a home that is none, or where a file is in its way."""
+    host = odd_host("homeless", env={"HOME": "/proc/none"})
+    assert "its cache for quine cannot be written" in refused(lab, "homeless")
+    lab.alias("shown", of="homeless", cache="/proc/x")
     text = refused(lab, "shown")
     assert "its cache for quine cannot be written: " in text and 'cache = "/scratch/me/quine"' in text
+    (host.home / "file").write_text("a file in the way")
+    lab.alias("readonly", of="homeless", cache=f"{host.home}/file")
+    assert "cannot be written" in refused(lab, "readonly")
+    assert (host.home / "file").read_text() == "a file in the way"
 
 
 def test_host_of_another_kind(lab: Lab, odd_host: Callable[..., Host]) -> None:
@@ -564,7 +566,7 @@ def test_host_of_another_kind(lab: Lab, odd_host: Callable[..., Host]) -> None:
 
 def test_full_disk(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("full", mount="size=2m")
-    text = refused(lab, "full")
+    text = refused_by_all(lab, "full")
     assert "its disk is full: 2 MB free" in text or "1 MB free" in text
     assert 'cache = "/scratch/me/quine"' in text
     nothing_is_there(host)
@@ -589,14 +591,6 @@ def test_no_programs_allowed(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("strict", mount="noexec,size=200m")
     assert "mounted noexec" in refused(lab, "strict")
     nothing_is_there(host)
-
-
-def test_cache_that_cannot_be_written(lab: Lab, odd_host: Callable[..., Host]) -> None:
-    host = odd_host("readonly")
-    (host.home / ".cache").mkdir()
-    (host.home / ".cache" / "quine").write_text("a file in the way")
-    assert "cannot be written" in refused(lab, "readonly")
-    assert (host.home / ".cache" / "quine").read_text() == "a file in the way"
 
 
 # Turns over bits of what comes after the first 100 kB, as a bad line under a bad cipher would
@@ -640,7 +634,7 @@ def test_binary_cut_off_on_the_way(lab: Lab, odd_host: Callable[..., Host]) -> N
 def test_shell_that_runs_nothing(lab: Lab, odd_host: Callable[..., Host]) -> None:
     # with an escape sequence that would set the title of a terminal
     host = odd_host("menu", sshd=("ForceCommand printf '\\033]0;owned\\007This account is not available.'",))
-    text = refused(lab, "menu")
+    text = refused_by_all(lab, "menu")
     assert (
         "its login shell did not run the command (status 0); its last words: ]0;owned This account is not available"
         in text

@@ -37,6 +37,7 @@ WITHOUT = {
 DRIVERS = {"aiobotocore", "azure", "fsspec", "gcsfs", "s3fs"}
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("package", this_build.PACKAGES)
 def test_each_file_has_the_grammar_of_the_oldest_python(package: str) -> None:
     for path in Path(this_build.ROOT, package).rglob("*.py"):

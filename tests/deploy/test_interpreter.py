@@ -19,6 +19,7 @@ from deploy.upkeep import interpreter
 from tests.deploy.test_deploy import REAL
 from tests.lab import Lab
 from tests.lab.host import Host
+from tests.support.forked import quine
 from tests.support.waiting import until
 from transport.errors import Misconfigured
 
@@ -112,12 +113,6 @@ def test_two_at_once_bring_one(lab: Lab, odd_host: Callable[..., Host], packed: 
     assert lab.run(["run", "--on", "bare", "--", "echo", "on"], check=True).stdout == b"on\n"
 
 
-def test_a_host_with_a_python_gets_none(lab: Lab, odd_host: Callable[..., Host], packed: Path) -> None:
-    host = odd_host("equipped")
-    done = lab.run(["deploy", "--python", packed, "equipped"], check=True)
-    assert done.stdout.startswith(b"equipped: deployed, ") and cache(host) == [build().sha256]
-
-
 def archive(folder: Path, *members: tuple[str, bytes, str], form: str = "gz") -> Path:
     """Pack members, each a name, a type, and the target of a link or the text of a file."""
     path = folder / f"python.tar.{form}"
@@ -171,25 +166,25 @@ def test_links_within_it_are_fine(tmp_path: Path) -> None:
     assert (found.program, found.flag, found.tool, found.unpacked) == ("py/bin/python3", "z", "gzip", 5000)
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
+def test_what_is_no_packed_python_is_named(lab: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "python.tar"
+    for content, why in (
+        (None, "no such file or directory"),
         (b"\x28\xb5\x2f\xfdxxxx", "is packed with zstd"),
         (b"no tar file", "is no archive of a Python"),
         (b"", "is no archive of a Python"),
         (gzip.compress(os.urandom(1 << 20))[:5000], "is no archive of a Python, or is cut off"),
         (lzma.compress(os.urandom(1 << 14))[:5000], "is no archive of a Python, or is cut off"),
-        (None, "no such file or directory"),
-    ],
-)
-def test_what_is_no_packed_python_is_named(content: bytes | None, why: str, lab: Lab, tmp_path: Path) -> None:
-    path = tmp_path / "python.tar"
-    if content is not None:
-        path.write_bytes(content)
-    done = lab.run(["deploy", "--python", path, "h1"])
-    assert done.returncode == 2 and why in done.stderr.decode() and b": hint: " in done.stderr
+    ):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(Misconfigured, match=why) as caught:
+            interpreter.read(path)
+        assert caught.value.hint
     with pytest.raises(Misconfigured, match=r"no bin/python3"):
         interpreter.read(archive(tmp_path, ("py/bin/python2", FILE, "")))
+    done = quine(lab, ["deploy", "--python", path, "h1"])
+    assert done.returncode == 2 and why in done.stderr.decode() and b": hint: " in done.stderr
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "/"])
@@ -211,23 +206,28 @@ def test_a_damaged_archive_is_named(form: str, tmp_path: Path) -> None:
         interpreter.read(path)
 
 
-@pytest.mark.parametrize(
-    ("program", "why"),
-    [
-        ("#!/bin/sh\necho not for this one >&2; exit 1\n", "does not start there: not for this one"),
-        (None, "xz"),
-    ],
-)
+def test_a_host_with_a_python_gets_none(lab: Lab, odd_host: Callable[..., Host], tmp_path: Path) -> None:
+    host = odd_host("equipped")
+    done = quine(lab, ["deploy", "--python", archive(tmp_path, PROGRAM), "equipped"], check=True)
+    assert done.stdout.startswith(b"equipped: deployed, ") and cache(host) == [build().sha256]
+
+
 def test_a_python_that_is_of_no_use_there_is_not_kept(
-    program: str | None, why: str, lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
+    lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
 ) -> None:
+    """One that does not start, one that the host cannot unpack, and one that would not fit into the cache."""
     host = odd_host("bare", python=False)
-    if program is None:  # a host without the program that unpacks it
-        (host.base / "bin-without-python" / "xz").unlink()
-    path = archive(tmp_path, ("py/bin/python3", FILE, program or "x"), form="gz" if program else "xz")
-    done = lab.run(["deploy", "--python", path, "bare"])
-    assert done.returncode == 69 and why in done.stderr.decode() and b": hint: " in done.stderr
-    until(lambda: cache(host) == [], "nothing is left")
+    lab.alias("shown", of="bare", cache="/proc/x")
+    broken = ("py/bin/python3", FILE, "#!/bin/sh\necho not for this one >&2; exit 1\n")
+    (host.base / "bin-without-python" / "xz").unlink()
+    for name, form, why in (
+        ("bare", "gz", "does not start there: not for this one"),
+        ("bare", "xz", "xz"),
+        ("shown", "gz", "its cache for quine cannot be written: /proc/x"),
+    ):
+        done = quine(lab, ["deploy", "--python", archive(tmp_path, broken, form=form), name])
+        assert done.returncode == 69 and why in done.stderr.decode() and b": hint: " in done.stderr, why
+        until(lambda: cache(host) == [], "nothing is left")
 
 
 @pytest.mark.long
@@ -235,14 +235,6 @@ def test_a_full_disk_is_seen_before_it_is_sent(lab: Lab, odd_host: Callable[...,
     host = odd_host("full", python=False, mount="size=2m")
     done = lab.run(["deploy", "--python", packed, "full"])
     assert done.returncode == 69 and "its disk is full: " in done.stderr.decode() and cache(host) == []
-
-
-def test_a_cache_where_no_file_is_kept_is_not_called_full(
-    lab: Lab, odd_host: Callable[..., Host], packed: Path
-) -> None:
-    odd_host("shown", python=False, inventory={"cache": "/proc/x"})
-    done = lab.run(["deploy", "--python", packed, "shown"])
-    assert done.returncode == 69 and "its cache for quine cannot be written: /proc/x" in done.stderr.decode()
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import pytest
 from deploy.build import build
 from tests.lab import Lab
 from tests.lab.host import Host
+from tests.support.forked import quine
 
 
 def cache(host: Host) -> Path:
@@ -27,7 +28,7 @@ def installation(host: Host, name: str) -> Path:
 
 
 def said(lab: Lab, *words: str) -> list[str]:
-    done = lab.run(["deploy", *words], check=True)
+    done = quine(lab, ["deploy", *words], check=True)
     assert done.stderr == b""
     return done.stdout.decode().splitlines()
 
@@ -42,7 +43,7 @@ def test_a_plan_names_each_host_and_changes_nothing(lab: Lab, odd_host: Callable
     assert not cache(host).exists()
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x" * (size - 10_000))
-    done = lab.run(["deploy", "--plan", "blank,bare", "shut", "bare"])
+    done = quine(lab, ["deploy", "--plan", "blank,bare", "shut", "bare"])
     assert done.stdout.decode().splitlines() == [
         "blank: send 10 kB", "bare: needs Python", "shut: cannot be deployed to",
     ]  # fmt: skip
@@ -55,8 +56,7 @@ def test_a_plan_names_each_host_and_changes_nothing(lab: Lab, odd_host: Callable
 
 
 def test_a_deployment_is_removed_and_nothing_else_is(lab: Lab, odd_host: Callable[..., Host]) -> None:
-    host = odd_host("tidy")
-    assert said(lab, "tidy")[0].startswith("tidy: deployed, ")
+    host = odd_host("tidy", bare=False)  # this build is there
     assert said(lab, "--plan", "tidy") == ["tidy: already there"]
     for name in (".part-a", ".new-a", ".old-a"):
         (cache(host) / name).mkdir()
@@ -70,7 +70,7 @@ def test_a_deployment_is_removed_and_nothing_else_is(lab: Lab, odd_host: Callabl
     assert said(lab, "--remove", "tidy") == ["tidy: nothing to remove"]
     shutil.rmtree(cache(host))
     assert said(lab, "--remove", "tidy") == ["tidy: nothing to remove"]
-    assert said(lab, "tidy")[0].startswith("tidy: deployed, ")
+    installation(host, "a" * 64)
     assert said(lab, "--remove", "tidy") == ["tidy: removed 1 installation"]
     assert not cache(host).exists(), "the empty cache goes, too"
 
@@ -106,49 +106,38 @@ def test_a_host_without_python_is_cleaned_too(lab: Lab, odd_host: Callable[..., 
     assert not old.exists()
 
 
-def test_a_path_that_cannot_be_removed_is_named(lab: Lab, odd_host: Callable[..., Host]) -> None:
+def test_nothing_is_removed_where_it_fails_or_use_cannot_be_seen(
+    lab: Lab, odd_host: Callable[..., Host]
+) -> None:
     host = odd_host("stuck", scripts={"rm": "#!/bin/sh\nexit 1\n"})
     old = installation(host, "0" * 64)
-    done = lab.run(["deploy", "--remove", "stuck"])
+    done = quine(lab, ["deploy", "--remove", "stuck"])
     assert (done.returncode, done.stdout) == (69, b"stuck: removed nothing\n")
     assert f"stuck: error: cannot be removed: ~/.cache/quine/{old.name}" in done.stderr.decode()
     assert old.exists()
-
-
-def test_nothing_is_removed_where_use_cannot_be_seen(lab: Lab, odd_host: Callable[..., Host]) -> None:
-    host = odd_host("blind", scripts={"grep": "#!/bin/sh\nexit 2\n"})
-    old = installation(host, "0" * 64)
-    done = lab.run(["deploy", "--remove", "blind"])
+    (host.base / "bin" / "rm").unlink()
+    (host.base / "bin" / "grep").write_text("#!/bin/sh\nexit 2\n")
+    (host.base / "bin" / "grep").chmod(0o755)
+    done = quine(lab, ["deploy", "--remove", "stuck"])
     assert (done.returncode, done.stdout) == (69, b"") and old.exists()
-    assert "quine: blind: error: nothing was removed: " in done.stderr.decode()
+    assert "quine: stuck: error: nothing was removed: " in done.stderr.decode()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["deploy", "--remove", ""],
-        ["deploy", ""],
-        ["deploy", "h1", ""],
-        ["hosts", ""],
-        ["hosts", "check", " "],
-    ],
-)
-def test_an_empty_name_is_no_host(lab: Lab, words: list[str]) -> None:
+def test_an_empty_name_is_no_host(lab: Lab) -> None:
     """As of an unset variable: it does not mean every host."""
-    done = lab.run(words)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == b"quine: error: WHERE is empty\nquine: hint: name a host, @tag or any\n"
+    for words in ("deploy --remove |", "deploy |", "deploy h1 |", "hosts |", "hosts check | "):
+        head, _, empty = words.partition("|")
+        done = quine(lab, [*head.split(), empty])
+        assert (done.returncode, done.stdout) == (2, b""), words
+        assert done.stderr == b"quine: error: WHERE is empty\nquine: hint: name a host, @tag or any\n", words
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--plan", "--remove", "h1"], "one of --plan, --remove"),
-        (["--remove"], "--remove needs WHERE"),
-        (["--plan", "build"], "--plan, --python and --remove are for hosts"),
-        (["--remove", "h1", "-o", "x"], "--output belongs to quine deploy build"),
-    ],
-)
-def test_a_plan_and_a_removal_do_not_mix(lab: Lab, words: list[str], text: str) -> None:
-    done = lab.run(["deploy", *words])
-    assert done.returncode == 2 and text in done.stderr.decode()
+def test_a_plan_and_a_removal_do_not_mix(lab: Lab) -> None:
+    for words, text in (
+        ("--plan --remove h1", "one of --plan, --remove"),
+        ("--remove", "--remove needs WHERE"),
+        ("--plan build", "--plan, --python and --remove are for hosts"),
+        ("--remove h1 -o x", "--output belongs to quine deploy build"),
+    ):
+        done = quine(lab, ["deploy", *words.split()])
+        assert done.returncode == 2 and text in done.stderr.decode(), words
