@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ import pytest
 
 from tests.broker.serving import BYE, Plan, said
 from tests.lab import Lab, processes
-from tests.lab.host import OTHER
+from tests.lab.host import OTHER, Host
 from tests.support.agents import call
 from tests.support.remote_agents import tapes
 from tests.support.waiting import read_until, until
@@ -40,18 +41,19 @@ pytestmark = [
 class Direct:
     """The host `d1` of a lab, with a key in a file of its own, and its provider on loopback."""
 
-    def __init__(self, lab: Lab, data: Path, of: str = "h1", **keys: object) -> None:
+    def __init__(self, lab: Lab, data: Path, provider: Provider, of: str = "h1", **keys: object) -> None:
         self.lab = lab
         self.data = data
         self.plan: Plan = {}
-        self.provider = Provider(chat, choose=self._choose)
+        self.provider = provider
         self.host = lab[of]
         self.of = of
         self.keys = keys
         self._clients = contextlib.ExitStack()
 
     def __enter__(self) -> Direct:
-        self.provider.__enter__()
+        self.provider.requests.clear()
+        self.provider.choose = self._choose
         key = self.host.home / "key"
         key.write_text(f"{KEY}\n")
         key.chmod(0o600)
@@ -60,7 +62,7 @@ class Direct:
             "QUINE_API_BASE": f"{self.provider.base}/v1",
             "QUINE_MODEL_ID": "m",
             "QUINE_API_KEY_FILE": str(key),
-            "QUINE_BROKER_IDLE": "1",
+            "QUINE_BROKER_IDLE": "60",  # the next test has the same provider
         }
         self.alias()
         self.env = {"QUINE_DATA_DIR": str(self.data)}
@@ -71,7 +73,10 @@ class Direct:
 
     def __exit__(self, *args: Any) -> None:
         self._clients.close()
-        self.provider.__exit__(*args)
+        for connection in [*self.provider._open]:  # of the broker over there, which makes another one
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        assert not self.provider.violations, "\n".join(self.provider.violations)
         (self.host.home / "key").unlink(
             missing_ok=True
         )  # the host is also other tests', who look for keys there
@@ -112,10 +117,6 @@ class Direct:
         """The node of this machine."""
         return [p.pid for p in processes.marked(self.lab.mark) if p.daemon and "--dial" not in p.argv]
 
-    def brokers(self) -> list[int]:
-        there = f"HOME={self.host.home}"
-        return [process.pid for process in processes.marked(there, brokers=True) if process.broker]
-
     def courier(self) -> int:
         """The process of the job that leads a group of its own, and whose parent has ended."""
         found = [
@@ -132,9 +133,23 @@ class Direct:
         return [path for path in self.host.home.rglob("*.jsonl") if path.is_file()]
 
 
+def brokers(host: Host) -> list[int]:
+    there = processes.marked(f"HOME={host.home}", brokers=True)
+    return [process.pid for process in there if process.broker]
+
+
+@pytest.fixture(scope="module")
+def provider(session_lab: Lab) -> Iterator[Provider]:
+    """One for all tests of this file, so that they have one broker, which takes most of a test's time to start."""
+    with Provider(chat) as made:
+        yield made
+        for pid in brokers(session_lab["h1"]):
+            processes.kill(pid)
+
+
 @pytest.fixture
-def direct(lab: Lab, tmp_path: Path) -> Iterator[Direct]:
-    with Direct(lab, tmp_path / "data") as made:
+def direct(lab: Lab, tmp_path: Path, provider: Provider) -> Iterator[Direct]:
+    with Direct(lab, tmp_path / "data", provider) as made:
         yield made
 
 
@@ -195,23 +210,13 @@ def test_a_host_without_a_key_says_so(direct: Direct) -> None:
 
 def test_what_it_is_lent_ends_it_where_the_tree_has_no_more(direct: Direct) -> None:
     """Each inference takes 110 tokens; the host gets no more than the tree has."""
-    direct.plan = {"long errand": [said("true") for _ in range(200)]}
+    direct.plan = {"long errand": [said("true") for _ in range(50)]}
     report = direct.data.parent / "report"
-    words = [
-        "--on",
-        "d1",
-        "--max-turns",
-        "0",
-        "--max-tokens",
-        "12000",
-        "--report",
-        str(report),
-        "long errand",
-    ]
+    words = ["--on", "d1", "--max-turns", "0", "--max-tokens", "3000", "--report", str(report), "long errand"]
     done = direct.lab.run(words, env=direct.env)
     assert done.returncode == 77 and b"budget" in done.stderr
     facts = json.loads(report.read_text())
-    assert 0 < facts["tokens_in"] + facts["tokens_out"] <= 12000
+    assert 0 < facts["tokens_in"] + facts["tokens_out"] <= 3000
     direct.verify()
 
 
@@ -283,9 +288,9 @@ def test_the_broker_over_there_is_killed(direct: Direct, tmp_path: Path) -> None
     (go,) = pipes(tmp_path, "go")
     direct.plan = {"errand": [said(f"echo up >&4; read x <{go}"), said("true"), BYE]}
     client = direct.up("--on", "d1", "errand")
-    brokers = direct.brokers()
-    assert brokers
-    for pid in brokers:
+    serving = brokers(direct.host)
+    assert serving
+    for pid in serving:
         os.kill(pid, signal.SIGKILL)
     go.write_text("x\n")
     assert client.wait(60) == 0
@@ -319,24 +324,10 @@ def test_a_signal_ends_it_and_its_tape_says_so(direct: Direct) -> None:
 
 def test_a_batch_of_agents(direct: Direct) -> None:
     direct.plan = {"errand": [said("echo done by $QUINE_NODE_NAME >&4"), BYE]}
-    words = [
-        "xargs",
-        "--on",
-        "d1",
-        "-k",
-        "-P2",
-        "--max-tokens",
-        "100000",
-        "errand {}",
-        ":::",
-        "1",
-        "2",
-        "3",
-        "4",
-    ]
+    words = ["xargs", "--on", "d1", "-k", "-P2", "--max-tokens", "100000", "errand {}", ":::", "1", "2", "3"]
     done = direct.lab.run(words, env=direct.env)
-    assert (done.returncode, done.stdout) == (0, b"done by d1\n" * 4), done.stderr
-    assert len(list(direct.data.rglob("*.jsonl"))) == 4
+    assert (done.returncode, done.stdout) == (0, b"done by d1\n" * 3), done.stderr
+    assert len(list(direct.data.rglob("*.jsonl"))) == 3
     assert direct.litter() == []
 
 
