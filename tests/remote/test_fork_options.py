@@ -9,8 +9,7 @@ import pytest
 
 from tests.lab import Lab
 from tests.support.agents import OK, call, says, section, sh
-from tests.support.remote_agents import environment, results, tapes
-from tests.support.remote_agents import reach as reach
+from tests.support.remote_agents import environment, results, tapes, with_rights
 
 
 @pytest.fixture
@@ -27,31 +26,25 @@ def used(line: dict[str, Any], prompt: int, reply: int = 0) -> dict[str, Any]:
 
 
 def test_variables_directory_model_and_limits(lab: Lab, data: Path) -> None:
-    """And what is of this machine, or a secret, stays here."""
+    """And what is of this machine, or a secret, stays here. Where there is no such directory nothing starts."""
     before = "export A='a b' MY_TOKEN=secret HOME=/of/this/machine; LOCAL=1"
     show = 'echo "$A|$B|$LOCAL|$MY_TOKEN|$QUINE_MODEL_ID" >&4; pwd >&4; ulimit -Hn >&4; cd; pwd >&4'
     child = {"host": "h1", "env": {"B": "2"}, "cwd": "/usr", "model": "small", "limits": {"nofile": "200"}}
     env = environment(
         lab, data,
-        says(sh(before), fork(child), match="^root"), says(OK, match="^root"),
+        says(sh(before), fork(child), match="^root"),
+        says(fork({"host": "h1", "cwd": "/no/such/place"}), match="^root"), says(OK, match="^root"),
         says(sh(show), match="^child"), says(OK, match="^child"),
     )  # fmt: skip
     done = lab.run(["root"], env=env)
     assert (done.returncode, done.stderr) == (0, b"")
     home = lab["h1"].home
-    assert section(results(data, "root")[1], "STDOUT") == f"a b|2|||\n/usr\n200\n{home}\n"
+    _, told, refused = results(data, "root")
+    assert refused.startswith("[EXIT CODE] 69\n")
+    assert "/no/such/place" in refused and "it never started" in refused
+    assert section(told, "STDOUT") == f"a b|2|||\n/usr\n200\n{home}\n"
     meta = tapes(data)["child"][0]["data"]
     assert (meta["node"], meta["model_id"]) == ("h1", "small")
-
-
-def test_a_directory_that_is_not_there(lab: Lab, data: Path) -> None:
-    env = environment(
-        lab, data, says(fork({"host": "h1", "cwd": "/no/such/place"}), match="^root"), says(OK, match="^root")
-    )
-    assert lab.run(["root"], env=env).returncode == 0
-    (result,) = results(data, "root")
-    assert result.startswith("[EXIT CODE] 69\n")
-    assert "/no/such/place" in result and "it never started" in result
 
 
 def test_turns_tokens_and_time(lab: Lab, data: Path) -> None:
@@ -73,9 +66,9 @@ def test_turns_tokens_and_time(lab: Lab, data: Path) -> None:
     assert "[TIME LEFT]" not in result
 
 
-def test_the_children_of_an_agent_over_there(reach: Lab, data: Path) -> None:
+def test_the_children_of_an_agent_over_there(lab: Lab, data: Path) -> None:
     """One beside it and one on a third host: model, variables and tokens hold, and the origin is asked for both."""
-    lab = reach
+    with_rights(lab)
     show = sh('echo "$A $QUINE_NODE_NAME" >&4')
     env = environment(
         lab, data,

@@ -112,9 +112,18 @@ def test_a_guest_that_knows_its_first_message_forks_onto_every_host(
 
 
 def test_what_is_told_of_a_host_is_data_on_one_line(fleet: Lab, data: Path) -> None:
-    env = environment(fleet, data, says(OK))
-    assert fleet.run(["look"], env=env).returncode == 0
-    message = first_message(tapes(data)["look"])
+    """And a clone on another host is told the hosts that it may use from there, or that there are none."""
+    env = environment(
+        fleet,
+        data,
+        says(call("fork", intent="on c2", host="c2", wait=True), OK, match="^look"),
+        says(call("fork", intent="on c3", host="c3", wait=True), OK, match="^on c2"),
+        says(OK, match="^on c3"),
+    )
+    done = fleet.run(["look"], env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    found = tapes(data)
+    message = first_message(found["look"])
     system = f"{os.uname().sysname} {os.uname().machine}"
     assert listed(message) == [
         {"name": "c1", "tags": ["x"], "slots": "unlimited", "system": system,
@@ -125,40 +134,23 @@ def test_what_is_told_of_a_host_is_data_on_one_line(fleet: Lab, data: Path) -> N
     ]  # fmt: skip
     assert message.count("[HOSTS]") == 3  # two lines of ours, and the words of one host within its string
     assert "`quine run --on NAME -- COMMAND`" in message and '"host" of fork' in message
-    prompt_text = tapes(data)["look"][1]["data"]["content"]
+    prompt_text = found["look"][1]["data"]["content"]
     assert "c1" not in prompt_text and "Köln" not in prompt_text
-
-
-def test_a_clone_on_another_host_is_told_what_holds_there(fleet: Lab, data: Path) -> None:
-    env = environment(
-        fleet,
-        data,
-        says(call("fork", intent="on c2", host="c2", wait=True), OK, match="^root"),
-        says(call("fork", intent="on c3", host="c3", wait=True), OK, match="^on c2"),
-        says(sh("quine hosts >&5"), OK, match="^on c3"),
-    )
-    done = fleet.run(["root"], env=env)
-    assert (done.returncode, done.stderr) == (0, b"")
-    found = tapes(data)
-    texts = [
+    on_c2, on_c3 = (
         [
             e["data"]["content"]
             for e in found[mission]
             if e["type"] == "message" and e["data"]["role"] == "user"
         ]
         for mission in ("on c2", "on c3")
-    ]
-    names = [(entry["name"], entry.get("here")) for entry in listed(texts[0][0])]
+    )
+    names = [(entry["name"], entry.get("here")) for entry in listed(on_c2[0])]
     assert names == [("c1", None), ("c2", True), ("c3", None)]
-    assert texts[1] == ["[HOSTS] On this machine you may use no other machine."]
+    assert on_c3 == ["[HOSTS] On this machine you may use no other machine."]
 
 
 def test_hosts_answers_in_every_job(fleet: Lab, data: Path) -> None:
-    """A plain job here and on a host, a command in a command, an agent's shell wherever it went, a life after exec."""
-    over_there = fleet.run(["run", "--on", "c2", "--", "quine", "hosts"])
-    lines = over_there.stdout.decode().splitlines()
-    assert (over_there.returncode, [line.split()[0] for line in lines]) == (0, ["HOST", "c1", "c2", "c3"])
-    assert "c2 (here)" in lines[2] and "Köln, 8 × A100" in lines[3] and "y,z" in lines[3]
+    """A plain job here, a command in a command, an agent's shell wherever it went, a life after exec."""
     nested = fleet.run(["run", "--on", "c2", "--", "quine", "run", "--on", "c3", "--", "quine", "hosts"])
     assert [line.split()[0] for line in nested.stdout.decode().splitlines()] == ["HOST", "c3"]
     here = fleet.run(["run", "--on", "local", "--", "sh", "-c", "unset QUINE_INVENTORY; cd /; quine hosts"])
@@ -181,7 +173,11 @@ def test_hosts_answers_in_every_job(fleet: Lab, data: Path) -> None:
         for e in lived
         if e["type"] == "tool_result" and "HOST" in e["data"]["content"] and "SYSTEM" in e["data"]["content"]
     ]
-    assert shown and shown[0].count("c1  ") == 2 and "c4" not in shown[0]
+    (told,) = shown
+    assert told.count("c1  ") == 2 and "c4" not in told
+    lines = told[told.index("HOST") :].splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["HOST", "c1", "c2", "c3"]
+    assert "c2 (here)" in lines[2] and "Köln, 8 × A100" in lines[3] and "y,z" in lines[3]
     starts = [
         e["data"]["content"]
         for e in lived

@@ -69,47 +69,40 @@ def test_an_edit_leads_the_next_job_elsewhere(origin: Origin, transport: str) ->
     assert (out, job.returncode) == (b"after\n", 0)
 
 
-def test_an_edit_that_changes_nothing_for_the_host_dials_nobody(origin: Origin) -> None:
-    origin.write("Host one\n" + origin.table("h1"))
+def test_edits_of_each_kind(origin: Origin) -> None:
+    one, two = (origin.table(host) for host in ("h1", "h2"))
+    lab, only = origin.lab, "Match originalhost one exec true\n"
+    origin.write("Host one\n" + one)
     assert origin.where() == "h1"
-    before = origin.lab["h1"].connections()
-    origin.write("# about it\nHost other\n Port 1\nHost one\n" + origin.table("h1"))
-    assert origin.where() == "h1" and origin.lab["h1"].connections() == before
-
-
-def test_a_file_that_comes_to_be_included(origin: Origin) -> None:
+    # nobody is dialled where nothing changes for the host
+    before = lab["h1"].connections()
+    origin.write("# about it\nHost other\n Port 1\nHost one\n" + one)
+    assert origin.where() == "h1" and lab["h1"].connections() == before
+    # a file that comes to be included
     (origin.ssh / "conf.d").mkdir(exist_ok=True)
-    origin.write(f"Include {origin.ssh}/conf.d/*\nHost one\n" + origin.table("h1"))
+    origin.write(f"Include {origin.ssh}/conf.d/*\nHost one\n" + one)
     assert origin.where() == "h1"
-    origin.write("Host one\n" + origin.table("h2"), "conf.d/new")
+    origin.write("Host one\n" + two, "conf.d/new")
     try:
         assert origin.where() == "h2"
     finally:
         (origin.ssh / "conf.d" / "new").unlink()
         (origin.ssh / "conf.d").rmdir()
-
-
-def test_a_jump_host_that_moves(origin: Origin) -> None:
-    one = "Host one\n" + origin.table("h1", " ProxyJump hop\n")
-    origin.write(one + "Host hop\n" + origin.table("h2"))
+    # a jump host that moves
+    by_hop = "Host one\n" + origin.table("h1", " ProxyJump hop\n")
+    origin.write(by_hop + "Host hop\n" + two)
     assert origin.where() == "h1"
-    before = origin.lab["h3"].connections()
-    origin.write(one + "Host hop\n" + origin.table("h3"))
-    assert origin.where() == "h1" and origin.lab["h3"].connections() == before + 1
-
-
-def test_an_edit_inside_what_a_command_decides(origin: Origin) -> None:
-    origin.write("Match originalhost one exec true\n" + origin.table("h1"))
+    before = lab["h3"].connections()
+    origin.write(by_hop + "Host hop\n" + origin.table("h3"))
+    assert origin.where() == "h1" and lab["h3"].connections() == before + 1
+    # within what a command decides
+    origin.write(only + one)
     assert origin.where() == "h1"
-    origin.write("Match originalhost one exec true\n" + origin.table("h2"))
+    origin.write(only + two)
     assert origin.where() == "h2"
-
-
-def test_a_configuration_that_becomes_wrong_is_said_to_be(origin: Origin) -> None:
-    origin.write("Host one\n" + origin.table("h1"))
-    assert origin.where() == "h1"
+    # one that makes the configuration wrong
     (origin.ssh / "config").chmod(0o666)
-    done = origin.lab.run(["run", "--on", "one", "--", "true"])
+    done = lab.run(["run", "--on", "one", "--", "true"])
     assert done.returncode == 69 and b"bad permissions of" in done.stderr
 
 

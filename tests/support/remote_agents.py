@@ -42,12 +42,18 @@ def warm(lab: Lab, *hosts: str) -> None:
     assert [each.wait(120) for each in first] == [0] * len(hosts)
 
 
-@pytest.fixture
-def reach(lab: Lab) -> Lab:
+def with_rights(lab: Lab) -> Lab:
     """b1 may fork to b2, b2 to hosts with the tag c, b3 and b4 nowhere. b4 is h1 again."""
     lab.alias("b4", "h1", tags=["d"])
     lab.alias("b3", "h3", tags=["c"])
     lab.alias("b2", "h2", may_fork=["@c"])
     lab.alias("b1", "h1", may_fork=["b2"])
+    return lab
+
+
+@pytest.fixture
+def reach(lab: Lab) -> Lab:
+    """The hosts of `with_rights`, each with a link."""
+    with_rights(lab)
     warm(lab, "b1", "b2", "b3", "b4")
     return lab
