@@ -268,7 +268,7 @@ def test_a_request_that_is_cut_in_the_middle(
 def test_a_slow_reader_while_the_link_is_cut(lab: Lab, through: Callable[..., str]) -> None:
     """Both ends read slowly while each sends a stream of its own: bytes wait in the windows when the cut comes."""
     host, proxy = through("h1"), lab["h1"].proxy
-    size = 256 * BLOCK if LONG else 64 * BLOCK
+    size = 256 * BLOCK if LONG else 32 * BLOCK
     far = [PYTHON, Path(breaks.__file__), SEEDS[0], SEEDS[1], size]
     cuts = 0
 
@@ -287,7 +287,7 @@ def test_a_slow_reader_while_the_link_is_cut(lab: Lab, through: Callable[..., st
 def test_many_jobs_share_what_breaks(lab: Lab, through: Callable[..., str]) -> None:
     """Each waits for its own word when the cut comes, and each gets its own."""
     host, proxy = through("h1"), lab["h1"].proxy
-    count = CUTS or 20
+    count = CUTS or 10
     script = "echo up; read word; echo $word $0; exit $0"
     with contextlib.ExitStack() as stack:
         jobs = [
@@ -298,7 +298,7 @@ def test_many_jobs_share_what_breaks(lab: Lab, through: Callable[..., str]) -> N
             assert job.stdout and job.stdout.readline() == b"up\n"
         for number, job in enumerate(jobs):
             assert job.stdin
-            if number % 5 == 0:
+            if number % 3 == 0:
                 proxy.cut()
             job.stdin.write(f"word{number}\n".encode())
             job.stdin.flush()

@@ -16,6 +16,7 @@ from tests.lab.host import Host
 from tests.lab.lab import SSH_CONFIG
 from tests.lab.machine import make_key
 from tests.support.agents import OK, says, sh
+from tests.support.forked import quine
 from tests.support.remote_agents import environment, results
 from tests.support.waiting import until
 
@@ -26,7 +27,11 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(params=["openssh", "command"])
 def far(lab: Lab, request: pytest.FixtureRequest) -> tuple[str, Breaker]:
     """The name of h1 by another carrier, and a function that breaks the link to it."""
-    if request.param == "openssh":
+    return by(lab, request.param)
+
+
+def by(lab: Lab, carrier: str) -> tuple[str, Breaker]:
+    if carrier == "openssh":
         name = lab.alias("far", "h1", lab["h1"].proxy, transport="openssh", lease=60)
         return name, lambda: until(lab["h1"].proxy.cut, "there is a connection to cut")
     name = lab.by_command("far", "h1", lease=60)
@@ -48,7 +53,7 @@ def on(name: str, *words: str, options: tuple[str, ...] = ()) -> list[str]:
 
 def test_streams_and_statuses(lab: Lab, far: tuple[str, Breaker]) -> None:
     name, _ = far
-    data = os.urandom(8_000_000)
+    data = os.urandom(2_000_000)
     done = lab.run(on(name, "sh", "-c", "cat; echo err >&2; exit 3"), input=data)
     assert (done.returncode, done.stdout == data, done.stderr) == (3, True, b"err\n")
     done = lab.run(on(name, "sh", "-c", "kill -USR1 $$"))
@@ -76,8 +81,9 @@ def test_a_link_that_breaks(lab: Lab, far: tuple[str, Breaker]) -> None:
         assert client.wait(60) == 4
 
 
-def test_files_requests_and_detached_jobs(lab: Lab, far: tuple[str, Breaker], tmp_path: Path) -> None:
-    name, _ = far
+def test_files_requests_and_detached_jobs(lab: Lab, tmp_path: Path) -> None:
+    """By one of the carriers: above the link nothing knows which one it is."""
+    name, _ = by(lab, "command")
     data = os.urandom(100_000)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a").write_bytes(data)
@@ -96,9 +102,9 @@ def test_files_requests_and_detached_jobs(lab: Lab, far: tuple[str, Breaker], tm
     assert lab.run(["logs", job], check=True).stdout == b"there\n"
 
 
-def test_an_agent(lab: Lab, far: tuple[str, Breaker], tmp_path: Path) -> None:
+def test_an_agent(lab: Lab, tmp_path: Path) -> None:
     """It infers and records at its origin; the link breaks between two of its inferences."""
-    name, break_it = far
+    name, break_it = by(lab, "openssh")
     data = tmp_path / "data"
     env = environment(
         lab, data,
@@ -153,7 +159,7 @@ def test_a_first_deployment(lab: Lab, odd_host: Callable[..., Host], far: tuple[
 
 
 def refused(lab: Lab, name: str) -> str:
-    done = lab.run(["deploy", name])
+    done = quine(lab, ["deploy", name])
     assert (done.returncode, done.stdout) == (69, b""), done
     error, hint = done.stderr.decode().splitlines()
     assert error.startswith(f"quine: {name}: error: ") and hint.startswith(f"quine: {name}: hint: ")

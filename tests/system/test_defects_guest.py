@@ -113,10 +113,9 @@ def test_defect_13_an_interrupt_is_for_what_runs(agents: Agents, provider: Provi
     assert [result[:15].splitlines()[0] for result in agents.results()][-2] == "[EXIT CODE] 130"
 
 
-@pytest.mark.parametrize("after", ["sh", "fork"])
-def test_defect_13_an_interrupt_ends_who_only_waits(agents: Agents, provider: Provider, after: str) -> None:
+def test_defect_13_an_interrupt_ends_who_only_waits(agents: Agents, provider: Provider) -> None:
     """As soon as there is a shell, SIGINT never ends the agent, whatever it does."""
-    provider.plan = [*having(after), Silent(Said("let me"))]
+    provider.plan = [*having("fork"), Silent(Said("let me"))]
     with agents.start("work", env=at(provider)) as process:
         assert provider.silent.wait(120)
         process.send_signal(signal.SIGINT)
@@ -125,33 +124,26 @@ def test_defect_13_an_interrupt_ends_who_only_waits(agents: Agents, provider: Pr
     assert agents.outcome()["exit_code"] == 130
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
+def test_defect_14_what_passes_is_not_taken_for_a_full_context(agents: Agents, provider: Provider) -> None:
+    """Any error with "context" or "overloaded" in its text ends the life as if its context were full."""
+    provider.plan = [
         Fault(529, "overloaded", {"retry-after-ms": "1"}, "Overloaded: too many tokens in flight"),
         Fault(500, "server", {"retry-after-ms": "1"}, "context deadline exceeded"),
         Fault(429, "rate", {"Retry-After": "0.01"}, "tokens per minute exceeded for this context"),
-    ],
-    ids=["overloaded", "deadline", "rate"],
-)
-def test_defect_14_what_passes_is_not_taken_for_a_full_context(
-    agents: Agents, provider: Provider, trouble: Fault
-) -> None:
-    """Any error with "context" or "overloaded" in its text ends the life as if its context were full."""
-    provider.plan = [trouble, DONE]
+        DONE,
+    ]
     done = agents.run(env=at(provider))
     assert (done.returncode, done.stderr) == (0, b"")
-    assert len(provider.bodies) == 2
+    assert len(provider.bodies) == 4
 
 
 @pytest.mark.parametrize(
     ("trouble", "code"),
     [
         (Fault(400, "bad", message="unknown field in the context of this request"), 1),
-        (Fault(422, "bad", message="bad tool"), 1),
         (Fault(429, "rate", {"Retry-After": "3600"}), 75),
     ],
-    ids=["400", "422", "retry after an hour"],
+    ids=["400", "retry after an hour"],
 )
 def test_defect_14_what_cannot_help_is_not_tried_again(
     agents: Agents, provider: Provider, trouble: Fault, code: int
@@ -219,12 +211,15 @@ def test_defect_17_saved_material_is_still_there_after_exec(agents: Agents) -> N
     assert first == second == f"Material was saved to the file {saved}."
 
 
-@pytest.mark.parametrize("key", ["a=b", "a\0b", "a\nb", "", "1a", "ä", "a-b"])
-def test_defect_18_a_key_of_wisdom_is_a_name(agents: Agents, key: str) -> None:
+def test_defect_18_a_key_of_wisdom_is_a_name(agents: Agents) -> None:
     """Keys of wisdom are not checked: `=` and NUL break the environment of the next life."""
-    done = agents.run(says(call("exec", wisdom={key: "1"})), says(sh("echo alive >&4")), says(OK))
+    keys = ["a=b", "a\0b", "a\nb", "", "1a", "ä", "a-b"]
+    done = agents.run(
+        *(says(call("exec", wisdom={key: "1"})) for key in keys), says(sh("echo alive >&4")), says(OK)
+    )
     assert done.stdout == b"alive\n"
-    assert "Bad call: " in agents.results()[0]
+    bad = ["Bad call: " in result for result in agents.results()[: len(keys)]]
+    assert dict(zip(keys, bad, strict=True)) == dict.fromkeys(keys, True)
 
 
 def test_defect_18_wisdom_cannot_forge_a_mission(agents: Agents) -> None:

@@ -105,7 +105,7 @@ def test_a_link_that_came_back_ends_no_job_at_its_lease() -> None:
 
 # -- real nodes --------------------------------------------------------------------------------------
 
-SHORT = (10, 64 * KiB, 65 * KiB, 100 * KiB, 200 * KiB, 1024 * KiB)
+SHORT = (10, 65 * KiB, 200 * KiB, 1024 * KiB)
 LONG = tuple(range(32 * KiB, 1024 * KiB, 33 * KiB))
 # A command that waits for a file, says so many bytes, and ends with 0.
 LATER = """import os, sys, time
