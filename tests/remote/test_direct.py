@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from tests.broker.serving import BYE, Plan, said
 from tests.lab import Lab, processes
 from tests.lab.host import OTHER, Host
 from tests.support.agents import call
+from tests.support.provider import reused
 from tests.support.remote_agents import tapes
 from tests.support.waiting import read_until, until
 from tests.vendors import chat
@@ -52,7 +52,7 @@ class Direct:
         self._clients = contextlib.ExitStack()
 
     def __enter__(self) -> Direct:
-        self.provider.requests.clear()
+        self._clients.enter_context(reused(self.provider))
         self.provider.choose = self._choose
         key = self.host.home / "key"
         key.write_text(f"{KEY}\n")
@@ -72,11 +72,7 @@ class Direct:
         self.lab.alias("d1", self.of, inference="direct", env=self.there, **self.keys)
 
     def __exit__(self, *args: Any) -> None:
-        self._clients.close()
-        for connection in [*self.provider._open]:  # of the broker over there, which makes another one
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        assert not self.provider.violations, "\n".join(self.provider.violations)
+        self._clients.__exit__(*args)
         (self.host.home / "key").unlink(
             missing_ok=True
         )  # the host is also other tests', who look for keys there

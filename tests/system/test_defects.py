@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.agents import OK, QUINE, Agents, call, left, says, section, sh
+from tests.support.provider import reused
 from tests.vendors import chat
 from tests.vendors.server import KEY, Provider, Said, Silent
 
@@ -27,10 +28,16 @@ def agents(tmp_path: Path) -> Agents:
     return Agents(tmp_path)
 
 
-@pytest.fixture
-def provider() -> Iterator[Provider]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Provider]:
     with Provider(chat) as made:
         yield made
+
+
+@pytest.fixture
+def provider(server: Provider) -> Iterator[Provider]:
+    with reused(server) as provider:
+        yield provider
 
 
 def at(provider: Provider) -> dict[str, str]:

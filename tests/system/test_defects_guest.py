@@ -19,6 +19,7 @@ from quine.base.messages import Request
 from quine.providers.dialects.chat import ChatDialect
 from quine.tape.lines import message_of
 from tests.support.agents import OK, Agents, call, says, section, sh, until
+from tests.support.provider import reused
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said, Silent
 
@@ -31,10 +32,16 @@ def agents(tmp_path: Path) -> Agents:
     return Agents(tmp_path)
 
 
-@pytest.fixture
-def provider() -> Iterator[Provider]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Provider]:
     with Provider(chat) as made:
         yield made
+
+
+@pytest.fixture
+def provider(server: Provider) -> Iterator[Provider]:
+    with reused(server) as provider:
+        yield provider
 
 
 def at(provider: Provider) -> dict[str, str]:
@@ -145,12 +152,10 @@ def test_defect_14_what_passes_is_not_taken_for_a_full_context(agents: Agents, p
     ],
     ids=["400", "retry after an hour"],
 )
-def test_defect_14_what_cannot_help_is_not_tried_again(
-    agents: Agents, provider: Provider, trouble: Fault, code: int
-) -> None:
+def test_defect_14_what_cannot_help_is_not_tried_again(agents: Agents, trouble: Fault, code: int) -> None:
     """Bad requests are sent again, and Retry-After is not looked at."""
-    provider.plan = [trouble]
-    done = agents.run(env=at(provider))
+    with Provider(chat, trouble) as provider:
+        done = agents.run(env=at(provider))
     assert done.returncode == code
     assert len(provider.bodies) == 1
     assert agents.outcome()["termination_mode"] == "error"
