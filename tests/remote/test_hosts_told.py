@@ -61,7 +61,6 @@ def fleet(lab: Lab) -> Iterator[Lab]:
     before = lab.inventory
     lab.inventory = alone
     try:
-        warm(lab, "c1", "c2", "c3", "c4")
         yield lab
     finally:
         lab.inventory = before
@@ -113,6 +112,7 @@ def test_a_guest_that_knows_its_first_message_forks_onto_every_host(
 
 def test_what_is_told_of_a_host_is_data_on_one_line(fleet: Lab, data: Path) -> None:
     """And a clone on another host is told the hosts that it may use from there, or that there are none."""
+    warm(fleet, "c1", "c2", "c3", "c4")  # the system of a host is known once it was dialled
     env = environment(
         fleet,
         data,

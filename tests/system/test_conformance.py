@@ -60,22 +60,29 @@ def test_without_a_mission_nothing_begins(agents: Agents) -> None:
         assert not agents.data.exists(), words
 
 
-def test_binary_option_without_material(agents: Agents) -> None:
-    agents.run(says(OK), options=["-b"], input=b"")
-    assert agents.tape()[2]["data"]["content"].startswith("There is no material")
-    assert not list(agents.data.glob("stdin-*"))
-
-
 def test_material_reaches_the_guest_by_its_own_reading_alone(agents: Agents) -> None:
     agents.run(says(sh("cat <&3")), says(OK), input=b"canary-in-the-material")
     told = [json.dumps(entry["data"]) for entry in agents.tape()]
     assert [number for number, text in enumerate(told) if "canary" in text] == [4]
 
 
-def test_the_prompt_describes_the_world(agents: Agents) -> None:
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Agents:
+    """An agent whose tape shows what each one has."""
+    agents = Agents(tmp_path_factory.mktemp("usual"))
+    agents.run(
+        {**says(sh("true"), text="so"), "usage": {"input": 7, "output": 5}},
+        says(sh("cut -d' ' -f5 /proc/$$/stat /proc/$PPID/stat; echo $$")),
+        says(sh("(exit 9) & pid=$!; f() { echo f$1; }"), sh("wait $pid; echo $?; f 1"), sh("(exit 7)")),
+        says(OK),
+        env={"FOO": "x"},
+    )
+    return agents
+
+
+def test_the_prompt_describes_the_world(usual: Agents) -> None:
     """All placeholders are filled; channels, tools, the ends of a life and delegation are described."""
-    agents.run(says(OK))
-    prompt = agents.tape()[1]["data"]["content"]
+    prompt = usual.tape()[1]["data"]["content"]
     assert not re.search(r"\{[A-Z_]+\}", prompt)
     for told in (
         "descriptor 3", "descriptor 4", "descriptor 5", "exit status", "`sh`", "`fork`", "`exec`", "`exit`",
@@ -86,9 +93,48 @@ def test_the_prompt_describes_the_world(agents: Agents) -> None:
         assert told in prompt, told
 
 
-def test_no_limit_is_told_as_such(agents: Agents) -> None:
-    agents.run(says(OK), options=["--max-turns", "0"])
-    assert "Turns: unlimited." in agents.tape()[2]["data"]["content"]
+def test_a_status_other_than_zero_is_an_error(usual: Agents) -> None:
+    errors = [e["data"]["is_error"] for e in usual.tape() if e["type"] == "tool_result"]
+    assert errors == [False, False, False, False, True]
+
+
+def test_the_shell_is_a_group_of_its_own_and_remembers(usual: Agents) -> None:
+    _, first, _, fourth, _ = usual.results()
+    shell, agent, pid = section(first, "STDOUT").split()
+    assert shell == pid != agent
+    assert section(fourth, "STDOUT") == "9\nf1\n"
+
+
+def test_the_fields_of_the_tape(usual: Agents) -> None:
+    """Those of the reference; more may follow."""
+    wanted = {
+        "meta": {"session_id", "parent_session_id", "depth", "model_id", "created_at"},
+        "message": {"role", "content", "timestamp"},
+        "tool_result": {"tool_id", "content", "is_error"},
+        "outcome": {
+            "exit_code", "stderr", "duration_ms", "tokens_in", "tokens_out", "turn_count", "termination_mode",
+        },
+    }  # fmt: skip
+    for entry in usual.tape():
+        assert wanted[entry["type"]] <= entry["data"].keys()
+    outcome = usual.outcome()
+    assert [outcome[k] for k in ("tokens_in", "tokens_out", "turn_count", "exit_code")] == [7, 5, 5, 0]
+    asked, answer = usual.tape()[3]["data"]["tool_calls"][0], usual.tape()[4]["data"]
+    assert asked["id"] == answer["tool_id"]
+
+
+def test_the_defaults_of_the_reference(usual: Agents) -> None:
+    limits = usual.tape()[0]["data"]["limits"]
+    wanted = {"turns": 20, "depth": 5, "agents": 10, "concurrent": 20, "sh_timeout": 600.0, "truncate": 20480}
+    assert {**limits, **wanted, "window": 128000} == limits
+
+
+def test_neither_a_limit_nor_material(agents: Agents) -> None:
+    """No limit of turns is told as such; `-b` saves no file where there is nothing to save."""
+    agents.run(says(OK), options=["-b", "--max-turns", "0"], input=b"")
+    told = agents.tape()[2]["data"]["content"]
+    assert "Turns: unlimited." in told and told.startswith("There is no material")
+    assert not list(agents.data.glob("stdin-*"))
 
 
 def test_what_is_inherited(agents: Agents) -> None:
@@ -183,27 +229,10 @@ def test_a_small_limit_of_file_sizes_is_no_defect(agents: Agents) -> None:
 # -- sh --------------------------------------------------------------------------------------------
 
 
-def test_a_status_other_than_zero_is_an_error(agents: Agents) -> None:
-    agents.run(says(sh("true"), sh("(exit 7)")), says(OK))
-    assert [e["data"]["is_error"] for e in agents.tape() if e["type"] == "tool_result"] == [False, True]
-
-
 def test_the_shell_is_the_users_choice(agents: Agents) -> None:
     agents.run(says(sh("echo ${BASH_VERSION:+bash}")), says(OK), env={"QUINE_SHELL": "/bin/bash"})
     assert section(agents.results()[0], "STDOUT") == "bash\n"
     assert "/bin/bash" in agents.tape()[1]["data"]["content"]
-
-
-def test_the_shell_is_a_group_of_its_own_and_remembers(agents: Agents) -> None:
-    agents.run(
-        says(sh("cut -d' ' -f5 /proc/$$/stat /proc/$PPID/stat; echo $$")),
-        says(sh("(exit 9) & pid=$!; f() { echo f$1; }"), sh("wait $pid; echo $?; f 1")),
-        says(OK),
-    )
-    first, _, third = agents.results()
-    shell, agent, pid = section(first, "STDOUT").split()
-    assert shell == pid != agent
-    assert section(third, "STDOUT") == "9\nf1\n"
 
 
 def test_every_command_has_a_time_limit(agents: Agents) -> None:
@@ -278,34 +307,6 @@ def test_who_waits_holds_no_place_of_an_inference(agents: Agents) -> None:
     )  # fmt: skip
     assert done.returncode == 0
     assert len(agents.tapes()) == 5
-
-
-def test_the_fields_of_the_tape(agents: Agents) -> None:
-    """Those of the reference; more may follow."""
-    agents.run(
-        {**says(sh("true"), text="so"), "usage": {"input": 7, "output": 5}}, says(OK), env={"FOO": "x"}
-    )
-    wanted = {
-        "meta": {"session_id", "parent_session_id", "depth", "model_id", "created_at"},
-        "message": {"role", "content", "timestamp"},
-        "tool_result": {"tool_id", "content", "is_error"},
-        "outcome": {
-            "exit_code", "stderr", "duration_ms", "tokens_in", "tokens_out", "turn_count", "termination_mode",
-        },
-    }  # fmt: skip
-    for entry in agents.tape():
-        assert wanted[entry["type"]] <= entry["data"].keys()
-    outcome = agents.outcome()
-    assert [outcome[k] for k in ("tokens_in", "tokens_out", "turn_count", "exit_code")] == [7, 5, 1, 0]
-    asked, answer = agents.tape()[3]["data"]["tool_calls"][0], agents.tape()[4]["data"]
-    assert asked["id"] == answer["tool_id"]
-
-
-def test_the_defaults_of_the_reference(agents: Agents) -> None:
-    agents.run(says(OK))
-    limits = agents.tape()[0]["data"]["limits"]
-    wanted = {"turns": 20, "depth": 5, "agents": 10, "concurrent": 20, "sh_timeout": 600.0, "truncate": 20480}
-    assert {**limits, **wanted, "window": 128000} == limits
 
 
 def test_a_tape_that_cannot_be_written_ends_the_agent(agents: Agents) -> None:

@@ -49,15 +49,6 @@ def guest(lab: Lab, tmp_path: Path, command: str) -> dict[str, str]:
     return {**script, "QUINE_DATA_DIR": str(tmp_path / "data"), **SHOWN}
 
 
-def test_the_proxy_of_an_agent_elsewhere(lab: Lab, tmp_path: Path, go: Path) -> None:
-    env = guest(lab, tmp_path, f"touch {tmp_path}/there; read x <{go}")
-    with started(lab, ["--on", "h1", "work"], env) as proxy:
-        wait_for(tmp_path / "there")
-        assert showing(lab) == []
-        go.write_text("\n")
-        assert proxy.wait(120) == 0
-
-
 @pytest.mark.parametrize("where", [[], ["--on", "h1"]], ids=["here", "elsewhere"])
 def test_what_keeps_a_detached_agent_and_who_waits_for_it(
     lab: Lab, tmp_path: Path, go: Path, where: list[str]
@@ -72,13 +63,21 @@ def test_what_keeps_a_detached_agent_and_who_waits_for_it(
         assert (waiting.wait(120), attached.wait(120)) == (0, 0)
 
 
-def test_the_client_of_a_command_elsewhere(lab: Lab, tmp_path: Path, go: Path) -> None:
-    command = ["sh", "-c", f"touch {tmp_path}/there; read x <{go}"]
-    with started(lab, ["run", "--on", "h1", "--", *command], KEYS) as client:
+def test_the_proxy_of_an_agent_and_the_client_of_a_command_elsewhere(
+    lab: Lab, tmp_path: Path, go: Path
+) -> None:
+    env = guest(lab, tmp_path, f"touch {tmp_path}/there; read x <{go}")
+    command = ["sh", "-c", f"touch {tmp_path}/too; read x <{go}"]
+    with (
+        started(lab, ["--on", "h1", "work"], env) as proxy,
+        started(lab, ["run", "--on", "h1", "--", *command], KEYS) as client,
+    ):
         wait_for(tmp_path / "there")
+        wait_for(tmp_path / "too")
         assert showing(lab) == []
-        go.write_text("\n")
-        assert client.wait(120) == 0
+        with open(go, "w") as gate:
+            gate.write("\n\n")
+        assert (proxy.wait(120), client.wait(120)) == (0, 0)
 
 
 def test_what_is_no_longer_shown_is_still_passed_on() -> None:

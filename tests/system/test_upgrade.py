@@ -136,25 +136,8 @@ def test_an_attached_job_runs_on(lab: Lab, upgraded: Quine, where: str) -> None:
         assert (job.returncode, out) == (0, b"two\n")
 
 
-@pytest.mark.parametrize("where", ["h1", ""])
-def test_jobs_are_killed(lab: Lab, upgraded: Quine, where: str) -> None:
-    """A detached one, and then an attached one that is found without its host being named."""
-    job = detached(lab, where, "--", "sleep", "1000")
-    assert upgraded("kill", *flags(where), job).returncode == 0
-    waited = upgraded("wait", *flags(where), job)
-    assert waited.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), waited
-    assert job not in facts(upgraded("ps", *flags(where), "--json"))
-    with echoing(lab, where) as attached:
-        listed = facts(upgraded("ps", "--json"))
-        (number,) = (name for name, fact in listed.items() if fact["mission"] == "cat")
-        assert upgraded("wait", "--timeout", "0.01", number).returncode == 124
-        assert upgraded("kill", number).returncode == 0
-        attached.communicate(timeout=TIMEOUT)
-        assert attached.returncode == -signal.SIGTERM
-
-
-def test_each_build_has_a_node_of_its_own(lab: Lab, upgraded: Quine) -> None:
-    """`quine node` tells of the one, and stops that one alone."""
+def test_two_builds_side_by_side(lab: Lab, upgraded: Quine) -> None:
+    """`quine node` tells of its own build's node and stops that one alone; jobs of the older build can be killed."""
     builds = [lab.run(["--version"]).stdout, upgraded("--version").stdout]
     assert all(builds) and builds[0] != builds[1]
     lab.run(["run", "--on", "local", "--", "true"], check=True)
@@ -165,6 +148,19 @@ def test_each_build_has_a_node_of_its_own(lab: Lab, upgraded: Quine) -> None:
     assert json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)["pid"] == older["pid"]
     refused = upgraded("node", "--stop")
     assert refused.returncode == 1 and b"no node of this build runs here" in refused.stderr
+    for where in ("h1", ""):
+        job = detached(lab, where, "--", "sleep", "1000")
+        assert upgraded("kill", *flags(where), job).returncode == 0, where
+        waited = upgraded("wait", *flags(where), job)
+        assert waited.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), (where, waited)
+        assert job not in facts(upgraded("ps", *flags(where), "--json")), where
+        with echoing(lab, where) as attached:  # its host is not named
+            listed = facts(upgraded("ps", "--json"))
+            (number,) = (name for name, fact in listed.items() if fact["mission"] == "cat")
+            assert upgraded("wait", "--timeout", "0.01", number).returncode == 124, where
+            assert upgraded("kill", number).returncode == 0, where
+            attached.communicate(timeout=TIMEOUT)
+            assert attached.returncode == -signal.SIGTERM, where
 
 
 @pytest.mark.long
