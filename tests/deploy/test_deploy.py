@@ -90,7 +90,7 @@ def refused_by_all(lab: Lab, host: str) -> str:
 
 
 def nothing_is_there(host: Host) -> None:
-    assert processes.wait_none(host.processes, 30) == []
+    assert processes.wait_none(host.processes, 60) == []
     assert installations(host) == []
 
 
@@ -127,7 +127,7 @@ def test_twice_is_once(fresh: Lab) -> None:
     assert sorted(os.listdir(folder)) == ["lib", "quine", "quine.pyz"]
     assert folder.stat().st_mode & 0o077 == 0
     # the shell that its connection had may be about to end
-    assert processes.wait_none(fresh["h1"].processes, 30) == [], "deploy starts nothing"
+    assert processes.wait_none(fresh["h1"].processes, 60) == [], "deploy starts nothing"
 
 
 @pytest.mark.long
@@ -223,7 +223,7 @@ def test_what_a_killed_deployer_left_is_no_harm(fresh: Lab) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stderr.close()
-        left = processes.wait_none(fresh["h1"].processes, 30)
+        left = processes.wait_none(fresh["h1"].processes, 60)
         assert left == [], "the installer ends with its connection"
         kept = installations(fresh["h1"])
     finally:
@@ -647,6 +647,7 @@ def test_shell_that_runs_nothing(lab: Lab, odd_host: Callable[..., Host]) -> Non
     nothing_is_there(host)
 
 
+@pytest.mark.clock  # half a second is enough to get to the host
 def test_a_line_that_goes_dead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = lab["h1"].proxy
     lab.alias("dead", of="h1", via=proxy)

@@ -228,6 +228,7 @@ def test_a_second_name_of_an_old_python_is_started_too(binary: Binary, tmp_path:
     assert found(tmp_path, binary) == ((3, 12), f"{tmp_path}/bin/python3.12")
 
 
+@pytest.mark.clock  # the other one has a second to answer
 def test_a_python_that_hangs_is_passed_over(
     binary: Binary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,7 +92,7 @@ def test_what_an_agent_was_told_goes_to_its_tape_with_the_next_inference(lab: La
             cwd=lab.home,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=60,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         assert re.findall("^request (.*)$", done.stderr.decode(), re.MULTILINE) == asked

@@ -15,7 +15,7 @@ from tests.lab import Lab
 from tests.support.agents import OK, call, says, sh
 from tests.support.forked import quine
 from tests.support.remote_agents import environment, results, tapes, warm
-from tests.support.waiting import read_until
+from tests.support.waiting import read_until, until
 
 NONE, SOME = "^\\{\\}$", "."
 
@@ -137,8 +137,11 @@ def test_what_is_not_known_of_a_child_that_moved_is_told(lab: Lab, data: Path) -
         says(MOVE, match="^child", wisdom=NONE), there,
     )  # fmt: skip
     process = lab.popen(["root"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while not any(len(life) > 3 and life[0]["data"]["node"] == "h1" for life in lives(data)):
-        assert process.poll() is None
+    until(
+        lambda: any(len(life) > 3 and life[0]["data"]["node"] == "h1" for life in lives(data)),
+        "it lives there",
+    )
+    assert process.poll() is None
     lab["h1"].kill_processes()
     assert process.wait(120) == 0
     process.communicate()
@@ -173,8 +176,10 @@ def test_a_signal_while_the_host_is_dialled_ends_the_old_life(lab: Lab, data: Pa
     assert process.stdout
     read_until(process.stdout.fileno(), b"up\n")
     logs = Path(lab.env["XDG_RUNTIME_DIR"])
-    while not any(": to mute\n" in log.read_text() for log in logs.glob("quine-*/*.log")):
-        assert process.poll() is None
+    until(
+        lambda: any(": to mute\n" in log.read_text() for log in logs.glob("quine-*/*.log")), "it is dialled"
+    )
+    assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == -signal.SIGTERM
     process.communicate()
