@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
 
@@ -54,27 +55,37 @@ def origin(lab: Lab) -> Iterator[Origin]:
     quine(lab, ["node", "--stop"])
 
 
-@pytest.mark.parametrize("transport", ["ssh", "openssh"])
-def test_an_edit_leads_the_next_job_elsewhere(origin: Origin, transport: str) -> None:
-    lab = origin.lab
-    lab.alias("one", "h1", address=None, port=None, user=None, identity=None, transport=transport)
-    origin.write("Host one\n" + origin.table("h1"))
+@contextmanager
+def running(lab: Lab) -> Iterator[None]:
+    """A job on `one` that has begun before the edits within, and ends as if there had been none."""
     job = lab.popen(["run", "--on", "one", "--", "cat"], stdin=PIPE, stdout=PIPE)
     assert job.stdin and job.stdout
     job.stdin.write(b"before\n")
     job.stdin.flush()
     assert job.stdout.readline() == b"before\n"
-    origin.write("Host one\n" + origin.table("h2"))
-    assert origin.where() == "h2"
+    yield
     out, _ = job.communicate(b"after\n")
     assert (out, job.returncode) == (b"after\n", 0)
+
+
+def test_an_edit_leads_the_next_job_elsewhere_by_the_program_ssh(origin: Origin) -> None:
+    lab = origin.lab
+    lab.alias("one", "h1", address=None, port=None, user=None, identity=None, transport="openssh")
+    origin.write("Host one\n" + origin.table("h1"))
+    with running(lab):
+        origin.write("Host one\n" + origin.table("h2"))
+        assert origin.where() == "h2"
 
 
 def test_edits_of_each_kind(origin: Origin) -> None:
     one, two = (origin.table(host) for host in ("h1", "h2"))
     lab, only = origin.lab, "Match originalhost one exec true\n"
     origin.write("Host one\n" + one)
-    assert origin.where() == "h1"
+    with running(lab):
+        origin.write("Host one\n" + two)
+        assert origin.where() == "h2"
+        origin.write("Host one\n" + one)
+        assert origin.where() == "h1"
     # nobody is dialled where nothing changes for the host
     before = lab["h1"].connections()
     origin.write("# about it\nHost other\n Port 1\nHost one\n" + one)
