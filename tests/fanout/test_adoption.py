@@ -125,9 +125,8 @@ def test_what_has_ended_meanwhile_is_taken_over_too(lab: Lab, tmp_path: Path) ->
 
 @pytest.mark.parametrize("where", ["local", "h1,h2"])
 def test_with_the_node_of_this_machine_its_own_jobs_are_lost_and_no_others(
-    own_lab: Callable[..., Lab], tmp_path: Path, where: str
+    lab: Lab, tmp_path: Path, where: str
 ) -> None:
-    lab = own_lab(("h1", "h2"), lease=60)
     batch = Killed(lab, tmp_path, "--on", where)
     kill(only_node(lab.processes).pid)
     if where == "local":
@@ -144,10 +143,7 @@ def test_with_the_node_of_this_machine_its_own_jobs_are_lost_and_no_others(
     assert batch.ran() == [*"01234567"]
 
 
-def test_with_the_node_of_a_host_its_jobs_are_lost_or_repeated(
-    own_lab: Callable[..., Lab], tmp_path: Path
-) -> None:
-    lab = own_lab(("h1",), lease=60)
+def test_with_the_node_of_a_host_its_jobs_are_lost_or_repeated(lab: Lab, tmp_path: Path) -> None:
     batch = Killed(lab, tmp_path, "--on", "h1")
     lab["h1"].kill_processes()
     until(lambda: not lab["h1"].jobs(), "the jobs are ended")
@@ -157,8 +153,7 @@ def test_with_the_node_of_a_host_its_jobs_are_lost_or_repeated(
     assert batch.ran() == sorted("0123456734")
 
 
-def test_a_batch_survives_the_node_of_its_machine(own_lab: Callable[..., Lab], tmp_path: Path) -> None:
-    lab = own_lab(("h1", "h2"), lease=60)
+def test_a_batch_survives_the_node_of_its_machine(lab: Lab, tmp_path: Path) -> None:
     words = ["xargs", "-P2", "--joblog", "log", "--on", "h1,h2"]
     items = [*SH, SCRIPT, "{}", str(tmp_path / "ran"), str(tmp_path / "go"), ":::", *map(str, range(8))]
     with lab.popen([*words, *items], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
@@ -413,11 +408,9 @@ def test_an_item_whose_end_is_not_heard_of_after_kill_is_named(
     assert rows(tmp_path / "log") == []
 
 
-def test_a_small_output_outlives_the_node_of_its_machine_and_then_the_batch(
-    own_lab: Callable[..., Lab], tmp_path: Path
-) -> None:
+def test_a_small_output_outlives_the_node_of_its_machine_and_then_the_batch(lab: Lab, tmp_path: Path) -> None:
     """It comes again to a batch that has it in memory alone."""
-    lab, ran, first = own_lab(("h1",), lease=60), tmp_path / "ran", tmp_path / "out/1/0/stdout"
+    ran, first = tmp_path / "ran", tmp_path / "out/1/0/stdout"
     script = (
         f'cd {tmp_path}; echo "$0" >>ran; echo "a$0"; case $0 in 0) for=go;; 1) for=on;; *) for=ran;; esac; '
         'until test -e $for; do sleep 0.02; done; echo "b$0"'

@@ -10,7 +10,9 @@ cases/*.toml    quine      a script for sh
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import subprocess
 import tomllib
@@ -18,6 +20,9 @@ from pathlib import Path
 
 import pytest
 
+from quine.fanout.input.items import Items
+from quine.fanout.main import template
+from quine.fanout.options import parse
 from tests.lab import Lab
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,8 +52,49 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("program", "case"), CASES, ids=NAMES)
-def test_cases(lab: Lab, place: Path, program: str, case: dict[str, str]) -> None:
+# A case of how the items of `echo` are read and put into its words: its jobs print no more than `argv` says.
+OF_INPUT = re.compile(
+    r"[^|;]*(\(.*\) )?(\| )?quine xargs -k(?! .*--(joblog|results|tag|dry-run|delay|load|json|pipe)| -P| .*2>)"
+    r" (.* )?-- echo[^|]*"
+)
+RUN = [*zip(NAMES, CASES, strict=True)]
+EXPANDED = {name: case for name, (_, case) in RUN if OF_INPUT.fullmatch(case["quine"])}
+RUN = [(name, case) for name, (_, case) in RUN if name not in EXPANDED]
+
+
+def test_cases_of_input(place: Path) -> None:
+    """A shell notes the words and the stdin of each `quine`; items and argv are made of them here."""
+    note = "quine() { printf '%s\\0' \"$@\" >$OUT.words; cat >$OUT.stdin; }"
+    lines = [f"(OUT={at}; {case['quine']}\n)" for at, case in enumerate(EXPANDED.values())]
+    noted = subprocess.run(
+        ["sh", "-c", "\n".join([note, *lines])], stdin=subprocess.DEVNULL, capture_output=True, cwd=place
+    )
+    assert (noted.stdout, noted.stderr) == (b"", b"")
+    found = {name: expanded(place, str(at)) for at, name in enumerate(EXPANDED)}
+    assert found == {name: case["out"] for name, case in EXPANDED.items()} and len(found) > 100
+
+
+def expanded(place: Path, noted: str) -> str:
+    """The output of a command that prints its arguments."""
+    verb, *words = (place / f"{noted}.words").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
+    assert verb == "xargs"
+    own = os.dup(0)
+    with (place / f"{noted}.stdin").open("rb") as stdin, contextlib.chdir(place):
+        os.dup2(stdin.fileno(), 0)
+        try:
+            options, rest, dashes = parse(words)
+            items = Items(options, rest)
+            command = template(options, items.command, mission=not dashes)
+            lines = [" ".join(command.argv(item)[1:]) + "\n" for item in items if item]
+            items.close()
+        finally:
+            os.dup2(own, 0)
+            os.close(own)
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(("name", "case"), RUN, ids=[name for name, _ in RUN])
+def test_cases(lab: Lab, place: Path, name: str, case: dict[str, str]) -> None:
     done = lab.sh(case["quine"], cwd=place, env={"LC_ALL": "C.UTF-8"})
     assert (done.stdout.decode(), done.stderr, done.returncode) == (case["out"], b"", case.get("status", 0))
 
