@@ -39,4 +39,5 @@ def lab(
 ) -> Lab:
     if "cold" not in request.fixturenames:
         monkeypatch.setattr(lab, "popen", warm_server.popen)
+        monkeypatch.setattr(lab, "sh", warm_server.sh)
     return lab

@@ -76,21 +76,24 @@ def test_cases_of_input(place: Path) -> None:
 
 def expanded(place: Path, noted: str) -> str:
     """The output of a command that prints its arguments."""
-    verb, *words = (place / f"{noted}.words").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
-    assert verb == "xargs"
+    words = (place / f"{noted}.words").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
+    assert words[0] == "xargs"
+    return "".join(" ".join(argv[1:]) + "\n" for argv in argvs(place, words[1:], place / f"{noted}.stdin"))
+
+
+def argvs(place: Path, words: list[str], stdin: Path) -> list[list[str]]:
+    """The argv of each job of a batch with these words, made in this process."""
     own = os.dup(0)
-    with (place / f"{noted}.stdin").open("rb") as stdin, contextlib.chdir(place):
-        os.dup2(stdin.fileno(), 0)
+    with stdin.open("rb") as file, contextlib.chdir(place):
+        os.dup2(file.fileno(), 0)
         try:
             options, rest, dashes = parse(words)
-            items = Items(options, rest)
-            command = template(options, items.command, mission=not dashes)
-            lines = [" ".join(command.argv(item)[1:]) + "\n" for item in items if item]
-            items.close()
+            with contextlib.closing(Items(options, rest)) as items:
+                command = template(options, items.command, mission=not dashes)
+                return [command.argv(item) for item in items if item]
         finally:
             os.dup2(own, 0)
             os.close(own)
-    return "".join(lines)
 
 
 @pytest.mark.parametrize(("name", "case"), RUN, ids=[name for name, _ in RUN])

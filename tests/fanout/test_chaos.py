@@ -27,7 +27,7 @@ from tests.support.waiting import until
 
 ITEMS = int(os.environ.get("QUINE_TEST_BATCH", 0))
 SEED = int(os.environ.get("QUINE_TEST_SEED", 1))
-SHORT, SHORTEST = 600, 150
+SHORT, SHORTEST = 600, 100
 KILLS, FEW_KILLS = 10, 3
 EACH = 500  # items, of which there is one event
 JOBS = 12

@@ -16,6 +16,7 @@ import pytest
 
 from quine.base.errors import Failure, Misconfigured
 from quine.fanout import tasks
+from quine.fanout import under_way as under_way_module
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.files import Files
 from quine.fanout.input.rows import csv
@@ -257,7 +258,9 @@ def test_a_try_that_never_began_is_no_job_of_the_journal(halted: bool) -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_job_that_was_killed_for_its_time_is_waited_for_while_its_output_has_no_reader(ends: bool) -> None:
+def test_a_job_that_was_killed_for_its_time_is_waited_for_while_its_output_has_no_reader(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
     """Its end comes behind the output: it was lost, as if nothing were known."""
     did: list[object] = []
     timers = Timers()
@@ -268,9 +271,17 @@ def test_a_job_that_was_killed_for_its_time_is_waited_for_while_its_output_has_n
         signal=did.append, abandon=lambda: did.append("given up")
     )
     task.output = output = SimpleNamespace(awaits_reader=True)  # type: ignore[assignment]
+    now = [0.0]
+    for module in (tasks, under_way_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def tick() -> None:
+        now[0] = timers.due
+        timers.tick(now[0])
+
     under_way.time_out(task)
     for _ in range(4):
-        timers.tick(timers.due)
+        tick()
     if ends:
         task.halted = True
         under_way._starter = SimpleNamespace(end=lambda *_: None)  # type: ignore[assignment]
@@ -278,7 +289,7 @@ def test_a_job_that_was_killed_for_its_time_is_waited_for_while_its_output_has_n
     else:
         assert did == [signal.SIGTERM, signal.SIGKILL]
         output.awaits_reader = False
-    timers.tick(timers.due)
+    tick()
     assert did == [signal.SIGTERM, signal.SIGKILL, "given up"] and not len(timers)
 
 

@@ -121,35 +121,35 @@ def test_input_without_an_end_is_refused(lab: Lab, work: Path, monkeypatch: pyte
     assert os.listdir(work) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["--detach", "--report", "1"], "--report FD does not go with --detach: nothing waits"),
-        (["--detach", "--job", "7"], "--job '7' is not a UUID in lower case"),
-        (["--detach", "--output-limit", "0"], "--output-limit must not be 0: its job could write nothing"),
-        (["--detach", "-a", "no-such"], "no-such: no such file or directory"),
-        (["--detach", "-a", "."], ".: is a directory"),
-        (["--detach", "--halt", "x"], "--halt x: "),
-        (["--detach", "-k", "--line-buffer"], "-k passes outputs on as a whole"),
-        (["--detach", "--resume"], "--resume and --resume-failed need --joblog FILE"),
-        (["--detach", "--retries", "x"], "--retries x: "),
-        (["--detach", "--limit", "x"], "--limit x: "),
-        (["--detach", "--colsep", "["], "--colsep [: unterminated character set"),
-        (["--detach", "--pipe", "--block", "0"], "--block 0: should be 1 or more"),
-        (["--detach", "--resume-elsewhere"], "--resume-elsewhere is about --resume"),
-        (["--detach", "--joblog", "no/log"], "--joblog no/log: no such directory"),
-        (["--detach", "--results", "no/r.csv"], "--results no/r.csv: no such directory"),
-        (["--job", new_session()], "--job goes with --detach"),
-        (["--output-limit", "1M"], "--output-limit goes with --detach"),
-        (["--from", "h1"], "--from goes with --detach"),
-    ],
-)
-def test_what_is_refused_starts_nothing(lab: Lab, work: Path, words: list[str], error: str) -> None:
+REFUSED = [
+    (["--detach", "--report", "1"], "--report FD does not go with --detach: nothing waits"),
+    (["--detach", "--job", "7"], "--job '7' is not a UUID in lower case"),
+    (["--detach", "--output-limit", "0"], "--output-limit must not be 0: its job could write nothing"),
+    (["--detach", "-a", "no-such"], "no-such: no such file or directory"),
+    (["--detach", "-a", "."], ".: is a directory"),
+    (["--detach", "--halt", "x"], "--halt x: "),
+    (["--detach", "-k", "--line-buffer"], "-k passes outputs on as a whole"),
+    (["--detach", "--resume"], "--resume and --resume-failed need --joblog FILE"),
+    (["--detach", "--retries", "x"], "--retries x: "),
+    (["--detach", "--limit", "x"], "--limit x: "),
+    (["--detach", "--colsep", "["], "--colsep [: unterminated character set"),
+    (["--detach", "--pipe", "--block", "0"], "--block 0: should be 1 or more"),
+    (["--detach", "--resume-elsewhere"], "--resume-elsewhere is about --resume"),
+    (["--detach", "--joblog", "no/log"], "--joblog no/log: no such directory"),
+    (["--detach", "--results", "no/r.csv"], "--results no/r.csv: no such directory"),
+    (["--job", new_session()], "--job goes with --detach"),
+    (["--output-limit", "1M"], "--output-limit goes with --detach"),
+    (["--from", "h1"], "--from goes with --detach"),
+]
+
+
+def test_what_is_refused_starts_nothing(lab: Lab, work: Path) -> None:
     kept = lab.home / ".local/state/quine/jobs"
     before = set(kept.iterdir()) if kept.exists() else set()
-    done = lab.run(["xargs", *words, "--", "echo"], cwd=work)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.decode().startswith(f"quine: error: {error}")
+    for words, error in REFUSED:
+        done = lab.run(["xargs", *words, "--", "echo"], cwd=work)
+        assert (done.returncode, done.stdout) == (2, b""), words
+        assert done.stderr.decode().startswith(f"quine: error: {error}"), words
     assert (set(kept.iterdir()) if kept.exists() else set()) <= before
 
 

@@ -113,16 +113,14 @@ def test_hosts_are_chosen_as_where_says(lab: Lab) -> None:
     assert not (lab["h1"].home / "ran").exists()
 
 
-@pytest.mark.parametrize("where", ["local", "any,local", "h1!local"])
-def test_this_machine_is_none_of_the_hosts(lab: Lab, where: str) -> None:
-    done = lab.run(["each", where, "true"])
-    assert (done.returncode, done.stderr.decode().splitlines()) == (
-        69,
-        [
-            "quine: error: local is this machine, and no host of the inventory",
-            "quine: hint: leave it out; here the command needs no quine",
-        ],
-    )
+def test_this_machine_is_none_of_the_hosts(lab: Lab) -> None:
+    for where in ("local", "any,local", "h1!local"):
+        done = lab.run(["each", where, "true"])
+        assert (done.returncode, done.stderr.decode()) == (
+            69,
+            "quine: error: local is this machine, and no host of the inventory\n"
+            "quine: hint: leave it out; here the command needs no quine\n",
+        ), where
 
 
 def test_stdin_is_empty_or_a_copy_for_each(lab: Lab, tmp_path: Path) -> None:
@@ -211,24 +209,21 @@ def test_one_object_a_host(lab: Lab) -> None:
     assert three["detail"] and three["stdout"] == three["stderr"] == ""
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--fold", "--tag"],
-        ["--json", "--fold"],
-        ["--json", "--line-buffer"],
-        ["-k", "--line-buffer"],
-        ["-k", "--fold"],
-        ["-P0"],
-        ["-Px"],
-        ["--timeout", "soon"],
-        ["--limit", "nofile"],
-        ["--foldd"],
-    ],
-)
-def test_options_that_make_no_sense_are_refused(lab: Lab, words: list[str]) -> None:
-    done = lab.run(["each", *words, "h1", "touch", "ran"])
-    assert done.returncode == 2 and not (lab["h1"].home / "ran").exists()
+def test_options_that_make_no_sense_are_refused(lab: Lab) -> None:
+    for words in (
+        "--fold --tag",
+        "--json --fold",
+        "--json --line-buffer",
+        "-k --line-buffer",
+        "-k --fold",
+        "-P0",
+        "-Px",
+        "--timeout soon",
+        "--limit nofile",
+        "--foldd",
+    ):
+        assert lab.run(["each", *words.split(), "h1", "touch", "ran"]).returncode == 2, words
+    assert not (lab["h1"].home / "ran").exists()
 
 
 def test_where_and_command_are_needed(lab: Lab) -> None:

@@ -9,7 +9,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -25,6 +24,7 @@ from quine.fanout.input.items import Item, Items
 from quine.fanout.input.seen import BUCKET, Seen
 from quine.fanout.main import template
 from quine.fanout.options import OPTIONS, parse
+from tests.fanout.test_cases import argvs
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_parallel = pytest.mark.skipif(not shutil.which("parallel"), reason="no GNU parallel here")
@@ -299,40 +299,45 @@ CASES: list[tuple[str, list[str]]] = [  # stdin, words
 ]
 
 
-OFTEN = 5  # of so many cases one is for `make test`: `parallel` takes half a second of a processor to start
+# What `parallel --dry-run` prints for each of them, as the words that a shell reads.
+RECORDED = Path(__file__).parent / "cases" / "commands.json"
 
 
-@needs_parallel
-@pytest.mark.parametrize(
-    ("stdin", "line"),
-    [
-        pytest.param(*case, id=" ".join(case[1]), marks=[pytest.mark.long] if at % OFTEN else [])
-        for at, case in enumerate(CASES)
-    ],
-)
-def test_the_commands_are_those_of_gnu_parallel(tmp_path: Path, stdin: str, line: list[str]) -> None:
-    """Its --dry-run prints them as a shell would read them; quine prints them so, too."""
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
     (tmp_path / "one").write_text("1\n2\n")
     (tmp_path / "two").write_text("x y\nz\nw\n")
     (tmp_path / "nul").write_bytes(b"a\nb\0c")
-    (tmp_path / ".parallel").mkdir()
-    (tmp_path / ".parallel" / "will-cite").touch()
-    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
-    at = line.index("echo")
+    return tmp_path
 
-    def run(*command: str) -> list[list[str]]:
+
+def test_the_commands_are_those_of_gnu_parallel(place: Path) -> None:
+    recorded = json.loads(RECORDED.read_text())
+    for (stdin, line), theirs in zip(CASES, recorded, strict=True):
+        (place / "stdin").write_text(stdin)
+        at = line.index("echo")
+        assert argvs(place, [*line[:at], "--", *line[at:]], place / "stdin") == theirs, line
+
+
+@needs_parallel
+@pytest.mark.long
+def test_what_is_recorded_is_what_gnu_parallel_prints(place: Path) -> None:
+    (place / ".parallel").mkdir()
+    (place / ".parallel" / "will-cite").touch()
+    env = {"PATH": os.environ["PATH"], "HOME": str(place), "LC_ALL": "C.UTF-8"}
+
+    def printed(stdin: str, line: list[str]) -> list[list[str]]:
+        words = ["parallel", "-k", "-j1", "--dry-run", *line]
         done = subprocess.run(
-            command, input=stdin.encode(), capture_output=True, cwd=tmp_path, env=env, timeout=60, check=True
+            words, input=stdin.encode(), capture_output=True, cwd=place, env=env, timeout=60, check=True
         )
         assert not done.stderr
         return list(_split(done.stdout.decode()))
 
-    theirs = run("parallel", "-k", "-j1", "--dry-run", *line)
-    ours = run(
-        *(sys.executable, "-P", str(ROOT / "scripts" / "quine"), "xargs"),
-        *("--dry-run", *line[:at], "--", *line[at:]),
-    )
-    assert ours == theirs
+    found = [printed(*case) for case in CASES]
+    if os.environ.get("QUINE_TEST_RECORD"):
+        RECORDED.write_text("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n")
+    assert found == json.loads(RECORDED.read_text())
 
 
 def _split(text: str) -> Iterator[list[str]]:

@@ -701,24 +701,24 @@ def test_resuming_runs_what_the_batch_has_ended(lab: Lab, tmp_path: Path, halts:
     assert [row[12] for row in rows(tmp_path / "log")] == own + ["done"] * (4 - len(own))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["-a", "/", "--", "true"], "the items cannot be read: is a directory"),
-        (["--resume", "--", "true"], "--resume and --resume-failed need --joblog FILE"),
-        (["--timeout", "x", "--", "true"], "--timeout x: should be a number of seconds"),
-        (["--halt", "x", "--", "true"], "--halt x: should be "),
-        (["-k", "--line-buffer", "--", "true"], "-k passes outputs on as a whole"),
-        (["--jsno", "--", "true"], "no such option: --jsno"),
-        (["--"], "no command"),
-        (["--max-cost", "1", "--", "true"], "--max-cost is about agents, and this is a command"),
-        (["cat", "{}"], "cat is a command, and a mission for agents stands here"),
-        (["cat", "{}", ":::", "a b"], "for a command: quine xargs [OPTIONS] -- cat '{}' ::: 'a b'; "),
-    ],
-)
-def test_refusals(lab: Lab, words: list[str], message: str) -> None:
-    done = lab.run(["xargs", *words], input="a\n")
-    assert (done.returncode, done.stdout) == (2, b"") and message in done.stderr.decode()
+REFUSED = [
+    (["-a", "/", "--", "true"], "the items cannot be read: is a directory"),
+    (["--resume", "--", "true"], "--resume and --resume-failed need --joblog FILE"),
+    (["--timeout", "x", "--", "true"], "--timeout x: should be a number of seconds"),
+    (["--halt", "x", "--", "true"], "--halt x: should be "),
+    (["-k", "--line-buffer", "--", "true"], "-k passes outputs on as a whole"),
+    (["--jsno", "--", "true"], "no such option: --jsno"),
+    (["--"], "no command"),
+    (["--max-cost", "1", "--", "true"], "--max-cost is about agents, and this is a command"),
+    (["cat", "{}"], "cat is a command, and a mission for agents stands here"),
+    (["cat", "{}", ":::", "a b"], "for a command: quine xargs [OPTIONS] -- cat '{}' ::: 'a b'; "),
+]
+
+
+def test_refusals(lab: Lab) -> None:
+    for words, message in REFUSED:
+        done = lab.run(["xargs", *words], input="a\n")
+        assert (done.returncode, done.stdout) == (2, b"") and message in done.stderr.decode(), words
 
 
 @pytest.mark.parametrize("words", ["", "-a -", "--pipe", "--dry-run", "--detach", "--detach --from h1"])
@@ -726,7 +726,8 @@ def test_a_stdin_that_is_closed_is_no_empty_input(lab: Lab, words: str) -> None:
     done = lab.sh(f"exec quine xargs {words} -- cat <&-")
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.startswith(b"quine: error: ") and done.stderr.endswith(b"stdin is closed\n")
-    assert lab.sh("exec quine xargs -- echo ::: a <&-").stdout == b"a\n"
+    if not words:
+        assert lab.sh("exec quine xargs -- echo ::: a <&-").stdout == b"a\n"
 
 
 def test_a_fault_of_the_input_ends_the_batch_after_what_runs(lab: Lab) -> None:

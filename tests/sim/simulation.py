@@ -457,8 +457,9 @@ def patched(scenario: Scenario, world: World) -> Iterator[None]:
         undo.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
+    modules = [module for key, module in sys.modules.items() if key.startswith("transport.")]
     for name, value in {**SCALE, **scenario.limits}.items():
-        for module in [m for key, m in sys.modules.items() if key.startswith("transport.")]:
+        for module in modules:
             if name in vars(module):
                 put(module, name, value)
     random = world.random("product")

@@ -10,16 +10,19 @@ Laws
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import gc
 import importlib
-import json
 import os
 import pkgutil
+import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,8 +43,8 @@ HIGH = 100  # descriptors from here on are nobody's
 # -- the server ------------------------------------------------------------------------------------
 
 
-def serve(channel: socket.socket) -> None:
-    """Fork a client for each request, until the tests have gone."""
+def serve(channel: socket.socket, listener: socket.socket) -> None:
+    """Fork a client for each request, until the tests have gone; those of a shell get the status of theirs."""
     gc.disable()  # as the console script does
     from quine.__main__ import main
 
@@ -52,21 +55,40 @@ def serve(channel: socket.socket) -> None:
     build_hash()
     gc.collect()
     gc.freeze()
+    poll, waiting = select.poll(), {}
+    for fd in (channel.fileno(), listener.fileno()):
+        poll.register(fd, select.POLLIN)
     while True:
-        data, fds, _, _ = socket.recv_fds(channel, 2 * LARGEST, HIGH)
-        if not data:
-            return
-        pid = _fork()
-        if not pid:
-            try:
-                _become(json.loads(data), fds)
-                main()
-            except BaseException:
-                traceback.print_exc()
-            os._exit(99)
-        for fd in fds:
-            os.close(fd)
-        channel.send(b"%d" % pid)
+        for fd, _ in poll.poll():
+            if fd in waiting:
+                pid, shell = waiting.pop(fd)
+                poll.unregister(fd)
+                os.close(fd)
+                with shell:
+                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    shell.send(b"%d" % (code if code >= 0 else 128 - code))
+                continue
+            ours = fd == channel.fileno()
+            sender = channel if ours else listener.accept()[0]
+            data, fds, _, _ = socket.recv_fds(sender, 2 * LARGEST, HIGH)
+            if not data:
+                return
+            pid = _fork() if ours else os.fork()
+            if not pid:
+                try:
+                    _become(ast.literal_eval(data.decode()), fds)
+                    main()
+                except BaseException:
+                    traceback.print_exc()
+                os._exit(99)
+            for each in fds:
+                os.close(each)
+            if ours:
+                channel.send(b"%d" % pid)
+            else:
+                watch = os.pidfd_open(pid)
+                waiting[watch] = pid, sender
+                poll.register(watch, select.POLLIN)
 
 
 def _modules() -> Iterator[str]:
@@ -94,7 +116,8 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
         os.setpgid(0, request["group"])
     os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(request["env"])
+    for name, value in request["env"].items():
+        os.environ[os.fsdecode(name)] = os.fsdecode(value)
     for at, fd in enumerate(fds):
         os.dup2(fd, HIGH + at)
     os.closerange(3, HIGH)
@@ -103,9 +126,23 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
     os.closerange(HIGH, HIGH + len(fds))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream.isatty())  # type: ignore[union-attr]
-    sys.argv[:] = request["argv"]
+    sys.argv[:] = map(os.fsdecode, request["argv"])
     Path("/proc/self/comm").write_text("quine")
     exposure.argv([sys.executable, *sys.argv])
+
+
+# The `quine` of a shell: it hands its words, environment, directory and streams to the server, and waits.
+PROGRAM = """\
+#!{python} -SIE
+import _socket, posix, sys
+server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+server.connect("{address}")
+request = dict(argv=sys.argv, env=posix.environ, cwd=posix.getcwdb(), fds=[0, 1, 2], session=False, group=-1)
+fds = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2))
+server.sendmsg([ascii(request).encode()], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fds)])
+status = int(server.recv(9) or b"99")
+posix._exit(status)
+"""
 
 
 # -- the tests' side -------------------------------------------------------------------------------
@@ -117,6 +154,13 @@ class Server:
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self._process: subprocess.Popen[bytes] | None = None
+        self.folder = Path(tempfile.mkdtemp(prefix="warm-"))
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(address := str(self.folder / "socket"))
+        self.listener.listen()
+        program = self.folder / "quine"
+        program.write_text(PROGRAM.format(python=sys.executable, address=address))
+        program.chmod(0o755)
 
     @property
     def lives(self) -> bool:
@@ -125,24 +169,37 @@ class Server:
     def ready(self) -> None:
         """Start it, if need be again."""
         if not self.lives:
-            self.close()
+            self._end()
             self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             # the word is that of processes made ahead: the lab counts them as no job
-            words = [sys.executable, "-P", __file__, str(theirs.fileno()), "--zygote", " " * BLANK]
+            fds = [theirs.fileno(), self.listener.fileno()]
+            words = [sys.executable, "-P", __file__, *map(str, fds), "--zygote", " " * BLANK]
             with theirs:
                 self._process = subprocess.Popen(
                     words,
                     env=self.lab.env,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=fds,
                 )
 
     def close(self) -> None:
+        self._end()
+        self.listener.close()
+        shutil.rmtree(self.folder)
+
+    def _end(self) -> None:
         if self._process is not None:
             self.channel.close()
             self._process.wait()
             self._process = None
+
+    def sh(self, line: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
+        """Lab.sh; limits of the shell and streams that it closes are those of a client that starts by itself."""
+        if self.lives and "ulimit" not in line and "&-" not in line:
+            env = {"PATH": f"{self.folder}:{self.lab.env['PATH']}", **(more.pop("env", None) or {})}
+            more["env"] = env
+        return type(self.lab).sh(self.lab, line, **more)
 
     def popen(self, args: Sequence[str | Path], **more: Any) -> subprocess.Popen[bytes]:
         """Lab.popen."""
@@ -182,7 +239,7 @@ class Fork(subprocess.Popen[bytes]):
         stdin, _, _, stdout, _, stderr = pipes
         ends = [end if end >= 0 else number for number, end in enumerate((stdin, stdout, stderr))]
         request = {"argv": args, "env": env, "cwd": str(cwd), "session": session, "group": group}
-        data = json.dumps({**request, "fds": [0, 1, 2, *pass_fds]}).encode()
+        data = ascii({**request, "fds": [0, 1, 2, *pass_fds]}).encode()
         socket.send_fds(self._channel, [data], [*ends, *pass_fds])
         self.pid = int(self._channel.recv(100) or b"-1")
         assert self.pid > 0, "no client was forked"
@@ -191,5 +248,5 @@ class Fork(subprocess.Popen[bytes]):
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(*(socket.socket(fileno=int(word)) for word in sys.argv[1:3]))
     os._exit(0)
