@@ -104,13 +104,13 @@ def test_without_a_guest_nothing_is_begun(lab: Lab) -> None:
 def test_a_limit_of_cost_stops_the_batch_delivers_what_is_finished_and_goes_on(
     lab: Lab, tmp_path: Path, where: list[str]
 ) -> None:
-    """Twelve agents of 0.006 USD each, three at one time, and 0.03 USD; then as much as is needed."""
+    """Eight agents of 0.006 USD each, three at one time, and 0.02 USD; then as much as is needed."""
     usage = {"usage": {"input": 1000, "output": 125}}  # 0.003 USD an inference
     env = with_guest(lab, tmp_path, [{**line, **usage} for line in UPPER])
     (tmp_path / "prices.toml").write_text('[models]\n"script" = { input = 2.0, output = 8.0 }\n')
     env["QUINE_PRICES"] = str(tmp_path / "prices.toml")
     words = ["xargs", "-k", "-P3", *where, "--joblog", "log", "--report", "r"]
-    items = ["shout", ":::", *(f"item{number}" for number in range(12))]
+    items = ["shout", ":::", *(f"item{number}" for number in range(8))]
 
     def run(*options: str) -> tuple[int, set[str], dict[str, str], dict[str, object]]:
         done = lab.run([*words, *options, *items], env=env, cwd=tmp_path)
@@ -123,16 +123,16 @@ def test_a_limit_of_cost_stops_the_batch_delivers_what_is_finished_and_goes_on(
             json.loads((tmp_path / "r").read_text()),
         )
 
-    status, first, log, report = run("--max-cost", "0.03")
+    status, first, log, report = run("--max-cost", "0.02")
     done = {f"item{int(number) - 1}" for number, kind in log.items() if kind == "done"}
     assert status == report["code"] == 77 and report["spent"] is True
-    assert 0 < len(done) < 12 and first == done, "an output is delivered if its item is done, and only then"
+    assert 0 < len(done) < 8 and first == done, "an output is delivered if its item is done, and only then"
     assert set(log.values()) <= {"done", "denied"}
-    assert 0 < report["cost"] <= 0.03  # type: ignore[operator]
+    assert 0 < report["cost"] <= 0.02  # type: ignore[operator]
     status, second, log, report = run("--max-cost", "1", "--resume")
     assert (status, report["code"], report["spent"]) == (0, 0, False)
-    assert not first & second and len(first | second) == 12
-    assert set(log.values()) == {"done"} and len(log) == 12
+    assert not first & second and len(first | second) == 8
+    assert set(log.values()) == {"done"} and len(log) == 8
 
 
 @pytest.mark.parametrize("where", ["local", "few"])

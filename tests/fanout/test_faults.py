@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -243,11 +242,9 @@ def test_what_was_lost_before_is_told_of_by_a_run_that_leaves_it(lab: Lab, tmp_p
     assert (done.returncode, done.stderr) == (0, b"") and done.stdout in (b"a\n", b"b\n")
 
 
-def test_a_host_that_does_not_answer_holds_up_one_item_of_each_dial(
-    own_lab: Callable[..., Lab], tmp_path: Path
-) -> None:
+def test_a_host_that_does_not_answer_holds_up_one_item_of_each_dial(lab: Lab, tmp_path: Path) -> None:
     """It has more free slots than the other one. An item that has waited for the failure of a dial has two tries."""
-    lab, log = own_lab(["h1"]), tmp_path / "log"
+    log = tmp_path / "log"
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(100)

@@ -16,7 +16,7 @@ import pytest
 from tests.lab import Lab, peak_rss
 from tests.support.agents import PATIENCE
 
-ITEMS = int(os.environ.get("QUINE_SOAK_ITEMS", "200"))
+ITEMS = int(os.environ.get("QUINE_SOAK_ITEMS", "100"))
 SIZE = 1_000_000  # bytes of an output
 SCRIPT = 'test "$0" = "$1" && until test -e go; do sleep 0.05; done; touch "s/$0"; yes "$0" | head -c 1000000'
 WAITS = ITEMS // 4  # the item that takes long
