@@ -216,7 +216,7 @@ def test_it_is_killed_and_the_next_one_takes_its_jobs_over(lab: Lab, work: Path)
 
 def test_output_that_nobody_reads_holds_it_up(lab: Lab, work: Path) -> None:
     script = "head -c 300000 /dev/zero; echo $0 >>ran"
-    job = detach(lab, work, "-P1", "-k", "--output-limit", "1M", *SH, script, ":::", *map(str, range(40)))
+    job = detach(lab, work, "-P1", "-k", "--output-limit", "1M", *SH, script, ":::", *map(str, range(20)))
     spool = folder(job, lab.home) / "stdout"
     until(lambda: spool.stat().st_size == 1 << 20, "the spool is full")
     assert lab.run(["wait", "--timeout", "0", job]).returncode == 124
@@ -225,7 +225,7 @@ def test_output_that_nobody_reads_holds_it_up(lab: Lab, work: Path) -> None:
         size = 0
         while data := proxy.stdout.read(1 << 20):
             size += len(data)
-        assert (proxy.wait(PATIENCE), size) == (0, 40 * 300_000)
+        assert (proxy.wait(PATIENCE), size) == (0, 20 * 300_000)
 
 
 def test_a_full_one_can_be_ended(lab: Lab, work: Path) -> None:
