@@ -96,7 +96,13 @@ def argvs(place: Path, words: list[str], stdin: Path) -> list[list[str]]:
             os.close(own)
 
 
-@pytest.mark.parametrize(("name", "case"), RUN, ids=[name for name, _ in RUN])
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        pytest.param(name, case, id=name, marks=[pytest.mark.clock] if "--timeout" in case["quine"] else [])
+        for name, case in RUN
+    ],
+)
 def test_cases(lab: Lab, place: Path, name: str, case: dict[str, str]) -> None:
     done = lab.sh(case["quine"], cwd=place, env={"LC_ALL": "C.UTF-8"})
     assert (done.stdout.decode(), done.stderr, done.returncode) == (case["out"], b"", case.get("status", 0))

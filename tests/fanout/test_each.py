@@ -286,6 +286,7 @@ def test_a_time_may_be_longer_than_one_wait_for_events(lab: Lab, seconds: str) -
     assert (done.returncode, done.stdout, done.stderr) == (0, b"==> h1 <==\ndone\n", b"")
 
 
+@pytest.mark.clock
 def test_the_time_of_a_command_is_bounded(lab: Lab) -> None:
     script = f"echo up; {on('h1', 'exec tail -f /dev/null')}; exit 3"
     done = lab.run(["each", "--timeout", "1.5", "h1,h2", *SH, script])

@@ -153,6 +153,7 @@ def test_the_time_that_is_left_is_that_of_the_median() -> None:
     assert progress.left() == 64 and progress.eta() == 64 * 2.0 / 4
 
 
+@pytest.mark.clock
 def test_a_share_of_the_median_ends_what_takes_longer(lab: Lab) -> None:
     """The items that are done take no time to speak of; without them the last one would never end."""
     script = 'test "$0" = late && exec sleep 1000; sleep 0.1'

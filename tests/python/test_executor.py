@@ -299,6 +299,7 @@ def test_one_that_is_cancelled_as_it_starts_is_ended_and_its_executor_goes_on(
         assert executor.submit(["echo", "next"]).result(PATIENCE).stdout == b"next\n"
 
 
+@pytest.mark.clock
 def test_the_time_of_a_job_is_its_own_and_what_it_wrote_is_there(there: Lab) -> None:
     with quine.Executor("h1", slots=1) as executor:
         late = executor.submit(["sh", "-c", "echo begun; sleep 600"], timeout=0.5)

@@ -11,6 +11,7 @@ Laws
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 ROOMS = ("quine.fanout", "quine.jobs", "transport.client")  # loaded ahead, with all that they need
 VERBS = ("quine.cli.run", "quine.cli.job_verbs", "quine.remote.compose", "quine.remote.crowd")
 CLONE_PARENT = 0x8000
-CLONE = {"x86_64": 56, "aarch64": 220}  # the number of clone(2)
+CLONE = {"x86_64": 56, "aarch64": 220}  # the number of clone(2); elsewhere clients start as ever
 LARGEST = 100_000  # bytes of a request in one packet
 BLANK = 4000  # bytes of an argv that is shown in place of the server's
 HIGH = 100  # descriptors from here on are nobody's
@@ -64,15 +65,18 @@ def serve(channel: socket.socket, listener: socket.socket) -> None:
                 pid, shell = waiting.pop(fd)
                 poll.unregister(fd)
                 os.close(fd)
-                with shell:
+                with shell, contextlib.suppress(OSError):  # one that was killed
                     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                     shell.send(b"%d" % (code if code >= 0 else 128 - code))
                 continue
             ours = fd == channel.fileno()
             sender = channel if ours else listener.accept()[0]
             data, fds, _, _ = socket.recv_fds(sender, 2 * LARGEST, HIGH)
-            if not data:
+            if not data and ours:
                 return
+            if not data:
+                sender.close()
+                continue
             pid = _fork() if ours else os.fork()
             if not pid:
                 try:
@@ -168,7 +172,7 @@ class Server:
 
     def ready(self) -> None:
         """Start it, if need be again."""
-        if not self.lives:
+        if not self.lives and os.uname().machine in CLONE:
             self._end()
             self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             # the word is that of processes made ahead: the lab counts them as no job
