@@ -31,6 +31,7 @@ from quine.files.api import Tier
 from quine.files.stores.registry import SHARED_MEMORY, open_store
 from tests.files.clouds import AZURITE, CONTAINER
 from tests.files.seaweed import BUCKET
+from tests.support.agents import until
 
 LACKS = {
     "mode": "permission bits",
@@ -83,20 +84,17 @@ SERVERS = {
     "az": "azure",
     "fsspec": "drivers",
     "gs": "google",
+    "link": "door",
     "s3": "weed",
     "sftp": "sftp_server",
-}  # maker -> the fixture of the session that it needs, made before the watch
+}  # maker -> the fixture of the session or module that it needs, made before the watch
 NEAR = {"origin", "file", "memory"}
-WITH_LAB = {"link"}  # those whose hosts must be there before the test is watched
 
 
 def makers() -> list[Any]:
     """The parameters of a fixture that gives one store after the other."""
-    marks = {name: [pytest.mark.lab] if name in WITH_LAB else [] for name in MAKERS}
-    marks["az"].append(
-        pytest.mark.skipif(not AZURITE, reason="no azurite-blob here; see tests/files/clouds.py")
-    )
-    return [pytest.param(name, marks=marks[name]) for name in sorted(MAKERS)]
+    absent = pytest.mark.skipif(not AZURITE, reason="no azurite-blob here; see tests/files/clouds.py")
+    return [pytest.param(name, marks=[absent] if name == "az" else []) for name in sorted(MAKERS)]
 
 
 def maker(
@@ -150,10 +148,9 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 @maker("link", "descriptors")
 def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """That of a job on another host, over a real link; other processes are those of the origin."""
-    from tests.files import job_stores
-
-    with job_stores.opened(request.getfixturevalue("lab"), "h1", tmp_path / "fs") as door:
-        yield Store(door.tier(), door.tier, f"origin:{door.root}", str(tmp_path))
+    door = request.getfixturevalue("door")
+    yield Store(door.tier(), door.tier, f"origin:{door.root}", str(tmp_path))
+    until(lambda: shutil.rmtree(door.root, ignore_errors=True) or not door.root.exists())
 
 
 @maker("s3", "listed", "holes", "old", "rename", "gone", "descriptors")
