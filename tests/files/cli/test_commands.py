@@ -298,7 +298,7 @@ def test_modes_times_and_holes_are_kept(shelf: Shelf) -> None:
         for at in (0, 3 << 20, 9 << 20):
             file.seek(at)
             file.write(b"data")
-        file.truncate(64 << 20)
+        file.truncate(16 << 20)
     for number, path in enumerate(source.iterdir()):
         os.utime(path, (number, 1_700_000_000.123456 + number))
     shelf.ok("put", "-r", "s", "t")
@@ -336,18 +336,18 @@ def test_if_absent_is_for_locks_and_queues(shelf: Shelf) -> None:
     error = shelf.fails("put", "--if-absent", "-", "lock", input=b"second")
     assert error.startswith("quine: error: lock: file exists")
     assert (shelf.tier / "lock").read_bytes() == b""
-    racers = [shelf.popen("put", "--if-absent", "-", "won", stdin=subprocess.PIPE) for _ in range(6)]
+    racers = [shelf.popen("put", "--if-absent", "-", "won", stdin=subprocess.PIPE) for _ in range(4)]
     for number, process in enumerate(racers):
         process.communicate(b"%d" % number, timeout=120)
     winners = [number for number, process in enumerate(racers) if process.returncode == 0]
-    assert [process.returncode for process in racers].count(1) == 5
+    assert [process.returncode for process in racers].count(1) == 3
     assert (shelf.tier / "won").read_bytes() == b"%d" % winners[0]
 
 
 def test_one_who_moves_wins(tree: Shelf) -> None:
-    racers = [tree.popen("mv", "a", f"mine-{number}") for number in range(4)]
+    racers = [tree.popen("mv", "a", f"mine-{number}") for number in range(3)]
     ended = [process.communicate(timeout=120) and process.returncode for process in racers]
-    assert sorted(ended) == [0, 1, 1, 1]
+    assert sorted(ended) == [0, 1, 1]
     assert len(list(tree.tier.glob("mine-*"))) == 1
 
 
@@ -576,12 +576,14 @@ def test_many_errors_are_counted(shelf: Shelf) -> None:
     assert len(error.splitlines()) == 11 and error.endswith("20 more went wrong\n")
 
 
-def test_ten_thousand_names(shelf: Shelf) -> None:
+def test_thousands_of_names(shelf: Shelf) -> None:
+    """Several buffers of output."""
     folder = shelf.tier / "many"
     folder.mkdir(parents=True)
-    many(folder, (b"%05d" % number for number in range(10_000)))
-    assert shelf.ok("ls", "many").splitlines() == [b"%05d" % number for number in range(10_000)]
-    assert shelf.ok("ls", "-l", "many").count(b"\n") == 10_000
+    names = [b"%05d" % number * 6 for number in range(4000)]
+    many(folder, names)
+    assert shelf.ok("ls", "many").splitlines() == names
+    assert shelf.ok("ls", "-l", "many").count(b"\n") == 4000
 
 
 @pytest.mark.long

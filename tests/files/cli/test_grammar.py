@@ -77,7 +77,7 @@ def place() -> Iterator[str]:
         yield folder
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=90)
 @given(tree=TREES, pattern=PATTERNS, directories=st.booleans())
 def test_patterns_are_those_of_python_and_shells(
     place: str, tree: set[str], pattern: str, directories: bool

@@ -47,7 +47,7 @@ def sent(tier: Tier, path: str, file: Path, size: int | None) -> None:
 def test_a_disk_that_is_full_at_the_origin(lab: Lab, small: Path, tmp_path: Path) -> None:
     """By descriptors, by blocks, and at the last byte: the file that was there stays."""
     large, fits = tmp_path / "large", tmp_path / "fits"
-    large.write_bytes(os.urandom(4 * SIZE))
+    large.write_bytes(os.urandom(2 * SIZE))
     fits.write_bytes(os.urandom(3 * BLOCK))
     with job_stores.opened(lab, "h1", small) as door:
         tier = door.tier()
@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_at_the_origin(lab: Lab, small: Path, tmp_path: Path
 def test_a_disk_that_is_full_where_it_comes_to(lab: Lab, small: Path, tmp_path: Path) -> None:
     with job_stores.opened(lab, "h1", tmp_path / "fs") as door, localfs.Folder(str(small)) as folder:
         tier = door.tier()
-        put(tier, "large", os.urandom(4 * SIZE))
+        put(tier, "large", os.urandom(2 * SIZE))
         fits = os.urandom(3 * BLOCK)
         put(tier, "fits", fits)
         (small / "kept").write_text("old")

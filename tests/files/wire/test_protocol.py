@@ -9,7 +9,7 @@ import os
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.errors import Failure, Misconfigured
@@ -45,6 +45,7 @@ def reader(data: bytes) -> protocol.Read:
     return io.BytesIO(data).read
 
 
+@settings(max_examples=40)
 @given(paths, paths, st.booleans(), st.none() | sizes, st.none() | st.integers(0, 0o7777), st.none() | times)
 def test_what_is_asked_arrives(
     path: str, target: str, flag: bool, size: int | None, mode: int | None, mtime: float | None
@@ -59,6 +60,7 @@ def test_what_is_asked_arrives(
     assert protocol.asked(reader(rename)) == Request("rename", path, target, if_absent=flag)
 
 
+@settings(max_examples=40)
 @given(st.lists(entries, max_size=30), st.lists(file_names, max_size=2).map("/".join))
 def test_a_list_arrives_in_its_order(found: list[Entry], beginning: str) -> None:
     found = [each._replace(path=names.join(beginning, each.path)) for each in found]
@@ -76,6 +78,7 @@ def test_a_long_list_is_many_words() -> None:
     assert len(said) > 5 and max(map(len, said)) < 3 * protocol.BATCH
 
 
+@settings(max_examples=40)
 @given(sizes, st.booleans())
 def test_a_mark_arrives(length: int, hole: bool) -> None:
     if hole and not length:
@@ -83,6 +86,7 @@ def test_a_mark_arrives(length: int, hole: bool) -> None:
     assert protocol.marked(reader(protocol.mark(length, hole))) == (length, hole)
 
 
+@settings(max_examples=40)
 @given(st.sampled_from(sorted(errno.errorcode)), st.text(max_size=300), paths)
 def test_an_error_is_the_same_on_the_other_side(number: int, text: str, path: str) -> None:
     word = protocol.word(protocol.wrong(OSError(number, text or "x", path)))
