@@ -29,6 +29,7 @@ from quine.base.sessions import new_session
 from quine.files.layers.reserved import Unreserved
 from quine.files.stores.local.store import Local
 from quine.jobs import attach_logs
+from tests.files.commands import Shelf
 from tests.lab import Lab, processes
 from tests.support.agents import OK, QUINE, Agents, Started, call, left, running, says, sh, until
 from transport.address import boot_id, start_time
@@ -114,6 +115,14 @@ def test_a_tree_is_kept_whole_when_it_ends(agents: Kept) -> None:
     assert agents.kept(f"jobs/{alone}/stdout").read_bytes() == b"out\n"
     assert json.loads(agents.kept(f"jobs/{alone}/status").read_bytes())["code"] == 0
     assert not left("--keep", root)
+    # What is here comes first, and is said to be here.
+    for path in agents.kept().glob("*.jsonl"):
+        path.write_bytes(b"spoiled\n")
+    env = agents.env | {"QUINE_FS_TAPES": "on"}
+    shown = subprocess.run(
+        [*QUINE, "tape", "show", root], cwd=agents.directory, env=env, capture_output=True, timeout=200
+    )
+    assert shown.returncode == 0 and b"because" in shown.stdout and not shown.stderr
 
 
 @pytest.mark.long
@@ -139,18 +148,6 @@ def test_it_is_found_from_another_machine(agents: Kept) -> None:
     assert agents.elsewhere("logs", session_of(agents, "alone")).stdout == b"out\n"
     unknown = agents.elsewhere("tape", "show", "ffff")
     assert unknown.returncode == 2 and b"no session" in unknown.stderr
-
-
-def test_what_is_here_comes_first_and_is_said_to_be_here(agents: Kept) -> None:
-    root = family(agents)
-    assert agents.settled()
-    for path in agents.kept().glob("*.jsonl"):
-        path.write_bytes(b"spoiled\n")
-    env = agents.env | {"QUINE_FS_TAPES": "on"}
-    shown = subprocess.run(
-        [*QUINE, "tape", "show", root], cwd=agents.directory, env=env, capture_output=True, timeout=200
-    )
-    assert shown.returncode == 0 and b"because" in shown.stdout and not shown.stderr
 
 
 @pytest.mark.long
@@ -476,17 +473,15 @@ def test_no_command_removes_the_record(agents: Kept) -> None:
     kept = sorted(path.name for path in agents.kept().glob("*.jsonl"))
     assert kept
     (agents.directory / "empty").mkdir()
-    env = agents.env
+    shelf = Shelf(agents.directory)
+    shelf.env = agents.env
     for words in (
         ["sync", "--delete", "empty", "tier:"],
         ["rm", "-r", ".quine"],
         ["mv", ".quine", "x"],
         ["ls", "-a"],
     ):
-        done = subprocess.run(
-            [*QUINE, "fs", *words], cwd=agents.directory, env=env, capture_output=True, timeout=200
-        )
-        assert b"sessions" not in done.stdout
+        assert b"sessions" not in shelf.run(*words).stdout
         assert sorted(path.name for path in agents.kept().glob("*.jsonl")) == kept
 
 

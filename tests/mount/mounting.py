@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -98,6 +99,28 @@ class Mount:
             mounts.unmount(str(self.path))
         until(lambda: not self.processes())
         assert not self.is_there
+
+
+class Part(NamedTuple):
+    """A directory of a mount that many tests share, for one of them: as it is mounted, and in the store."""
+
+    path: Path
+    store: Path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+    """A mount for all tests of a module that leave it as they found it."""
+    place = tmp_path_factory.mktemp("shared")
+    with Mount(place, place / "store") as mount:
+        yield mount
+
+
+@pytest.fixture
+def mount(shared: Mount) -> Part:
+    name = f"{len(os.listdir(shared.store))}"
+    (shared.path / name).mkdir()
+    return Part(shared.path / name, shared.store / name)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quine.mount import mounts, registry
+from tests.files.commands import Shelf
 from tests.lab import Lab
 from tests.mount.mounting import ROOT, Mount, ending, first_line, needs_fuse, serving
 from tests.support.agents import OK, QUINE, Agents, Started, says, sh, until
@@ -51,9 +52,7 @@ def test_unmounted_when_it_is_asked_for(tmp_path: Path, store: Path) -> None:
         assert (done.returncode, b"nothing of quine" in done.stderr) == (1, True)
 
 
-@pytest.mark.parametrize(
-    "named", [{}, {"QUINE_DATA_DIR": ".quine"}, {"QUINE_DATA_DIR": "x", "QUINE_FS": "origin:.quine/fs"}]
-)
+@pytest.mark.parametrize("named", [{}, {"QUINE_DATA_DIR": "x", "QUINE_FS": "origin:.quine/fs"}])
 def test_a_relative_tier_is_the_one_of_who_mounts(tmp_path: Path, named: dict[str, str]) -> None:
     """Its keeper leaves that directory."""
     store = tmp_path / ".quine" / "fs"
@@ -104,16 +103,15 @@ def test_unmounted_by_the_name_that_it_was_mounted_by(tmp_path: Path, store: Pat
             assert not mount.is_there
 
 
-@pytest.mark.parametrize("where", ["m", "m/fs", "m/fs/sub"])
-def test_a_tier_is_not_shown_where_it_is_itself(tmp_path: Path, where: str) -> None:
+def test_a_tier_is_not_shown_where_it_is_itself(tmp_path: Path) -> None:
     """Its server would wait for itself, and hold up all who look there."""
     (tmp_path / "m" / "fs" / "sub").mkdir(parents=True)
     (tmp_path / "link").symlink_to("m/fs")
-    env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "QUINE_FS": f"origin:{tmp_path}/link"}
-    command = [*QUINE, "fs", "mount", str(tmp_path / where)]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, timeout=120)
-    assert (done.returncode, b"cannot be shown at" in done.stderr) == (2, True), done.stderr
-    assert not mounts.is_mounted(str(tmp_path / where))
+    shelf = Shelf(tmp_path)
+    shelf.env |= {"XDG_RUNTIME_DIR": str(tmp_path), "QUINE_FS": f"origin:{tmp_path}/link"}
+    for where in ("m", "m/fs", "m/fs/sub"):
+        assert "cannot be shown at" in shelf.fails("mount", tmp_path / where, status=2)
+        assert not mounts.is_mounted(str(tmp_path / where))
 
 
 @pytest.mark.parametrize("which", ["keeper", "server"])
@@ -162,16 +160,15 @@ def test_unmounted_at_the_end_of_the_foreground(tmp_path: Path, store: Path) -> 
 
 
 def test_what_is_wrong_is_said(tmp_path: Path, store: Path) -> None:
-    mount = Mount(tmp_path, store)
-    for words, status in (
-        (["fs", "mount"], 2),
-        (["fs", "mount", str(tmp_path / "missing")], 2),
-        (["fs", "mount", "--fs", "nonsense:x", str(mount.path)], 2),
-        (["fs", "umount"], 2),
+    mount, shelf = Mount(tmp_path, store), Shelf(tmp_path)
+    shelf.env = mount.env
+    for words in (
+        ["mount"],
+        ["mount", tmp_path / "missing"],
+        ["mount", "--fs", "nonsense:x", mount.path],
+        ["umount"],
     ):
-        done = mount.quine(*words)
-        assert done.returncode == status, done.stderr
-        assert done.stderr.startswith(b"quine: error: ")
+        shelf.fails(*words, status=2)
     assert not mount.is_there
     until(lambda: not mount.processes())
 

@@ -11,14 +11,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from quine.files.stores.local.store import Local
 from tests.files.commands import many
-from tests.mount.mounting import Mount, needs_fuse, serving
+from tests.mount.mounting import Mount, Part, needs_fuse, serving
+from tests.mount.mounting import mount as mount
+from tests.mount.mounting import shared as shared
 from tests.support.agents import until
 
 pytestmark = needs_fuse
@@ -29,7 +30,7 @@ echo hello >a; cat a; echo more >>a; cat a
 cp /etc/passwd p; cmp /etc/passwd p
 mkdir -p d/e; mv p d/e/q; find . | sort
 sed -i s/hello/bye/ a; cat a
-head -c 3000000 /dev/urandom >big; cp big big2; cmp big big2; cp -p big big3; cmp big big3
+head -c 1300000 /dev/urandom >big; cp big big2; cmp big big2; cp -p big big3; cmp big big3
 dd if=big of=big2 bs=1000 skip=10 seek=20 count=5 conv=notrunc 2>/dev/null; wc -c <big2
 : >empty; test -f empty; test ! -s empty
 touch -d 2020-01-01T00:00:00Z t; chmod 640 t; stat -c '%a %s %Y' t
@@ -50,22 +51,11 @@ mv big2 m2; ls; cat missing 2>/dev/null || echo none
 """
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def mount(tmp_path: Path, store: Path) -> Iterator[Mount]:
-    with Mount(tmp_path, store) as mount:
-        yield mount
-
-
 def names(store: Path) -> set[str]:
     return {name for name in os.listdir(store) if not name.startswith(".quine")}
 
 
-def test_tools_do_what_they_do_in_a_directory(mount: Mount, tmp_path: Path) -> None:
+def test_tools_do_what_they_do_in_a_directory(mount: Part, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
     said = [
@@ -80,7 +70,7 @@ def test_tools_do_what_they_do_in_a_directory(mount: Mount, tmp_path: Path) -> N
 
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("git"), reason="no git here")
-def test_git_works_in_it(mount: Mount) -> None:
+def test_git_works_in_it(mount: Part) -> None:
     script = """
     set -e
     git -c init.defaultBranch=main init -q --template= repo; cd repo
@@ -95,7 +85,7 @@ def test_git_works_in_it(mount: Mount) -> None:
     assert (done.returncode, done.stdout) == (0, b"3\n2\n1\n"), done.stderr
 
 
-def test_modes_of_open(mount: Mount) -> None:
+def test_modes_of_open(mount: Part) -> None:
     path = mount.path / "f"
     with open(path, "xb") as file:
         file.write(b"0123456789")
@@ -124,7 +114,7 @@ def test_modes_of_open(mount: Mount) -> None:
         mount.path.open("wb").close()
 
 
-def test_modes_and_times_leave_the_content_where_it_is(mount: Mount) -> None:
+def test_modes_and_times_leave_the_content_where_it_is(mount: Part) -> None:
     path, kept = mount.path / "f", mount.store / "f"
     path.write_bytes(b"content" * 1000)
     before = kept.stat().st_ino
@@ -152,7 +142,7 @@ def test_modes_and_times_leave_the_content_where_it_is(mount: Mount) -> None:
     assert kept.read_bytes() == b"other"
 
 
-def test_a_mapped_file_is_read_and_written(mount: Mount) -> None:
+def test_a_mapped_file_is_read_and_written(mount: Part) -> None:
     path = mount.path / "f"
     path.write_bytes(b"a" * 10000)
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
@@ -161,13 +151,13 @@ def test_a_mapped_file_is_read_and_written(mount: Mount) -> None:
     assert (mount.store / "f").read_bytes() == b"a" * 5000 + b"xyz" + b"a" * 4997
 
 
-def test_a_program_in_it_runs(mount: Mount) -> None:
+def test_a_program_in_it_runs(mount: Part) -> None:
     shutil.copy("/bin/true", mount.path / "it")
     assert subprocess.run([mount.path / "it"], timeout=60).returncode == 0
 
 
-@pytest.mark.parametrize("size", [10, 3_000_000, 9_000_000])
-def test_who_reads_a_version_reads_it_to_its_end(mount: Mount, size: int) -> None:
+@pytest.mark.parametrize("size", [10, 9_000_000])
+def test_who_reads_a_version_reads_it_to_its_end(mount: Part, size: int) -> None:
     tier, path = Local(str(mount.store)), mount.path / "f"
     old, new = os.urandom(size), b"new" * (size // 2)
     path.write_bytes(old)
@@ -188,7 +178,7 @@ def test_who_reads_a_version_reads_it_to_its_end(mount: Mount, size: int) -> Non
     assert not path.exists()
 
 
-def test_a_listing_is_believed_by_nobody_who_opens(mount: Mount) -> None:
+def test_a_listing_is_believed_by_nobody_who_opens(mount: Part) -> None:
     tier = Local(str(mount.store))
     for number in range(5):
         content = str(number).encode() * (number + 1)
@@ -200,7 +190,7 @@ def test_a_listing_is_believed_by_nobody_who_opens(mount: Mount) -> None:
             assert [entry.stat().st_size for entry in entries] == [len(content)]
 
 
-def test_jumps_in_a_large_file(mount: Mount) -> None:
+def test_jumps_in_a_large_file(mount: Part) -> None:
     data = os.urandom(1 << 20) * 12
     (mount.store / "f").write_bytes(data)
     with open(mount.path / "f", "rb") as file:
@@ -210,7 +200,7 @@ def test_jumps_in_a_large_file(mount: Mount) -> None:
     assert (mount.path / "f").read_bytes() == data
 
 
-def test_nobody_sees_a_draft(mount: Mount, tmp_path: Path) -> None:
+def test_nobody_sees_a_draft(mount: Part, tmp_path: Path) -> None:
     """Neither the store nor the mount shows a draft: the old file is there until the close."""
     path = mount.path / "f"
     with open(path, "wb", buffering=0) as file:
@@ -233,7 +223,7 @@ def test_nobody_sees_a_draft(mount: Mount, tmp_path: Path) -> None:
     assert path.read_bytes() == b"HALF and more"
 
 
-def test_a_redirection_is_one_file(mount: Mount) -> None:
+def test_a_redirection_is_one_file(mount: Part) -> None:
     """A shell opens, doubles and closes before it runs the command."""
     (mount.store / "f").write_bytes(b"old")
     for shell in ("sh", "bash"):
@@ -243,7 +233,7 @@ def test_a_redirection_is_one_file(mount: Mount) -> None:
         assert (mount.store / "f").read_bytes() == b"first\nold\nsecond\nold\n"
 
 
-def test_another_file_of_that_name_holds_up_no_close(mount: Mount, tmp_path: Path) -> None:
+def test_another_file_of_that_name_holds_up_no_close(mount: Part, tmp_path: Path) -> None:
     """A close commits the file, whatever other file the process writes, in the mount or elsewhere."""
     (mount.path / "d").mkdir()
     for other in (tmp_path / "f", mount.path / "d" / "f"):
@@ -259,7 +249,7 @@ def test_another_file_of_that_name_holds_up_no_close(mount: Mount, tmp_path: Pat
     assert (mount.store / "g").read_bytes() == b"a" + bytes(other)[1:]
 
 
-def test_a_directory_with_a_draft_in_it_is_not_empty(mount: Mount) -> None:
+def test_a_directory_with_a_draft_in_it_is_not_empty(mount: Part) -> None:
     """A directory with a draft cannot be removed or replaced: the close still has to put the file there."""
     (mount.path / "d").mkdir()
     (mount.path / "e").mkdir()
@@ -275,7 +265,7 @@ def test_a_directory_with_a_draft_in_it_is_not_empty(mount: Mount) -> None:
 LOOK = """
 import sys
 seen = set()
-while len(seen) < 9:
+while len(seen) < 6:
     with open(sys.argv[1], "rb") as file:
         data = file.read()
     seen.add(data[:1])
@@ -284,8 +274,8 @@ while len(seen) < 9:
 """
 
 
-def test_a_file_is_replaced_at_once_for_all_who_look(mount: Mount, tmp_path: Path, store: Path) -> None:
-    with Mount(tmp_path, store, "other") as other:
+def test_a_file_is_replaced_at_once_for_all_who_look(mount: Part, tmp_path: Path) -> None:
+    with Mount(tmp_path, mount.store, "other") as other:
         (mount.path / "f").write_bytes(b"0" * 70000)
         readers = [
             subprocess.Popen([sys.executable, "-c", LOOK, where.path / "f"], stderr=subprocess.PIPE)
@@ -304,8 +294,8 @@ def test_a_file_is_replaced_at_once_for_all_who_look(mount: Mount, tmp_path: Pat
         assert said == [b"", b"", b""]
 
 
-def test_of_two_who_create_it_one_wins(mount: Mount, tmp_path: Path, store: Path) -> None:
-    with Mount(tmp_path, store, "other") as other:
+def test_of_two_who_create_it_one_wins(mount: Part, tmp_path: Path) -> None:
+    with Mount(tmp_path, mount.store, "other") as other:
         fd = os.open(mount.path / "lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         with pytest.raises(FileExistsError):
             os.open(other.path / "lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
@@ -326,7 +316,7 @@ def test_of_two_who_create_it_one_wins(mount: Mount, tmp_path: Path, store: Path
         assert sorted(os.listdir(other.path)) == ["b", "d", "lock"]
 
 
-def test_a_file_without_a_name_is_nobodys(mount: Mount) -> None:
+def test_a_file_without_a_name_is_nobodys(mount: Part) -> None:
     path = mount.path / "f"
     with open(path, "w+b", buffering=0) as file:
         file.write(b"lost")
@@ -409,7 +399,7 @@ def test_close_tells_what_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert caught.value.errno == errno.ENOENT
 
 
-def test_what_a_tier_has_not_is_refused(mount: Mount) -> None:
+def test_what_a_tier_has_not_is_refused(mount: Part) -> None:
     (mount.path / "f").write_bytes(b"f")
     for attempt in (
         lambda: os.symlink("f", mount.path / "link"),
@@ -429,12 +419,12 @@ def test_what_a_tier_has_not_is_refused(mount: Mount) -> None:
     # The error comes at the open: a program that ignores the status of close would think the file was kept.
     for name in (".quine", ".quine-parts"):
         with pytest.raises(PermissionError):
-            os.close(os.open(mount.path / name, os.O_CREAT | os.O_WRONLY))
+            os.close(os.open(mount.path.parent / name, os.O_CREAT | os.O_WRONLY))
     assert os.listdir(mount.path) == ["f"]
 
 
 @pytest.mark.long
-def test_ten_thousand_names(mount: Mount) -> None:
+def test_ten_thousand_names(mount: Part) -> None:
     folder = mount.store / "many"
     folder.mkdir()
     expected = {f"file {number}".encode() for number in range(10_000)} | {b"\xff not text"}
@@ -444,7 +434,7 @@ def test_ten_thousand_names(mount: Mount) -> None:
         assert sum(entry.is_file() and entry.stat().st_size == 0 for entry in entries) == len(expected)
 
 
-def test_holes_take_no_room(mount: Mount) -> None:
+def test_holes_take_no_room(mount: Part) -> None:
     path = mount.path / "f"
     with open(path, "wb") as file:
         file.write(b"start")

@@ -183,7 +183,7 @@ def heeds(process: subprocess.Popen[bytes], number: int) -> bool:
 
 
 def test_the_signals_of_a_caller_end_it_at_any_moment(lab: Lab, tmp_path: Path, there: Path) -> None:
-    plant(tmp_path / "t", 8 * MiB)
+    plant(tmp_path / "t", 4 * MiB)
     words = ["run", "--on", "h1", "--cwd", there, "--files", "t", "--", "sleep", "1000"]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         process = lab.popen(words, cwd=tmp_path)

@@ -165,8 +165,9 @@ def losing(
     )
 
 
-@pytest.mark.parametrize("victim", ["src", "Makefile"])
-@pytest.mark.parametrize("detach", [[], ["--detach"]], ids=["run", "detach"])
+@pytest.mark.parametrize(
+    ("detach", "victim"), [([], "src"), (["--detach"], "Makefile")], ids=["run", "detach"]
+)
 def test_a_job_whose_files_are_gone_is_not_started(
     lab: Lab, work: Path, there: Path, victim: str, detach: list[str]
 ) -> None:
