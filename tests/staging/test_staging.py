@@ -603,7 +603,7 @@ def test_all_of_a_directory_comes_back_but_what_is_quines_own(here: Path, there:
     assert sorted(path.name for path in here.iterdir()) == [".hidden", "d"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=35)
 @given(data=st.data())
 def test_whatever_comes_is_refused_or_taken_whole(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -673,7 +673,7 @@ def test_a_manifest_is_what_it_was() -> None:
     assert again.roots == [b"d", b"g"]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_a_broken_manifest_is_refused_or_harmless(data: st.DataObject) -> None:
     packed = bytearray(sample().pack())
@@ -1107,7 +1107,7 @@ def test_what_may_come_back(name: str, pattern: str, fine: bool) -> None:
     assert spec.allowed(name.encode(), [pattern]) is fine
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(names, st.sampled_from(["*", "**", "a*", "?", "**/a", "*/*", "[!a]*"]))
 def test_what_a_pattern_finds_may_come_back(
     tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], pattern: str
