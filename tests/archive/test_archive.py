@@ -545,4 +545,6 @@ def test_what_a_store_holds_becomes_no_path_and_means_no_process(agents: Kept) -
     assert found == {f"{session}.jsonl", f"jobs/{session}/job", "versions"}
     killed = agents.elsewhere("kill", "-s", "KILL", session)
     assert killed.returncode == 1 and b"not known here" in killed.stderr
+    # With the status that belongs to the record of a job: the verb would wait for it, as the tape says the end.
+    agents.kept(f"jobs/{session}/status").write_text(json.dumps({"state": "exited", "code": 0}))
     assert agents.elsewhere("wait", session).returncode == 0

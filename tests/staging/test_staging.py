@@ -797,9 +797,10 @@ def test_what_a_host_keeps_is_bounded_and_ours_alone(here: Path, cache: Path, tm
 
 @pytest.mark.long
 def test_small_packs_are_made_one_and_all_of_it_is_still_here(
-    here: Path, tmp_path: Path, cache: Path
+    here: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten thousand jobs with a file each would be ten thousand indexes to be read by the next."""
+    monkeypatch.setattr(store, "MANY", 10)
     (here / "large").write_bytes(os.urandom(2 * store.SMALL))
     stage(here, _new(tmp_path / "first"), "large")
     for number in range(2 * store.MANY):

@@ -75,7 +75,7 @@ def test_a_size_that_is_only_told_makes_no_larger_buffer() -> None:
 
 @pytest.mark.long
 def test_many_writers_share_one_budget() -> None:
-    bucket, count = Slow(), 3 * MOST // PART
+    bucket, count = Slow(), 4 * MOST // (3 * PART)
     data = {str(number): os.urandom(64) * (2 * PART // 64) for number in range(8)}
 
     def send(number: int) -> None:

@@ -35,6 +35,7 @@ from quine.files.stores.object.moves import Mover
 from quine.files.stores.object.store import ObjectTier
 from quine.files.stores.registry import open_store
 from tests.files.clouds import AZURITE, CONTAINER, Azure, Google
+from tests.files.commands import Shelf
 from tests.files.lost_answers import losing
 from tests.files.seaweed import BUCKET, SECRET, Weed
 from tests.files.tiers import below, get, put
@@ -348,13 +349,11 @@ def test_what_is_wrong_with_the_way_to_a_bucket(weed: Weed) -> None:
 def test_a_directory_is_sent_once(weed: Weed, tmp_path: Path) -> None:
     """The commands on a bucket; its listings have not the times that were given, and all is not sent again for it."""
 
+    shelf = Shelf(tmp_path)
+    shelf.env |= {**weed.environ, "QUINE_FS": f"s3://{BUCKET}/sync{tmp_path}"}
+
     def fs(*words: str) -> str:
-        command = [sys.executable, "-P", "-m", "quine", "fs", *words]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("QUINE_")}
-        environ |= {**weed.environ, "QUINE_FS": f"s3://{BUCKET}/sync{tmp_path}"}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return shelf.ok(*words).decode()
 
     (tmp_path / "own" / "d").mkdir(parents=True)
     for name in ("a", "d/b"):

@@ -88,7 +88,7 @@ def test_anothers_right_is_no_right(door: Door) -> None:
 # -- time and size -------------------------------------------------------------------------------------
 
 
-def once_below(seconds: float, act: Callable[[], object], times: int = 20) -> float:
+def once_below(seconds: float, act: Callable[[], object], times: int = 40) -> float:
     """Return the least time in seconds of at most `times` runs: load of the machine adds to the time of the link."""
     taken: list[float] = []
     while not taken or (min(taken) >= seconds and len(taken) < times):
@@ -101,7 +101,7 @@ def once_below(seconds: float, act: Callable[[], object], times: int = 20) -> fl
 @pytest.mark.long
 def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Path) -> None:
     """Each takes less than two round trips, and the delay of the line makes certain that two are never faster."""
-    way = 0.3
+    way = 0.2
     host = lab.slow("h3", way)
     lab.run(["run", "--on", host, "--", "true"], check=True)
     with job_stores.opened(lab, host, tmp_path / "fs") as door:
@@ -127,15 +127,15 @@ def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_ten_thousand_entries(door: Door) -> None:
+def test_thousands_of_entries(door: Door) -> None:
     directory = door.root / "many"
     directory.mkdir(parents=True)
-    names = [f"{number:05} {'name' * (number % 20)}" for number in range(10_000)]
+    names = [f"{number:05} {'name' * (number % 20)}" for number in range(3000)]
     for name in names:
         (directory / name).touch()
     tier = door.tier()
     assert [entry.path for entry in tier.list("many")] == [f"many/{name}" for name in names]
-    assert sum(1 for _ in tier.walk("")) == 10_001
+    assert sum(1 for _ in tier.walk("")) == 3001
     tier.close()
 
 

@@ -91,7 +91,7 @@ def test_the_requests_of_a_command_do_not_grow_with_its_files(
         assert run(tier, command, *paths, **values) == 0
         return relay.requests - before
 
-    for number in (150, 600):
+    for number in (140, 280):
         here, top = tmp_path / f"here-{number}", f"top-{number}"
         plant(here, number)
         assert asked("put", here, top) <= MOST
@@ -122,7 +122,7 @@ def test_over_a_link_too(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Remote, "stream", counted)
     with job_stores.opened(lab, "h1", tmp_path / "fs") as door:
         tier = door.tier()
-        for number in (200, 800):
+        for number in (140, 280):
             plant(tmp_path / f"here-{number}", number, most=SMALL)
             for words in (
                 ("put", tmp_path / f"here-{number}", f"top-{number}"),
