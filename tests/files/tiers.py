@@ -31,7 +31,6 @@ from quine.files.api import Tier
 from quine.files.stores.registry import SHARED_MEMORY, open_store
 from tests.files.clouds import AZURITE, CONTAINER
 from tests.files.seaweed import BUCKET
-from tests.support.agents import until
 
 LACKS = {
     "mode": "permission bits",
@@ -152,6 +151,8 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 @maker("link", "descriptors")
 def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """That of a job on another host, over a real link; other processes are those of the origin."""
+    from tests.support.agents import until
+
     door = request.getfixturevalue("door")
     yield Store(door.tier(), door.tier, f"origin:{door.root}", str(tmp_path))
     until(lambda: shutil.rmtree(door.root, ignore_errors=True) or not door.root.exists())

@@ -115,7 +115,7 @@ def test_a_content_that_is_another_one_is_refused(there: Path, size: int) -> Non
 
     class Line:
         def read(self, size: int) -> bytes:
-            return b"forged!!!"[:size]  # again and again
+            return (b"forged!!!" * 1000)[:size]  # again and again
 
     layout = apply.Layout(os.fsencode(there), manifest, {}, {})
     layout.open()

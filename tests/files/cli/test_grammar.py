@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from quine.base.errors import Failure, Misconfigured
 from quine.files.api import Entry, Writer, error
 from quine.files.cli import glob as globs
-from quine.files.cli import ls_find
+from quine.files.cli import ls_find, pool
 from quine.files.cli.main import Call
 from quine.files.cli.options import COMMANDS, OPTIONS, number, parse
 from quine.files.cli.pool import Crew, Stopped
@@ -205,8 +205,11 @@ class Interrupting:
 
 
 @pytest.mark.long
-def test_a_signal_at_any_step_of_the_caller_ends_the_crew() -> None:
+def test_a_signal_at_any_step_of_the_caller_ends_the_crew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside of a Condition it became "release unlocked lock", thus a defect, or left a lock that is held for ever."""
+    monkeypatch.setattr(
+        pool, "LET_GO", 0.3
+    )  # at some steps nobody knows of a worker, and it is waited for in vain
 
     def run(number: int) -> bool:
         with Crew(2) as crew:

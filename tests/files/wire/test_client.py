@@ -475,8 +475,8 @@ def test_many_operations_at_one_time(tier: Remote, local: Local) -> None:
     wrong: list[str] = []
 
     def work(number: int) -> None:
-        for turn in range(3):
-            data = content(1000 * number + turn, number)
+        for turn in range(2):
+            data = content(300 * number + turn, number)
             put(tier, f"d{number}/f", data)
             if get(tier, f"d{number}/f") != data or tier.stat(f"d{number}/f").size != len(data):
                 wrong.append(f"{number}.{turn}")

@@ -60,29 +60,24 @@ def test_what_a_job_puts_is_at_the_origin(door: Door) -> None:
     with pytest.raises(FileNotFoundError):
         tier.stat("d")
     assert tier.url_of("e/0").startswith("file://")
-    tier.close()
-
-
-def test_what_is_not_committed_leaves_nothing(door: Door) -> None:
-    tier = door.tier()
+    # A hole takes no room at the origin before it is kept.
+    with tier.create("hole") as writer:
+        writer.hole(1 << 40)
+        writer.write(b"x")
+        assert writer.commit().size == (1 << 40) + 1
+    assert os.stat(door.root / "hole").st_blocks * 512 < 1 << 20
+    with tier.open("hole", 1 << 40) as reader:
+        assert reader.read(10) == b"x"
+    # What is not committed, or leads out, leaves nothing.
     with tier.create("f") as writer:
         writer.write(content(3 * BLOCK))
-    door.settled()
+    door.settled("e/0", "hole")
     with pytest.raises(OSError) as caught, tier.create("../f") as writer:
         writer.write(content(3 * BLOCK))
         writer.commit()
     assert caught.value.errno == errno.EPERM
+    door.settled("e/0", "hole")
     tier.close()
-
-
-def test_anothers_right_is_no_right(door: Door) -> None:
-    for more in ({"capability": "0" * 32}, {"token": "0" * 32}, {"capability": ""}):
-        tier = door.tier(**more)
-        with pytest.raises(OSError, match=r"capability|no such job") as caught:
-            put(tier, "f", b"x")
-        assert caught.value.errno == errno.ENOTCONN
-        tier.close()
-    door.settled()
 
 
 # -- time and size -------------------------------------------------------------------------------------
@@ -214,7 +209,14 @@ def test_a_fork_has_streams_of_its_own(door: Door) -> None:
 # -- what a hostile job may try --------------------------------------------------------------------------
 
 
-def test_garbage_is_refused_and_harms_nobody(door: Door) -> None:
+def test_anothers_right_and_garbage_are_refused_and_harm_nobody(door: Door) -> None:
+    for more in ({"capability": "0" * 32}, {"token": "0" * 32}, {"capability": ""}):
+        tier = door.tier(**more)
+        with pytest.raises(OSError, match=r"capability|no such job") as caught:
+            put(tier, "f", b"x")
+        assert caught.value.errno == errno.ENOTCONN
+        tier.close()
+    door.settled()
     relay, drawn = door.relay(), random.Random(3)
     said = [
         b"",
@@ -243,18 +245,6 @@ def test_garbage_is_refused_and_harms_nobody(door: Door) -> None:
     tier = door.tier()
     put(tier, "f", b"x")
     assert door.kept() == ["f"]
-    tier.close()
-
-
-def test_a_hole_takes_no_room_at_the_origin_before_it_is_kept(door: Door) -> None:
-    tier = door.tier()
-    with tier.create("f") as writer:
-        writer.hole(1 << 40)
-        writer.write(b"x")
-        assert writer.commit().size == (1 << 40) + 1
-    assert os.stat(door.root / "f").st_blocks * 512 < 1 << 20
-    with tier.open("f", 1 << 40) as reader:
-        assert reader.read(10) == b"x"
     tier.close()
 
 
