@@ -89,14 +89,15 @@ SERVERS = {
 }  # maker -> the fixture of the session or module that it needs, made before the watch
 NEAR = {"origin", "file", "memory"}
 # Where not all parameters of a long test are run, the first and the fifth are (tests/conftest.py): a directory, and
-# that of a job over a link. `gs` goes by the class of `az` and lacks what `fsspec` lacks: it is for a release.
-ORDER = ("file", "origin", "memory", "fsspec", "link", "s3", "sftp", "az", "gs")
+# that of a job over a link. For a release are `origin`, the class of `file`, and `gs`: it goes by the class of `az`,
+# and lacks what `fsspec` lacks.
+ORDER = ("file", "memory", "fsspec", "sftp", "link", "s3", "az", "origin", "gs")
 
 
 def makers() -> list[Any]:
     """The parameters of a fixture that gives one store after the other."""
     absent = pytest.mark.skipif(not AZURITE, reason="no azurite-blob here; see tests/files/clouds.py")
-    marks = {"az": [absent], "gs": [pytest.mark.whole]}
+    marks = {"az": [absent], "origin": [pytest.mark.whole], "gs": [pytest.mark.whole]}
     return [pytest.param(name, marks=marks.get(name, [])) for name in ORDER]
 
 
