@@ -13,7 +13,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -485,11 +484,8 @@ def test_no_command_removes_the_record(agents: Kept) -> None:
         assert sorted(path.name for path in agents.kept().glob("*.jsonl")) == kept
 
 
-def test_a_child_that_was_never_started_has_its_record_there(
-    agents: Kept, own_lab: Callable[..., Lab]
-) -> None:
+def test_a_child_that_was_never_started_has_its_record_there(agents: Kept, lab: Lab) -> None:
     """It has no tape, so it is known by its parent."""
-    lab = own_lab(["h1"])  # with the home of these agents there is one more node
     agents.env |= {
         name: lab.env[name] for name in ("XDG_RUNTIME_DIR", "LAB_ORIGIN")
     }  # a node that the lab ends
