@@ -114,7 +114,7 @@ def test_a_tree_is_kept_whole_when_it_ends(agents: Kept) -> None:
     assert agents.kept(f"jobs/{alone}/stdout").read_bytes() == b"out\n"
     assert json.loads(agents.kept(f"jobs/{alone}/status").read_bytes())["code"] == 0
     assert not left("--keep", root)
-    # What is here comes first, and is said to be here.
+    # A tape that is here comes first, and is said to be here.
     for path in agents.kept().glob("*.jsonl"):
         path.write_bytes(b"spoiled\n")
     env = agents.env | {"QUINE_FS_TAPES": "on"}

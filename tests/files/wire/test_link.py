@@ -68,7 +68,7 @@ def test_what_a_job_puts_is_at_the_origin(door: Door) -> None:
     assert os.stat(door.root / "hole").st_blocks * 512 < 1 << 20
     with tier.open("hole", 1 << 40) as reader:
         assert reader.read(10) == b"x"
-    # What is not committed, or leads out, leaves nothing.
+    # A file that is not committed leaves nothing, nor does one that leads out.
     with tier.create("f") as writer:
         writer.write(content(3 * BLOCK))
     door.settled("e/0", "hole")
