@@ -44,8 +44,11 @@ def become(argv):
         os._exit(status)
 
 if sys.argv[1:3] == ["node", "--launcher"]:
+    import time
     from transport.launcher import launcher, zygotes
-    zygotes.SOON, zygotes.LIFE = 1000.0, {life}
+    # Longer than any pause between two starts here, yet shorter than the clock, which begins with the machine: in its
+    # first SOON seconds the first start of all is one that follows another, and may find its zygote ready.
+    zygotes.SOON, zygotes.LIFE = time.monotonic() / 2, {life}
     sys.exit(launcher.main(sys.argv[3:], forks=lambda argv: argv[0][:1] != "#"))
 if sys.argv[1:3] == ["node", "--zygote"]:
     from transport.launcher import zygote
