@@ -1,6 +1,7 @@
 """ssh as people have it: each form of ~/.ssh/config, of keys and of host keys, against real sshd.
 
-Each is reached by the name of its form, with no other key in the inventory: it works, or it is 69 with a cure.
+Each is reached by the name of its form, with no other key in the inventory: it works, or it is refused with a cure.
+The carrier is used in this process; that verbs print its refusals is tested with them.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
+from deploy import carriers, inventory
 from tests.lab import Lab
 from tests.lab.host import Host, Settings
 from tests.lab.lab import SSH_CONFIG
-from tests.support.waiting import read_until
+from tests.support.waiting import read_until, until
+from transport.carrier.child import end_all
 from transport.carrier.dialer import SshTarget
 from transport.carrier.ssh import connect
 from transport.carrier.ssh.keys import message
-from transport.errors import Interrupted
+from transport.errors import Interrupted, Unreachable
 
 pytestmark = [pytest.mark.skipif(not shutil.which("ssh-agent"), reason="needs OpenSSH")]
 
@@ -49,32 +54,68 @@ class User:
         ports = {f"p{number}": self[f"h{number}"].port for number in (1, 2, 3)}
         (self.ssh / name).write_text(text.format(**facts, **ports) + SSH_CONFIG)
 
-    def check(self, name: str = "box", *words: str) -> subprocess.CompletedProcess[bytes]:
-        self.lab.alias(name, "h1", address=None, port=None, user=None, identity=None)
-        return self.lab.run(["hosts", "check", name, *words], env=self.env)
+    def named(self, name: str = "box", of: str = "h1", **keys: object) -> str:
+        """Put a host into the inventory of which that has nothing but the name."""
+        none = dict.fromkeys(("address", "port", "user", "identity"))
+        return self.lab.alias(name, of, **{**none, **keys})
+
+    def dial(self, name: str, command: str = "echo up") -> tuple[str, list[str]]:
+        """Run a command on a host of the inventory; return its output, and the steps of the way. Raises Unreachable."""
+        steps: list[str] = []
+        news: list[str] = []
+        proxies: list[asyncio.subprocess.Process] = []
+        execute = asyncio.create_subprocess_exec
+
+        async def executed(*words: str, **more: Any) -> asyncio.subprocess.Process:
+            proxies.append(await execute(*words, **more))
+            return proxies[-1]
+
+        def note(step: str, found: str = "", ok: bool = True) -> None:
+            steps.append(f"{step} {found}")
+
+        async def run() -> str:
+            known = inventory.load(self.lab.inventory, {})
+            connect = carriers.to(known.hosts[name], known, self.env.get("SSH_AUTH_SOCK"))
+            try:
+                duplex = await connect(command, note, news.append)
+                got = b""
+                while data := await duplex.read():
+                    got += data
+                duplex.close()
+                await duplex.closed()
+            finally:
+                await end_all()
+                for process in proxies:  # hung up by now; this loop reaps it
+                    await process.wait()
+            return got.decode()
+
+        environ = mock.patch.dict(os.environ, self.lab.overlaid(self.env), clear=True)
+        with environ, mock.patch.object(asyncio, "create_subprocess_exec", executed):
+            done = asyncio.run(run())
+        assert not news
+        return done, steps
 
     def works(self, name: str = "box") -> None:
-        done = self.check(name)
-        assert (done.returncode, done.stderr) == (0, b"")
+        assert self.dial(self.named(name))[0] == "up\n"
 
-    def fails(self, detail: str, cure: str, name: str = "box") -> None:
-        done = self.check(name)
-        text = done.stderr.decode()
-        assert done.returncode == 69 and detail in text, text
-        assert cure in text.partition(f"quine: {name}: hint: ")[2], text
+    def fails(self, detail: str, cure: str, name: str = "") -> None:
+        with pytest.raises(Unreachable) as caught:
+            self.dial(name or self.named())
+        assert detail in caught.value.detail
+        assert cure in caught.value.hint
 
-    def make_key(self, name: str, passphrase: str = "", kind: str = "ed25519") -> Path:
+    def make_key(self, name: str, *options: str, passphrase: str = "") -> Path:
         path = self.ssh / name
-        words = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", str(path)]
+        words = ["ssh-keygen", "-q", *(options or ("-t", "ed25519")), "-N", passphrase, "-f", str(path)]
         subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
         return path
 
-    def lock(self, name: str, *options: str) -> Path:
+    def lock(self, name: str) -> Path:
         """A copy of the key that may log in, with the passphrase `open sesame`."""
         path = self.ssh / name
         path.write_bytes(self.lab.identity.read_bytes())
         path.chmod(0o600)
-        words = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "open sesame", *options, "-f", str(path)]
+        words = ["ssh-keygen", "-q", "-p", "-a1", "-P", "", "-N", "open sesame", "-f", str(path)]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         return path
 
@@ -84,8 +125,7 @@ class User:
         assert self._agent.stdout is not None
         self._agent.stdout.readline()  # it listens
         env = {"SSH_AUTH_SOCK": str(path), "PATH": os.environ["PATH"]}
-        for key in keys:
-            subprocess.run(["ssh-add", "-q", str(key)], check=True, env=env)
+        subprocess.run(["ssh-add", "-q", *map(str, keys)], check=True, env=env)
         self.env = {"SSH_AUTH_SOCK": str(path)}
         return path
 
@@ -245,9 +285,9 @@ def test_a_form_that_cannot_work_has_a_cure(user: User, form: str) -> None:
     user.fails(detail, cure)
 
 
-def test_what_is_passed_over_is_named_with_v(user: User) -> None:
+def test_what_is_passed_over_is_named(user: User) -> None:
     user.configure(f"Host box\n ForwardAgent yes\n LocalForward 8080 localhost:80\n {WAY}")
-    said = user.check("box", "-v").stderr.decode()
+    said = "\n".join(user.dial(user.named())[1])
     for line, text in ((2, "ForwardAgent yes"), (3, "LocalForward 8080 localhost:80")):
         assert f"pass over {text} ({user.ssh}/config line {line})" in said
 
@@ -300,46 +340,54 @@ def accepting(user: User) -> Iterator[Host]:
     user.lab.drop("accepting")
 
 
-@pytest.mark.parametrize("transport", ["ssh", "openssh"])
-def test_variables_that_the_configuration_sends_and_sets(user: User, accepting: Host, transport: str) -> None:
+def test_variables_that_the_configuration_sends_and_sets(user: User, accepting: Host) -> None:
+    """A job has them by way of its node, whose environment they are; the program `ssh` sends the same ones."""
     user.configure(
         "Host box\n SetEnv KITE_SET='a b' KITE_BOTH=set OTHER=1\n SetEnv KITE_LATE=1\n"
         " SendEnv KITE_S* KITE_BOTH KITE_API_TOKEN KITE_NOT LC_?IME\n SendEnv -KITE_N*\n SendEnv OTHER\n"
         f" HostName 127.0.0.1\n Port {accepting.port}\n IdentityFile {{key}}\n"
     )
-    env: dict[str, str | None] = {"LC_TIME": "C", "OTHER": "2", "KITE_API_TOKEN": "x"}
-    env |= {
-        "KITE_BOTH": "sent",
-        "KITE_SENT": "é\n2",
-        "KITE_NOT": "1",
+    user.env = {
+        **{
+            "LC_TIME": "C",
+            "OTHER": "2",
+            "KITE_API_TOKEN": "x",
+            "KITE_BOTH": "sent",
+            "KITE_SENT": "é\n2",
+            "KITE_NOT": "1",
+        },
         "XDG_RUNTIME_DIR": str(user.ssh / "run"),
     }
     (user.ssh / "run").mkdir(mode=0o700)
-    user.lab.alias("box", "accepting", address=None, port=None, user=None, identity=None, transport=transport)
     try:
-        done = user.lab.run(["run", "--on", "box", "--", "env", "-0"], env=env, check=True)
+        user.named(of="accepting")
+        done = user.lab.run(
+            ["run", "--on", "box", "--", "env", "-0"], env=user.env, check=True
+        ).stdout.decode()
     finally:
-        user.lab.run(["node", "--stop"], env=env)
+        user.lab.run(["node", "--stop"], env=user.env)
         accepting.kill_processes()
-    found = dict(line.split("=", 1) for line in done.stdout.decode().split("\0") if line)
-    names = ("LC_TIME", "OTHER", *(name for name in found if name.startswith("KITE_")))
-    assert {name: found[name] for name in names if name in found} == {
-        "LC_TIME": "C",
-        "KITE_SET": "a b",
-        "KITE_BOTH": "set",
-        "KITE_SENT": "é\n2",
-    }
+    for text in (done, user.dial(user.named(of="accepting", transport="openssh"), "env -0")[0]):
+        found = dict(line.split("=", 1) for line in text.split("\0") if line)
+        assert {name: found[name] for name in found if name.startswith(("LC_TIME", "OTHER", "KITE_"))} == {
+            "LC_TIME": "C",
+            "KITE_SET": "a b",
+            "KITE_BOTH": "set",
+            "KITE_SENT": "é\n2",
+        }
 
 
-@pytest.mark.parametrize("more", ["", "MACs hmac-sha2-256"])
-def test_a_server_that_has_only_ciphers_with_counters(user: User, more: str) -> None:
-    host = user.lab.add("counting", Settings(sshd=("Ciphers aes256-ctr", more)))
+def test_a_server_that_has_only_ciphers_with_counters(user: User) -> None:
+    """With the MAC that both sides like best, and with one that is computed before the encryption."""
+    host = user.lab.add("counting", Settings(sshd=("Ciphers aes256-ctr",)))
     try:
-        user.configure(f"Host box\n HostName 127.0.0.1\n Port {host.port}\n IdentityFile {{key}}\n")
-        user.works()
+        text = f"Host box\n HostName 127.0.0.1\n Port {host.port}\n IdentityFile {{key}}\n"
+        user.configure(text)
         data = os.urandom(3 << 20)  # more than a window, both ways
-        done = user.lab.run(["run", "--on", "box", "--", "cat"], input=data, check=True)
+        done = user.lab.run(["run", "--on", user.named(), "--", "cat"], input=data, check=True)
         assert done.stdout == data
+        user.configure(f"{text} MACs hmac-sha2-256\n")
+        assert user.dial(user.named(), "seq 100000")[0].split() == list(map(str, range(1, 100_001)))
     finally:
         user.lab.drop("counting")
 
@@ -379,7 +427,7 @@ def test_a_server_that_hangs_up_after_the_login(user: User) -> None:
             f"Host box\n User nobody\n HostName 127.0.0.1\n Port {host.port}\n IdentityFile {{key}}\n"
         )
         user.fails("the connection was lost as the session started: ", "is the ChrootDirectory there")
-        assert host.connections()
+        until(host.connections, "it was logged in")
     finally:
         user.lab.drop("rootless")
 
@@ -408,10 +456,9 @@ def test_a_key_of_the_agent(user: User) -> None:
 
 def test_identity_agent_comes_before_the_environment(user: User) -> None:
     path = user.start_agent(user.lab.identity)
-    user.env = {}
+    user.env = {"MY_AGENT": str(path)}
     for form in (str(path), "$MY_AGENT", "${{MY_AGENT}}"):
         user.configure(f"Host box\n HostName 127.0.0.1\n Port {{p1}}\n IdentityAgent {form}\n")
-        user.env = {"MY_AGENT": str(path)}
         user.works()
     user.configure("Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityAgent none\n")
     user.env = {"SSH_AUTH_SOCK": str(path)}
@@ -449,27 +496,10 @@ def test_identities_only_leaves_out_the_agents_other_keys(user: User) -> None:
     user.works()
 
 
-@pytest.mark.parametrize("options", [(), ("-m", "PEM")])
+@pytest.mark.parametrize("options", [(), ("-t", "ecdsa", "-m", "PEM")], ids=["openssh", "pem"])
 def test_a_key_with_a_passphrase_and_no_terminal(user: User, options: tuple[str, ...]) -> None:
     if options:
-        user.make_key("locked", "open sesame", "ecdsa")
-        subprocess.run(
-            [
-                "ssh-keygen",
-                "-q",
-                "-p",
-                "-m",
-                "PEM",
-                "-P",
-                "open sesame",
-                "-N",
-                "open sesame",
-                "-f",
-                user.ssh / "locked",
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        user.make_key("locked", *options, passphrase="open sesame")
     else:
         user.lock("locked")
     user.configure("Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityFile ~/.ssh/locked\n")
@@ -487,9 +517,8 @@ def test_a_key_with_a_passphrase_that_the_agent_holds(user: User) -> None:
 
 def on_a_terminal(user: User, *answers: bytes) -> tuple[int, bytes]:
     """Run `hosts check` on a terminal, and answer each question for a passphrase."""
-    user.lab.alias("box", "h1", address=None, port=None, user=None, identity=None)
     ours, theirs = pty.openpty()
-    words = ["setsid", "--ctty", "--wait", user.lab.quine, "hosts", "check", "box"]
+    words = ["setsid", "--ctty", "--wait", user.lab.quine, "hosts", "check", user.named()]
     process = subprocess.Popen(
         words, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=user.lab.overlaid(user.env)
     )
@@ -662,23 +691,17 @@ def sixth(user: User) -> Iterator[Host]:
     user.lab.drop("six")
 
 
-@pytest.mark.parametrize("address", ["::1", "[::1]"])
-def test_an_address_of_ipv6(user: User, sixth: Host, address: str) -> None:
-    user.lab.alias("box", "six", address=address)
-    done = user.lab.run(["hosts", "check", "box"])
-    assert (done.returncode, done.stderr) == (0, b"")
+def test_ipv6_as_an_address_and_of_a_jump_host(user: User, sixth: Host) -> None:
+    for address in ("::1", "[::1]"):
+        assert user.dial(user.lab.alias("box", "six", address=address))[0] == "up\n"
     assert (user.ssh / "known_hosts").read_text().startswith(f"[::1]:{sixth.port} ssh-ed25519 ")
-
-
-def test_a_jump_host_of_ipv6(user: User, sixth: Host) -> None:
     user.configure("Host *\n IdentityFile {key}\n")
-    user.lab.alias("box", "h1", jump=f"{sixth.user}@[::1]:{sixth.port}")
-    assert b"authenticate to ::1 " in user.lab.run(["doctor", "box"], check=True).stdout
-    user.configure(
-        f"Host box\n ProxyJump {sixth.user}@[::1]:{sixth.port}\n {WAY}\nHost *\n IdentityFile {{key}}\n"
-    )
+    hop = f"{sixth.user}@[::1]:{sixth.port}"
+    steps = user.dial(user.lab.alias("box", "h1", jump=hop))[1]
+    assert any(step.startswith("authenticate to ::1 ") for step in steps), steps
+    user.configure(f"Host box\n ProxyJump {hop}\n {WAY}\nHost *\n IdentityFile {{key}}\n")
     user.works()
-    assert sixth.connections() == 2
+    until(lambda: sixth.connections() == 4, "each of these went by way of it")
 
 
 # -- servers that are full or refuse ---------------------------------------------------------------
@@ -690,10 +713,15 @@ def test_a_full_server_is_asked_again(user: User) -> None:
     try:
         with socket.create_connection((host.address, host.port)) as first:
             assert first.recv(4) == b"SSH-"  # it is counted now
-            process = user.lab.popen(["hosts", "check", "full"], stderr=subprocess.PIPE)
-            host.wait_log("MaxStartups throttling")
-        _, said = process.communicate(timeout=60)
-        assert (process.returncode, said) == (0, b"")
+
+            def leave() -> None:
+                host.wait_log("MaxStartups throttling")
+                first.shutdown(socket.SHUT_RDWR)
+
+            thread = threading.Thread(target=leave)
+            thread.start()
+            assert user.dial("full")[0] == "up\n"
+            thread.join()
     finally:
         user.lab.drop("full")
 
@@ -729,13 +757,15 @@ def test_another_server_than_an_sshd_is_asked_no_more(user: User, transport: str
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
-        user.lab.alias("web", "h1", via=listener.getsockname()[1], transport=transport)
-        done = user.lab.run(["hosts", "check", "web"])
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(30)
-    text = done.stderr.decode().lower()
-    assert done.returncode == 69 and "no ssh server answers" in text, text
-    assert "http/1.1 400 bad request" in text and "hint: correct " in text
+        try:
+            with pytest.raises(Unreachable) as caught:
+                user.dial(user.lab.alias("web", "h1", via=listener.getsockname()[1], transport=transport))
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    text = caught.value.detail.lower()
+    assert "no ssh server answers" in text and "http/1.1 400 bad request" in text, text
+    assert caught.value.hint.startswith("correct ")
     assert connections == (1 if transport == "ssh" else 2)
 
 
