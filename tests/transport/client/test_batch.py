@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import select
 import signal
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab import Lab, peak_rss
+from tests.lab import Lab, Proxy, clear_peak, peak_rss
 from tests.support.machine import only_node
 from transport.client.batch import Batch, BatchJob
 from transport.spawn import Spawn
@@ -67,13 +66,18 @@ class Jobs:
 
 
 def origin(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    """This process becomes one of the origin of a lab whose node runs."""
-    lab.run(["run", "--on", "local", "--", "true"], check=True)
+    """This process becomes one of the origin of a lab."""
     for name in set(os.environ) - {"PYTEST_CURRENT_TEST"}:
         monkeypatch.delenv(name)
     for name, value in lab.env.items():
         monkeypatch.setenv(name, value)
     return lab
+
+
+@pytest.fixture
+def line(lab: Lab) -> Proxy:
+    """The way to h1 that can be slow, made before this process is one of the origin: it is none of the lab's jobs."""
+    return lab["h1"].proxy
 
 
 @pytest.fixture
@@ -90,11 +94,11 @@ def own_jobs(own_lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> It
     made.batch.close()
 
 
-def test_500_jobs_over_three_hosts_have_each_their_own_bytes(jobs: Jobs) -> None:
+def test_100_jobs_over_three_hosts_have_each_their_own_bytes(jobs: Jobs) -> None:
     fds = len(os.listdir("/proc/self/fd"))
     given = {}
-    for index in range(500):
-        where, data = f"h{index % 3 + 1}", b"%d\n" % index * (index * 20)
+    for index in range(100):
+        where, data = f"h{index % 3 + 1}", b"%d\n" % index * (index * 100)
         given[jobs.start(["cat"] if index % 5 else ["true"], where, data)] = data
     jobs.all()
     assert {
@@ -222,10 +226,10 @@ def test_a_job_that_asks_gets_the_answers_of_its_own_services(jobs: Jobs, where:
     assert [bytes(jobs.out[job]) for job in made] == [b"?0", b"?1", b"?2"]
 
 
-def test_20_jobs_of_10_mb_are_held_back_by_a_caller_that_takes_nothing_and_memory_stays_flat(
+def test_jobs_are_held_back_by_a_caller_that_takes_nothing_and_memory_stays_flat(
     jobs: Jobs,
 ) -> None:
-    size, taken, owed = 10_000_000, [0], dict[int, int]()
+    count, size, taken, owed = 6, 12_000_000, [0], dict[int, int]()
 
     def slowly(index: int) -> Callable[[int, memoryview], int]:
         def take(stream: int, data: memoryview) -> int:
@@ -237,29 +241,28 @@ def test_20_jobs_of_10_mb_are_held_back_by_a_caller_that_takes_nothing_and_memor
 
     made = [
         jobs.start(["head", "-c", str(size), "/dev/zero"], f"h{index % 3 + 1}", on_output=slowly(index))
-        for index in range(20)
+        for index in range(count)
     ]
-    jobs.until(lambda: all(job.pid for job in made) and len(owed) == 20)
+    jobs.until(lambda: all(job.pid for job in made) and len(owed) == count)
     quick = jobs.start(["echo", "quick"], "h1")
     jobs.until(lambda: quick in jobs.status)
-    assert bytes(jobs.out[quick]) == b"quick\n" and taken[0] <= 20 * 65536
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert bytes(jobs.out[quick]) == b"quick\n" and taken[0] <= count * 65536
+    both = (os.getpid(), only_node(jobs.lab.processes).pid)
+    before = [clear_peak(pid) for pid in both]
 
     def step() -> bool:
-        for index, count in list(owed.items()):
+        for index, size in list(owed.items()):
             del owed[index]
-            made[index].consumed(1, count)
+            made[index].consumed(1, size)
         return not len(jobs.batch)
 
     jobs.until(step)
-    assert taken[0] == 20 * size and all(jobs.status[job].code == 0 for job in made)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 50_000, f"{grown} KiB more"
-    assert peak_rss(only_node(jobs.lab.processes).pid) < 200 << 20
+    assert taken[0] == count * size and all(jobs.status[job].code == 0 for job in made)
+    grown = [peak_rss(pid) - held for pid, held in zip(both, before, strict=True)]
+    assert max(grown) < 50 << 20, grown
 
 
-def test_a_killed_node_loses_what_runs_and_the_next_one_gets_what_waits(own_jobs: Jobs) -> None:
-    jobs = own_jobs
+def test_a_killed_node_loses_what_runs_and_the_next_one_gets_what_waits(jobs: Jobs) -> None:
     running = jobs.start(["sleep", "600"], "h1")
     jobs.until(lambda: running.pid)
     os.kill(only_node(jobs.lab.processes).pid, signal.SIGKILL)
@@ -292,9 +295,9 @@ def test_jobs_wait_for_a_slot_of_any_host_and_are_bound_to_none_of_them(jobs: Jo
     names = [jobs.lab.alias(f"s{index}", f"h{index}", slots=2) for index in (1, 2)]
     holders = [jobs.start(["cat"], "s1", lambda room: None) for _ in range(2)]
     jobs.until(lambda: all(job.pid for job in holders))
-    many = [jobs.start(["sh", "-c", "echo $0", str(index)], ",".join(names)) for index in range(60)]
+    many = [jobs.start(["sh", "-c", "echo $0", str(index)], ",".join(names)) for index in range(30)]
     jobs.until(lambda: all(job in jobs.status for job in many))
-    assert [bytes(jobs.out[job]) for job in many] == [b"%d\n" % index for index in range(60)]
+    assert [bytes(jobs.out[job]) for job in many] == [b"%d\n" % index for index in range(30)]
     assert {jobs.status[job].host for job in many} == {"s2"}
     for job in holders:
         job.signal(signal.SIGTERM)
@@ -307,7 +310,7 @@ def test_no_more_jobs_run_on_a_host_than_it_has_slots(jobs: Jobs) -> None:
     where = str(jobs.lab["h3"].path_of("counted"))
     jobs.start(["mkdir", "-p", where], "h3")
     jobs.all()
-    many = [jobs.start(["sh", "-c", f"cd {where} && {count}"], name) for _ in range(30)]
+    many = [jobs.start(["sh", "-c", f"cd {where} && {count}"], name) for _ in range(12)]
     jobs.all()
     assert all(jobs.status[job].code == 0 for job in many)
     assert {int(jobs.out[job]) for job in many} <= {1, 2}
@@ -328,32 +331,31 @@ def test_slots_that_others_hold_are_asked_for_again(jobs: Jobs) -> None:
     assert jobs.status[job].code == 0
 
 
-def test_what_a_host_has_not_begun_goes_to_one_that_appears(own_jobs: Jobs, tmp_path: Path) -> None:
+def test_what_a_host_has_not_begun_goes_to_one_that_appears(line: Proxy, jobs: Jobs, tmp_path: Path) -> None:
     """Short jobs make the node send more than there are slots for; then two long ones hold the slots."""
-    lab, go = own_jobs.lab, tmp_path / "go"
-    lab["h1"].proxy.delay(0.03)
-    lab.alias("far", "h1", lab["h1"].proxy, tags=["x"], slots=2)
+    lab, go = jobs.lab, tmp_path / "go"
+    line.delay(0.03)
+    lab.alias("far", "h1", line, tags=["x"], slots=2)
     for _ in range(40):
-        own_jobs.start(["true"], "@x")
-    own_jobs.all()
+        jobs.start(["true"], "@x")
+    jobs.all()
     held = ["sh", "-c", f"echo up; until test -e {go}; do sleep 0.02; done"]
-    long = [own_jobs.start(held, "@x") for _ in range(2)]
-    own_jobs.until(lambda: all(own_jobs.out[job] for job in long))
-    short = [own_jobs.start(["true"], "@x") for _ in range(8)]
-    while own_jobs.batch.waiting == 8:
-        own_jobs.batch.turn(1)
+    long = [jobs.start(held, "@x") for _ in range(2)]
+    jobs.until(lambda: all(jobs.out[job] for job in long))
+    short = [jobs.start(["true"], "@x") for _ in range(8)]
+    while jobs.batch.waiting == 8:
+        jobs.batch.turn(1)
     lab.alias("near", "h2", tags=["x"], slots=4)
-    own_jobs.batch.recall("far")
-    own_jobs.until(lambda: all(job in own_jobs.status for job in short))
-    assert {own_jobs.status[job].host for job in short} == {"near"} and not any(job.over for job in long)
+    jobs.batch.recall("far")
+    jobs.until(lambda: all(job in jobs.status for job in short))
+    assert {jobs.status[job].host for job in short} == {"near"} and not any(job.over for job in long)
     go.touch()
-    own_jobs.all()
-    assert {status.state for status in own_jobs.status.values()} == {"exited"}
+    jobs.all()
+    assert {status.state for status in jobs.status.values()} == {"exited"}
 
 
-def test_a_host_that_dies_takes_what_it_was_given_and_no_more(own_jobs: Jobs) -> None:
+def test_a_host_that_dies_takes_what_it_was_given_and_no_more(jobs: Jobs) -> None:
     """Its caller tries again what was never started: each item runs once, or is lost and may have run."""
-    jobs = own_jobs
     names = [jobs.lab.alias(f"s{index}", f"h{index}", slots=2) for index in (1, 2)]
     for name in names:  # both are dialled, so that each gets its share
         jobs.start(["true"], name)
@@ -379,13 +381,13 @@ def test_a_host_that_dies_takes_what_it_was_given_and_no_more(own_jobs: Jobs) ->
         )
         jobs.batch.start(spawn, on_exit=over)
 
-    for item in range(100):
+    for item in range(60):
         start(item)
     jobs.all()
     ran = [int(line) for line in log.read_text().split()]
     lost = {item for item, status in ended.items() if status.state == "lost"}
     done = {item for item, status in ended.items() if status.state == "exited" and status.code == 0}
-    assert len(ended) == 100 and lost | done == set(range(100)) and len(lost) < 50
+    assert len(ended) == 60 and lost | done == set(range(60)) and len(lost) < 30
     assert all(ended[item].host == "s2" for item in lost) and {ended[item].host for item in done} == {
         "s1",
         "s2",
