@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import select
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,92 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab, Process, peak_rss
-from tests.support.machine import node_file
-from transport import this_build
+from tests.support.clients import SECONDS, Clients
 from transport.node.link import HEARTBEAT
-from transport.spawn import Spawn
-from transport.status import Status
-from transport.wire.frames import Frame, Kind
-from transport.wire.session import STDIN, STDOUT, Session
 
 JOBS = int(os.environ.get("QUINE_TEST_JOBS", 100))  # 1000 for the figure that is promised
 LINKS = int(os.environ.get("QUINE_TEST_LINKS", 3))  # 20
-SECONDS = 240.0
 MOST = 200 << 20  # bytes that either node ever had resident
-
-
-class Crowd:
-    """Many clients of the node here in one process: a client of its own each would be a gigabyte of them."""
-
-    def __init__(self, path: Path, inventory: Path) -> None:
-        self.path, self.inventory = path, inventory
-        self.poll = select.poll()
-        self.members: dict[int, Member] = {}
-
-    def start(self, where: str, argv: list[str]) -> Member:
-        member = Member(self, where, argv)
-        self.members[member.socket.fileno()] = member
-        self.poll.register(member.socket, select.POLLIN)
-        return member
-
-    def until(self, done: Callable[[], bool]) -> None:
-        """Serve all clients that have data until the condition holds."""
-        deadline = time.monotonic() + SECONDS
-        while not done():
-            for fd, _ in self.poll.poll(1000):
-                self.members[fd].receive()
-            assert time.monotonic() < deadline, f"not done in {SECONDS} s"
-
-    def close(self) -> None:
-        for member in self.members.values():
-            member.socket.close()
-
-
-class Member:
-    """One client: a session over a socket, which reads stdout only while `reads`."""
-
-    def __init__(self, crowd: Crowd, where: str, argv: list[str]) -> None:
-        self.session = Session(True, {"build": this_build.build_hash(), "pid": os.getpid()})
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(str(crowd.path))
-        spawn = Spawn(argv, where=where, context={"inventory": str(crowd.inventory)})
-        self.number = self.session.open(Kind.SPAWN, spawn.to_json())
-        self.socket.sendall(b"C")
-        self.pid = 0
-        self.got = bytearray()
-        self.status: Status | None = None
-        self.flush()
-
-    def flush(self) -> None:
-        while chunks := self.session.pull(1 << 16):
-            self.socket.sendall(b"".join(chunks))
-
-    def receive(self) -> None:
-        data = self.socket.recv(1 << 18)
-        assert data, "the node ended"
-        for frame in self.session.receive(data):
-            self.on_frame(frame)
-        self.flush()
-
-    def on_frame(self, frame: Frame) -> None:
-        if frame.kind == Kind.ATTACH:
-            self.pid = frame.number("pid")
-        elif frame.kind == Kind.DATA and frame.stream == STDOUT:
-            self.got += frame.payload
-            self.session.took(self.number, STDOUT, len(self.got))
-        elif frame.kind == Kind.EXIT:
-            self.status = Status.from_json(frame.body())
-
-    def say(self, data: bytes, last: bool) -> None:
-        self.session.data(self.number, STDIN, data)
-        if last:
-            self.session.eof(self.number, STDIN)
-        self.flush()
-
-    @property
-    def over(self) -> bool:
-        channel = self.session.channels[self.number]
-        return self.status is not None and channel.finished
 
 
 @pytest.fixture(autouse=True)
@@ -114,8 +33,7 @@ def test_a_thousand_jobs_at_once_on_one_link_and_twenty_links(own_lab: Callable[
     lab = own_lab(["h1"], lease=60)
     names = [lab.alias(f"a{index}", "h1") for index in range(LINKS)]
     lab.run(["run", "--on", names[0], "--", "true"], check=True)
-    path = node_file(lab, "sock")
-    crowd = Crowd(path, lab.inventory)
+    crowd = Clients(lab)
     try:
         others = [crowd.start(name, ["cat"]) for name in names[1:]]
         many = [crowd.start(names[0], ["cat"]) for _ in range(JOBS)]
@@ -140,8 +58,7 @@ def test_a_thousand_readers_that_do_not_read(own_lab: Callable[..., Lab]) -> Non
     """The output of their producers is in pipes and windows, and both are bounded."""
     lab = own_lab(["h1"], lease=60)
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
-    path = node_file(lab, "sock")
-    crowd = Crowd(path, lab.inventory)
+    crowd = Clients(lab)
     try:
         for _ in range(JOBS):
             crowd.start("h1", ["sh", "-c", "echo up; exec cat /dev/zero"])
