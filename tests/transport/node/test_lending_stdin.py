@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import random
 import signal
 import subprocess
 from collections.abc import Callable
@@ -15,18 +14,19 @@ import pytest
 
 from tests.lab import Lab
 from tests.support.agents import PATIENCE, until
+from tests.support.machine import nodes, only_node
 from tests.system import breaks
 from tests.system.breaks import MiB
 
 pytestmark = pytest.mark.timeout(300)
-SIZE = 24 * MiB
+SIZE = 16 * MiB
 TRIES = 5
 
 
 @pytest.fixture
 def bulk(tmp_path: Path) -> Path:
     path = tmp_path / "bulk"
-    path.write_bytes(random.Random(3).randbytes(SIZE))
+    path.write_bytes(os.urandom(SIZE))
     return path
 
 
@@ -37,9 +37,7 @@ def digest(path: Path) -> bytes:
 def lent(lab: Lab) -> set[str]:
     """Pipes that the node of this machine reads for clients: they have opened them anew, without blocking."""
     found = set()
-    for process in lab.processes():
-        if not process.daemon or "--dial" in process.argv:
-            continue
+    for process in nodes(lab.processes()):
         folder = f"/proc/{process.pid}"
         for number in os.listdir(f"{folder}/fd"):
             try:
@@ -60,7 +58,7 @@ def feeding(lab: Lab, words: list[str], size: int = 2 * MiB) -> tuple[subprocess
     before = lent(lab)
     for _ in range(TRIES):
         read, write = os.pipe()
-        data = memoryview(random.Random(4).randbytes(size))
+        data = memoryview(os.urandom(size))
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, MiB)
         data = data[
             os.write(write, data[:MiB]) :
@@ -82,12 +80,11 @@ def feeding(lab: Lab, words: list[str], size: int = 2 * MiB) -> tuple[subprocess
 
 def test_bytes_over_cuts(lab: Lab, through: Callable[..., str], bulk: Path) -> None:
     host, proxy = through("h1"), lab["h1"].proxy
-    lab.run(["run", "--on", host, "--", "true"], check=True)
     done = proxy.cuts()
-    proxy.cut_after(*breaks.plan(11, 6, SIZE))
+    proxy.cut_after(*breaks.plan(11, 3, SIZE))
     ended = lab.sh(f"cat {bulk} | quine run --on {host} -- sha256sum", timeout=200)
     assert (ended.returncode, ended.stdout) == (0, digest(bulk)), ended.stderr
-    assert proxy.cuts() == done + 6
+    assert proxy.cuts() == done + 3
 
 
 def test_little_after_much_comes_at_once(lab: Lab) -> None:
@@ -161,12 +158,9 @@ def _grows(write: int) -> bool:
     return bool(select.select([], [write], [], 1.0)[1])
 
 
-def test_the_node_is_killed_meanwhile(own_lab: Callable[..., Lab]) -> None:
-    lab = own_lab(["h1"])
+def test_the_node_is_killed_meanwhile(lab: Lab) -> None:
     client, write = feeding(lab, ["run", "--on", "h1", "--", "sh", "-c", "cat >/dev/null"])
-    for process in lab.processes():
-        if process.daemon and "--dial" not in process.argv:
-            os.kill(process.pid, signal.SIGKILL)
+    os.kill(only_node(lab.processes).pid, signal.SIGKILL)
     _, err = client.communicate(timeout=PATIENCE)
     assert client.returncode == 74 and b"its outcome is not known" in err
     os.close(write)

@@ -8,6 +8,7 @@ import hashlib
 import os
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import termios
@@ -20,11 +21,12 @@ import pytest
 from tests.lab import Lab
 from tests.lab.machine import readable
 from tests.support.agents import PATIENCE, until
+from tests.support.machine import nodes, only_node
 from tests.system import breaks
 from tests.system.breaks import MiB
 
 pytestmark = pytest.mark.timeout(300)
-SIZE = 24 * MiB
+SIZE = 16 * MiB
 TRIES = 5
 # Bytes of which each has its place: the numbers of their lines.
 BULK = f"seq 100000000 | head -c {SIZE}"
@@ -38,9 +40,7 @@ def bulk() -> bytes:
 def of_the_node(lab: Lab, fd: int) -> bool:
     """True if the node of this machine has the file of this descriptor open to write."""
     mine = os.fstat(fd)
-    for process in lab.processes():
-        if not process.daemon or "--dial" in process.argv:
-            continue
+    for process in nodes(lab.processes()):
         folder = f"/proc/{process.pid}/fd"
         for number in os.listdir(folder):
             try:
@@ -110,9 +110,8 @@ def test_the_same_bytes(lab: Lab, tmp_path: Path, bulk: bytes, to: str) -> None:
 
 def test_bytes_over_cuts(lab: Lab, through: Callable[..., str], bulk: bytes) -> None:
     host, proxy = through("h1"), lab["h1"].proxy
-    lab.run(["run", "--on", host, "--", "true"], check=True)
     done = proxy.cuts()
-    proxy.cut_after(*breaks.plan(12, 6, SIZE))
+    proxy.cut_after(*breaks.plan(12, 3, SIZE))
     ended = lab.sh(f"quine run --on {host} -- sh -c '{BULK}' | sha256sum", timeout=200)
     assert (ended.returncode, ended.stdout.split()[0].decode()) == (0, hashlib.sha256(bulk).hexdigest())
     assert proxy.cuts() > done
@@ -167,7 +166,7 @@ def test_what_follows_a_signal_is_not_held_up(lab: Lab) -> None:
 @pytest.mark.parametrize("to", ["pipe", "file"])
 def test_a_client_that_is_killed_leaves_the_node_idle(lab: Lab, to: str) -> None:
     """Whatever waits to be written is dropped; and nothing is written to a file that has its next writer."""
-    for _ in range(8):
+    for _ in range(3):
         path = lab.work / "late"
         reader = None
         if to == "pipe":
@@ -198,10 +197,9 @@ def test_a_client_that_is_killed_leaves_the_node_idle(lab: Lab, to: str) -> None
 def _processor(lab: Lab) -> int:
     """Ticks of a processor that the node here has taken."""
     taken = 0
-    for process in lab.processes():
-        if process.daemon and "--dial" not in process.argv:
-            words = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-            taken += int(words[11]) + int(words[12])
+    for process in nodes(lab.processes()):
+        words = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        taken += int(words[11]) + int(words[12])
     return taken
 
 
@@ -273,18 +271,23 @@ def test_after_term_the_rest_is_written_as_long_as_it_is_taken(lab: Lab, stalls:
     assert lab.wait_idle() == []
 
 
-def test_a_node_that_may_not_write_so_much_leaves_it_to_the_client(own_lab: Callable[..., Lab]) -> None:
+def test_a_node_that_may_not_write_so_much_leaves_it_to_the_client(lab: Lab) -> None:
+    """A node of its own beside the lab's."""
+
     def small() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5 * MiB, 5 * MiB))
 
-    lab = own_lab(["h1"])
-    lab.popen(["run", "--on", "h1", "--", "true"], preexec=small).wait(PATIENCE)
+    env = {"XDG_RUNTIME_DIR": str(lab.home / "limited")}
+    (lab.home / "limited").mkdir(mode=0o700)
+    lab.popen(["run", "--on", "h1", "--", "true"], env=env, preexec=small).wait(PATIENCE)
     path = lab.work / "much"
     with path.open("wb") as out:
-        ended = lab.popen(["run", "--on", "h1", "--", "sh", "-c", BULK], stdout=out)
+        ended = lab.popen(["run", "--on", "h1", "--", "sh", "-c", BULK], env=env, stdout=out)
         assert ended.wait(PATIENCE) == 0
     assert path.stat().st_size == SIZE
     path.unlink()
+    lab.run(["node", "--stop"], env=env, check=True)
+    shutil.rmtree(lab.home / "limited")
 
 
 def test_a_reader_that_sleeps_stops_the_job(lab: Lab) -> None:
@@ -313,12 +316,9 @@ def _waiting(pipe: IO[bytes]) -> int:
     return count[0]
 
 
-def test_the_node_is_killed_meanwhile(own_lab: Callable[..., Lab]) -> None:
-    lab = own_lab(["h1"])
+def test_the_node_is_killed_meanwhile(lab: Lab) -> None:
     client, read = flooded(lab, "cat /dev/zero")
-    for process in lab.processes():
-        if process.daemon and "--dial" not in process.argv:
-            os.kill(process.pid, signal.SIGKILL)
+    os.kill(only_node(lab.processes).pid, signal.SIGKILL)
     while os.read(read, MiB):
         pass
     _, err = client.communicate(timeout=PATIENCE)
