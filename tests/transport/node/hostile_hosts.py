@@ -19,6 +19,7 @@ from tests.support.agents import until
 from tests.support.machine import nodes
 
 DOUBLE = Path(__file__).with_name("hostile_program.py")
+PAUSE = 0.01  # seconds between two beats: without it they would be most of the work of a test
 Plan = list[list[Any]]
 
 
@@ -91,7 +92,8 @@ class Stage:
         beats: list[float] = []
         deadline = time.monotonic() + seconds
         while process.poll() is None:
-            beats += self.beats(5)
+            beats += self.beats(1)
+            time.sleep(PAUSE)
             if time.monotonic() > deadline:
                 process.kill()
                 _, err = process.communicate()

@@ -160,39 +160,35 @@ def test_later(stage: Stage, bad: Host, case: str) -> None:
     served(stage, ended)
 
 
-def test_a_spawn_towards_the_origin(stage: Stage, bad: Host, tmp_path: Path) -> None:
-    """A dialled node serves and is not served: otherwise the owner of a host could run commands at the origin."""
+def test_what_no_node_may_do(stage: Stage, bad: Host, tmp_path: Path) -> None:
+    """One after the other on one host, each by a link of its own.
+
+    A spawn: a dialled node serves and is not served, otherwise the owner of a host could run commands at the origin.
+    Bytes that were seen cannot be unseen: the origin has dropped them. And the origin cannot check the work of a host,
+    but it never reports a started job as never started.
+    """
     mark = tmp_path / "it-ran"
-    for body in (
-        {"id": "a", "tree": "t", "argv": ["touch", str(mark)]},
-        {"id": "a", "tree": "t", "argv": ["touch", str(mark)], "where": "local"},
-    ):
-        stage.give(bad, [*BEGIN, frame("SPAWN", 0, 2, json=body), HOLD])
+    spawn = {"id": "a", "tree": "t", "argv": ["touch", str(mark)]}
+    refused = "spawn from a node that was dialled"
+    plans: list[tuple[Plan, str]] = [
+        ([frame("SPAWN", 0, 2, json=spawn)], refused),
+        ([frame("SPAWN", 0, 2, json={**spawn, "where": "local"})], refused),
+        ([["seen"], frame("SEEN", 0, 0, 0)], "0 bytes seen, outside"),
+        ([["exit", {"state": "unreachable", "code": 69, "detail": "never started"}]], "exit frame"),
+    ]
+    for plan, rule in plans:
+        stage.give(bad, [*BEGIN, *plan, HOLD])
         ended = stage.against(bad)
-        assert ended.status == 74 and "spawn from a node that was dialled" in ended.err, ended.err
+        assert ended.status == 74 and rule in ended.err, (plan, ended.err)
     assert "bad: link ended: protocol error: spawn from" in stage.log()
     # On another host it could be for a job that has just ended: refused, and no more than that.
-    spawns = [
-        frame(
-            "SPAWN",
-            0,
-            number,
-            json={"id": "b", "tree": "t", "argv": ["x"], "where": "h1", "context": {"job": job}},
-        )
-        for number, job in ((2, 99), (4, None), (6, "1"))
-    ]
+    other = {"id": "b", "tree": "t", "argv": ["x"], "where": "h1"}
+    jobs = ((2, 99), (4, None), (6, "1"))
+    spawns = [frame("SPAWN", 0, number, json={**other, "context": {"job": job}}) for number, job in jobs]
     stage.give(bad, [*BEGIN, *spawns, ["exit", {}], HOLD])
     assert stage.against(bad).status == 0
     assert stage.log().count("bad: asks for a job on 'h1' and may not") == 3
     assert not mark.exists()
-
-
-def test_seen_backwards(stage: Stage, bad: Host) -> None:
-    """Bytes that were seen cannot be unseen: the origin has dropped them."""
-    plan = [*BEGIN, ["seen"], frame("SEEN", 0, 0, 0), HOLD]
-    stage.give(bad, plan)
-    ended = stage.against(bad)
-    assert ended.status == 74 and "0 bytes seen, outside" in ended.err, ended.err
 
 
 def flood(count: int, *frames: dict[str, Any]) -> list[Any]:
@@ -344,13 +340,6 @@ def test_words_of_a_host_do_not_reach_the_terminal_as_they_are(
     ]
     assert json.loads(report.read_text())["host"] == "bad"
     served(stage, ended)
-
-
-def test_lies_about_an_end_are_told_as_they_are(stage: Stage, bad: Host) -> None:
-    """The origin cannot check the work of a host; but it never reports a started job as never started."""
-    stage.give(bad, [*BEGIN, ["exit", {"state": "unreachable", "code": 69, "detail": "never started"}], HOLD])
-    ended = stage.against(bad)
-    assert ended.status == 74 and "exit frame" in ended.err, ended.err
 
 
 # -- what takes its time -----------------------------------------------------------------------------
