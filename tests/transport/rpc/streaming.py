@@ -1,6 +1,7 @@
 """The parts that tests of streaming requests share: a proxy that serves, and the requests of its job, as programs.
 
-`streaming.py proxy HOST VERB ARG…` starts `streaming.py job VERB ARG…` on HOST and answers what it asks.
+`streaming.py proxy HOST VERB ARG…` starts `streaming.py job VERB ARG…` on HOST and answers what it asks. `-- VERB ARG…`
+behind it asks for more, one after the other; each prints a line.
 """
 
 from __future__ import annotations
@@ -451,10 +452,15 @@ def main(words: list[str]) -> int:
         return serve(words[1], [__file__, "job", *words[2:]], services(os.getcwd()))
     relay = Relay.from_environment()
     assert relay
-    try:
-        print(VERBS[words[1]](relay, *words[2:]))
-    except RequestError as error:
-        print(f"refused: {error}")
+    while words:
+        asked, words = words[1:], []
+        if "--" in asked:
+            at = asked.index("--")
+            asked, words = asked[:at], asked[at:]
+        try:
+            print(VERBS[asked[0]](relay, *asked[1:]))
+        except RequestError as error:
+            print(f"refused: {error}")
     return 0
 
 
