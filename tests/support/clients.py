@@ -6,7 +6,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tests.lab import Lab
 from tests.support.machine import node_file
@@ -27,8 +27,8 @@ class Clients:
         self.poll = select.poll()
         self.members: dict[int, Client] = {}
 
-    def start(self, where: str, argv: list[str]) -> Client:
-        member = Client(self, where, argv)
+    def start(self, where: str, argv: list[str], **context: object) -> Client:
+        member = Client(self, where, argv, context)
         self.members[member.socket.fileno()] = member
         self.poll.register(member.socket, select.POLLIN)
         return member
@@ -49,11 +49,12 @@ class Clients:
 class Client:
     """One client: a session over a socket, which reads stdout only while `reads`."""
 
-    def __init__(self, crowd: Clients, where: str, argv: list[str]) -> None:
+    def __init__(self, crowd: Clients, where: str, argv: list[str], context: Mapping[str, object]) -> None:
         self.session = Session(True, {"build": this_build.build_hash(), "pid": os.getpid()})
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(crowd.path))
-        spawn = Spawn(argv, where=where, context={"inventory": str(crowd.inventory)})
+        env = {"PATH": os.environ["PATH"]} if where == "local" else {}  # there it is the host's own
+        spawn = Spawn(argv, where=where, env=env, context={"inventory": str(crowd.inventory), **context})
         self.number = self.session.open(Kind.SPAWN, spawn.to_json())
         self.socket.sendall(b"C")
         self.pid = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from quine.agent.signals import Signals
+from tests.support.agents import PATIENCE
 from tests.transport.client.test_signals import ended, stopped_by
 from transport import stop
 from transport.client import signals
@@ -109,16 +111,17 @@ def agent_signals() -> Callable[[], None]:
     def both() -> None:
         own = Signals()
         own.install()
+        for number in (signal.SIGTSTP, signal.SIGCONT):
+            signal.siginterrupt(number, False)
         parent = os.getpid()
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             os.kill(parent, signal.SIGTSTP)
-            # The C handler has run when the byte is there; Python's runs after the long call. On a machine that is so
-            # busy that the call is over before this, nobody else would let the parent go on.
-            select.select([own.fd], [], [], 5)
+            select.select([own.fd], [], [], PATIENCE)  # the C handler has run when the byte is there
             os.kill(parent, signal.SIGCONT)
             os._exit(0)
-        sum(range(60_000_000))
-        os.wait()
+        # One call, which signals do not interrupt, until both have come; the handlers of Python run behind it.
+        assert ctypes.CDLL(None).waitpid(pid, None, 0) == pid
         own.remove()
 
     return both

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -18,6 +17,7 @@ import pytest
 from quine.mount import mounts
 from tests.lab import Lab, processes
 from tests.mount.mounting import needs_fuse
+from tests.support.clients import Clients, output
 from tests.support.launchers import Started, Told, beside, close, comes, is_up, order, released
 from tests.support.launchers import started as started
 from transport import address
@@ -25,6 +25,7 @@ from transport.job import launched_job, launcher_client
 from transport.job.launcher_client import Launching
 from transport.launcher import termination
 from transport.launcher.sessions import LAST, TICK, Session, Sessions
+from transport.node import rendezvous
 
 
 @pytest.fixture
@@ -44,18 +45,22 @@ def dead(tmp_path: Path) -> Iterator[Path]:
 def test_a_node_serves_others_while_a_job_starts_on_a_dead_mount(
     own_lab: Callable[..., Lab], dead: Path
 ) -> None:
-    lab, status = own_lab(["h1"]), ["node", "--status", "--json"]
-    stuck = [lab.popen(["run", "--on", "local", "--cwd", str(dead), "--", "true"]) for _ in range(10)]
+    lab = own_lab([])
+    lab.run(["run", "--on", "local", "--", "true"], check=True)
+    clients = Clients(lab)
+
+    def stuck() -> int:
+        facts = rendezvous.status(str(clients.path))
+        assert facts
+        return len(facts["running"])
+
     try:
-        until = time.monotonic() + 60
-        while len(json.loads(lab.run(status, timeout=60).stdout or b"{}").get("running", ())) < 10:
-            assert time.monotonic() < until
-        done = lab.run(["run", "--on", "local", "--", "echo", "healthy"], timeout=60)
-        assert (done.returncode, done.stdout) == (0, b"healthy\n")
+        for _ in range(10):
+            clients.start("local", ["true"], cwd=str(dead))
+        clients.until(lambda: stuck() == 10)
+        assert output(lab, "local", "echo", "healthy") == b"healthy\n"
     finally:
-        for each in stuck:
-            each.kill()
-            each.communicate()
+        clients.close()
 
 
 @pytest.mark.long
@@ -278,7 +283,7 @@ def test_many_jobs_raise_the_nodes_limit_and_not_the_jobs(
     with beside(tmp_path, monkeypatch) as started:
 
         async def main(launcher: Launching) -> None:
-            told = [Told() for _ in range(100)]
+            told = [Told() for _ in range(70)]  # four descriptors each, and more
             jobs = [launcher.start(order("sh", "-c", "ulimit -Sn; ulimit -Hn"), each) for each in told]
             for each in told:
                 await each.expect("started")

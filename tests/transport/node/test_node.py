@@ -390,9 +390,9 @@ def test_a_jobs_end_is_the_end_of_all_it_held(lab: Lab, call: Callable[[], socke
     """Clients that are killed, commands that cannot be started: the node is left as it was."""
 
     def facts() -> tuple[int, int]:
-        return json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)["jobs"], len(
-            os.listdir(f"/proc/{node(lab).pid}/fd")
-        )
+        status = rendezvous.status(str(node_file(lab, "sock")))
+        assert status
+        return status["jobs"], len(os.listdir(f"/proc/{node(lab).pid}/fd"))
 
     lab.run(["run", "--on", "local", "--", "true"], check=True)
     until(lambda: facts()[0] == 0)  # not even a job of the test before
