@@ -65,7 +65,7 @@ seen = os.fork()
 if not seen:  # a process that has changed its user is hidden as well, until it is another program
     os.dup2(go, 0)
     os.execv("/usr/bin/head", ["head", "-c1"])
-until = time.monotonic() + 30
+until = time.monotonic() + 60
 while time.monotonic() < until and not shown(seen):
     pass
 try:

@@ -81,7 +81,7 @@ def test_a_killed_session_ends_its_client_and_not_the_listener(lab: Lab) -> None
         assert len(host.sessions()) >= 1
         assert host.kill_sessions() >= 1
         assert client.wait(120) == 255
-    assert not processes.wait_gone(host.jobs(), 30)
+    assert not processes.wait_gone(host.jobs(), 90)
     assert ssh(lab, "h1", "true").returncode == 0
 
 
@@ -159,7 +159,7 @@ def echo_server() -> tuple[socket.socket, threading.Thread]:
                 threads.append(threading.Thread(target=serve, args=server.accept()[:1]))
                 threads[-1].start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
 
     thread = threading.Thread(target=accept)
     thread.start()
@@ -180,7 +180,7 @@ def line() -> object:
     proxy.close()
     server.shutdown(socket.SHUT_RDWR)
     server.close()
-    thread.join(10)
+    thread.join(60)
 
 
 def test_a_proxy_delays_without_throttling(line) -> None:  # type: ignore[no-untyped-def]

@@ -20,7 +20,7 @@ from quine.tape import requests, verify
 from quine.tape.writer import FileSink, Tape
 from tests.support.agents import OK, QUINE, UNTIL_ENDED, Agents, call, left, says, sh
 
-RECORDER = f"""#!{sys.executable} -I
+RECORDER = f"""#!{sys.executable} -IS
 import json, os, re, sys
 request = json.load(sys.stdin)
 here = os.path.dirname(os.path.abspath(__file__))

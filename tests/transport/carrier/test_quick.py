@@ -264,7 +264,7 @@ def test_each_thread_reads_into_a_buffer_of_its_own() -> None:
     def read() -> None:
         arrivals = quick.Arrivals(connection)
         buffers.append(arrivals.get_buffer(-1).obj)
-        both.wait(30)
+        both.wait(60)
 
     connection = Connection()
     connection.data_received = connection.sent.append

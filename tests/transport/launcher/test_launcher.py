@@ -156,7 +156,7 @@ def test_a_report_is_not_open_in_the_launcher_once_the_program_may_run(
 
     def slow(start: child.Start, end: socket.socket) -> int:
         pid = fork(start, end)
-        near.settimeout(30)
+        near.settimeout(60)
         while not report.over:
             report.read()
         closed.append(os.waitpid(pid, 0)[1])

@@ -50,7 +50,7 @@ class Order:
 
     def __init__(self, *argv: str) -> None:
         near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        near.settimeout(30)
+        near.settimeout(60)
         self.report = child.Report(near)
         self.out, self.theirs = os.pipe()
         self.message = "\0".join(argv).encode()
