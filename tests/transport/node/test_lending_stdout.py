@@ -8,7 +8,6 @@ import hashlib
 import os
 import resource
 import select
-import shutil
 import signal
 import subprocess
 import termios
@@ -272,22 +271,19 @@ def test_after_term_the_rest_is_written_as_long_as_it_is_taken(lab: Lab, stalls:
 
 
 def test_a_node_that_may_not_write_so_much_leaves_it_to_the_client(lab: Lab) -> None:
-    """A node of its own beside the lab's."""
-
-    def small() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5 * MiB, 5 * MiB))
-
-    env = {"XDG_RUNTIME_DIR": str(lab.home / "limited")}
-    (lab.home / "limited").mkdir(mode=0o700)
-    lab.popen(["run", "--on", "h1", "--", "true"], env=env, preexec=small).wait(PATIENCE)
-    path = lab.work / "much"
-    with path.open("wb") as out:
-        ended = lab.popen(["run", "--on", "h1", "--", "sh", "-c", BULK], env=env, stdout=out)
-        assert ended.wait(PATIENCE) == 0
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    node, path = only_node(lab.processes).pid, lab.work / "much"
+    usual = resource.prlimit(
+        node, resource.RLIMIT_FSIZE, (5 * MiB, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    )
+    try:
+        with path.open("wb") as out:
+            ended = lab.popen(["run", "--on", "h1", "--", "sh", "-c", BULK], stdout=out)
+            assert ended.wait(PATIENCE) == 0
+    finally:
+        resource.prlimit(node, resource.RLIMIT_FSIZE, usual)
     assert path.stat().st_size == SIZE
     path.unlink()
-    lab.run(["node", "--stop"], env=env, check=True)
-    shutil.rmtree(lab.home / "limited")
 
 
 def test_a_reader_that_sleeps_stops_the_job(lab: Lab) -> None:
