@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.host_ranges import MOST, fold, unfold
@@ -50,6 +50,7 @@ def test_what_was_folded_is_unfolded(hosts: set[str]) -> None:
     assert set(found) == hosts
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 2000), st.integers(1, 500), st.integers(1, 5))
 def test_a_row_without_a_gap_is_one_range(first: int, count: int, width: int) -> None:
     hosts = [f"n{number:0{width}}" for number in range(first, first + count)]

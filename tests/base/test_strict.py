@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.strict import HEX, Strict, flag, integer, items, mapping, number, parse, text
@@ -92,6 +92,7 @@ def test_half_a_surrogate_pair_is_text() -> None:
     assert parse(Any_, b'{"mission": "\\ud800"}').mission == "\ud800"
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from([*GOOD, "count", "share", "done", "other"]), JSON))
 def test_any_body_is_taken_or_refused(body: dict[str, Any]) -> None:
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -93,8 +92,7 @@ def test_the_scale_is_drawn(tmp_path: Path) -> None:
     assert (points[1].most, points[1].wanted) == (900.0, 1000 * scale.SLOTS)
 
 
-def test_a_figure_that_does_not_exist_is_refused() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "nothing"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2 and "no such figure: nothing" in done.stderr
+def test_a_figure_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        bench.main(["nothing"])
+    assert caught.value.code == 2 and "no such figure: nothing" in capsys.readouterr().err
