@@ -184,19 +184,18 @@ def test_a_zygote_has_no_secret_and_its_jobs_have_their_own(program: Started) ->
     program.run(main)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
+def test_a_start_that_is_not_plain_is_made_in_another_way(program: Started) -> None:
+    not_plain: list[dict[str, Any]] = [
         {"limits": [(resource.RLIMIT_NOFILE, 64)]},
         {"text": "print(forked)  # " + "x" * zygotes.ROOM},
         {"text": "#\nprint(forked)"},  # of another program
-    ],
-)
-def test_a_start_that_is_not_plain_is_made_in_another_way(program: Started, more: dict[str, Any]) -> None:
+    ]
+
     async def main(launcher: Launching) -> None:
         await warm(launcher)
-        assert await output(launcher, **{"text": "print(forked)", **more}) == "False\n"
-        assert await output(launcher, "print(forked)") == "True\n"
+        for more in not_plain:
+            assert await output(launcher, **{"text": "print(forked)", **more}) == "False\n", more
+            assert await output(launcher, "print(forked)") == "True\n"
 
     program.run(main)
 
