@@ -14,6 +14,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -31,10 +32,11 @@ from quine.base import procs
 from tests.files.clouds import Azure, Google
 from tests.files.seaweed import Weed
 from tests.files.tiers import SERVERS
-from tests.lab import Lab, Settings, processes
+from tests.lab import Lab, Settings, forks, processes
 from tests.lab.host import Host
 from tests.lab.lab import CARRIER, LEASE
 from tests.lab.machine import RUN, SSHD, can_mount
+from tests.support.agents import Agents
 
 # Seconds that a dying process, thread or descriptor of a test may take to be gone.
 STRAGGLERS = float(os.environ.get("LAB_STRAGGLERS", 60))
@@ -46,6 +48,7 @@ DEAR = (
 BACKENDS = {"weed", "google", "azure", "sftp_server"}  # fixtures that start a server
 LIKE_WEED = {"google", "azure"}  # a long test takes the same paths with these as with weed
 MANY, EVERY = 3, 4  # of a long test with so many parameters each so many-th is run where not all are
+FORKING = {"agents", "lab", "own_lab"}  # fixtures whose programs are forks of one that has loaded them
 NOISE = ("pytest-", "hypothesis-")  # names in the temporary directory that are pytest's own
 
 # No limit on the time of one example, nor on how long it takes to think of one: that depends on who else is at work.
@@ -166,6 +169,23 @@ def pytest_report_header() -> list[str]:
         else "lab: no sshd here; asyncssh's server stands in (stock limits are not tested)",
         f"carrier: {CARRIER}",
     ]
+
+
+@pytest.fixture(scope="session")
+def server_of_forks() -> Iterator[None]:
+    with forks.serving():
+        yield
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each program is started, and none is a fork of one that has loaded it: for tests of the start."""
+    monkeypatch.setattr(forks, "popen", subprocess.Popen)
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Agents:
+    return Agents(tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -309,7 +329,10 @@ def _is_labs(thread: threading.Thread) -> bool:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    # labs of the session come up before the snapshot
+    # what a session shares comes up before the snapshot
+    if FORKING & {*request.fixturenames}:
+        request.getfixturevalue("server_of_forks")
+        forks.ready()  # again, where the test before has killed it
     with_lab = "lab" in request.fixturenames or request.node.get_closest_marker("lab") is not None
     if with_lab:
         request.getfixturevalue("session_lab")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.lab import processes
@@ -11,12 +9,6 @@ from tests.support.agents import OK, QUINE, Agents, call, says, section, sh
 from tests.vendors import chat
 from tests.vendors.server import KEY, Provider, Said
 from transport import inherit
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
 
 # -- configuration ---------------------------------------------------------------------------------
 

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from quine.agent import prompt
 from tests.support.agents import OK, Agents, call, says, sh
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
 
 
 def guest(agents: Agents, code: str) -> dict[str, str]:

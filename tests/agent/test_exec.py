@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +15,6 @@ import pytest
 from tests.support.agents import OK, UNTIL_ENDED, Agents, call, says, section, sh, until
 
 NONE, SOME = "^\\{\\}$", "."
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
 
 
 def again(**wisdom: str) -> dict[str, Any]:

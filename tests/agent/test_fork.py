@@ -11,8 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from quine.agent.child_start import Given, _be_proxy
 from quine.agent.children import Job
 from quine.agent.session import SessionSpec
@@ -21,11 +19,6 @@ from quine.tape.lines import message_of
 from tests.support.agents import OK, UNTIL_ENDED, Agents, call, left, says, section, sh
 from tests.tape.tapes import read
 from transport.status import Status
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
 
 
 def fork(intent: str = "", **more: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +18,6 @@ from quine.budget.limits import Limits
 from tests.support.agents import OK, Agents, call, says, section, sh
 
 PRICES = "[models]\nscript = { input = 10, output = 100 }\ndear = { input = 10, output = 100 }\n"
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
 
 
 def fork(*children: dict[str, Any], **more: Any) -> dict[str, Any]:

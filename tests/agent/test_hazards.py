@@ -25,11 +25,6 @@ LONGEST = 131072  # bytes of one string that Linux takes in execve: NAME=value a
 SCRIPT = Path(sys.executable).with_name("quine")
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
-
 def everywhere(agents: Agents, command: str) -> list[str]:
     """Return the output of `command` in five places.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from tests.lab import processes
 from tests.support.agents import OK, QUINE, Agents, Started, call, left, running, says, sh, until
 from tests.support.machine import CONTAINER, containers
 from tests.support.waiting import wait_for
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
 
 # -- SIGKILL: nothing of ours runs any more, the kernel does it ------------------------------------
 

@@ -7,18 +7,11 @@ import os
 import subprocess
 import sys
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.agents import OK, QUINE, Agents, call, says, section, sh
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
 
 # -- streams ---------------------------------------------------------------------------------------
 

@@ -18,11 +18,6 @@ from tests.support.waiting import wait_for
 NAP = "72299"  # seconds that only a test sleeps
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
-
 def end(process: subprocess.Popen[bytes], number: int) -> tuple[bytes, bytes]:
     process.send_signal(number)
     return process.communicate(timeout=PATIENCE)

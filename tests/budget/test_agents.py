@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +11,6 @@ import pytest
 from tests.support.agents import OK, Agents, call, says, sh, until
 
 QUINE = f"{sys.executable} -P -m quine"
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
 
 
 def used(line: dict[str, Any], prompt: int, reply: int) -> dict[str, Any]:

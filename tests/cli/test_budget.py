@@ -22,9 +22,8 @@ from quine.budget.ledger import Ledger
 from quine.budget.shared_counters import SharedCounters
 from tests.lab import processes
 from tests.lab.machine import RUN
-from tests.support.agents import OK, QUINE, Started, says, sh, until
+from tests.support.agents import OK, QUINE, Agents, Started, says, sh, until
 from tests.support.detached import go as go
-from tests.support.forked import Asked
 from tests.support.waiting import read_until, wait_for
 from tests.vendors import chat
 from tests.vendors.server import KEY, Provider, Said, Seen, Silent, Turn
@@ -39,28 +38,28 @@ ALIVE = {
 
 
 @pytest.fixture
-def agents(agents: Asked) -> Asked:
+def agents(agents: Agents) -> Agents:
     agents.env["AGENT"] = AGENT
     agents.script(DONE)
     return agents
 
 
-def budget(agents: Asked, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+def budget(agents: Agents, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return agents.quine("budget", *words, **more)
 
 
-def start(agents: Asked, *words: str, **more: Any) -> Started:
+def start(agents: Agents, *words: str, **more: Any) -> Started:
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return Started([*BUDGET, *words], cwd=agents.directory, env=agents.env, **{**streams, **more})
 
 
-def shown(agents: Asked, *ids: str) -> list[dict[str, Any]]:
+def shown(agents: Agents, *ids: str) -> list[dict[str, Any]]:
     done = budget(agents, "show", "--json", *ids)
     assert (done.returncode, done.stderr) == (0, "")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def ours(agents: Asked, pid: int) -> dict[str, Any]:
+def ours(agents: Agents, pid: int) -> dict[str, Any]:
     """The budget that the process `pid` has made; other tests have theirs at the same time."""
     (found,) = [row for row in shown(agents) if row["pid"] == pid]
     return found
@@ -86,7 +85,7 @@ def close(ledger: Ledger) -> None:
 # -- the command -------------------------------------------------------------------------------------
 
 
-def test_it_leaves_as_the_command_left(agents: Asked) -> None:
+def test_it_leaves_as_the_command_left(agents: Agents) -> None:
     for command, status in (
         (["sh", "-c", "exit 7"], 7),
         (["sh", "-c", "kill -TERM $$"], -signal.SIGTERM),
@@ -99,7 +98,7 @@ def test_it_leaves_as_the_command_left(agents: Asked) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "one\ntwo\n", "no\n")
 
 
-def test_signals_are_as_without_it(agents: Asked) -> None:
+def test_signals_are_as_without_it(agents: Agents) -> None:
     """An ignored one stays ignored, Python's own dispositions and this process's mask are not passed on.
 
     The last 31 bits: glibc lets a spawned program ignore two signals of its own.
@@ -114,14 +113,14 @@ def test_signals_are_as_without_it(agents: Asked) -> None:
     assert masks[0] == masks[1] == [0, 1]
 
 
-def test_wrong_words_start_nothing(agents: Asked) -> None:
+def test_wrong_words_start_nothing(agents: Agents) -> None:
     for words in (["--max-cost", "x"], ["--max-tokens", "1.5"], ["--json"], ["--on", "h1"], []):
         done = budget(agents, *words, *(["--", "touch", "started"] if words else []))
         assert done.returncode == 2 and done.stderr.startswith("quine: error: "), words
     assert not (agents.directory / "started").exists()
 
 
-def test_a_signal_is_passed_on(agents: Asked) -> None:
+def test_a_signal_is_passed_on(agents: Agents) -> None:
     code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(9)); print('ready', flush=True); signal.pause()"
     with start(agents, "--", sys.executable, "-c", code) as process:
         assert process.stdout is not None
@@ -134,7 +133,7 @@ def test_a_signal_is_passed_on(agents: Asked) -> None:
 
 
 @pytest.fixture
-def terminal(agents: Asked) -> Iterator[int]:
+def terminal(agents: Agents) -> Iterator[int]:
     """An interactive bash on a terminal of its own; the other end of that."""
     pid, fd = pty.fork()
     if not pid:
@@ -161,7 +160,7 @@ print("times", len(got))
 """
 
 
-def test_the_interrupt_of_a_terminal_reaches_the_command_once(agents: Asked, terminal: int) -> None:
+def test_the_interrupt_of_a_terminal_reaches_the_command_once(agents: Agents, terminal: int) -> None:
     (agents.directory / "counts.py").write_text(COUNTS)
     os.write(terminal, b"$BUDGET -- %s counts.py; echo status $?\n" % sys.executable.encode())
     read_until(terminal, b"ready\r\n")
@@ -195,7 +194,7 @@ def test_it_stops_and_goes_on_with_the_command(terminal: int) -> None:
 # -- one budget --------------------------------------------------------------------------------------
 
 
-def test_a_pipeline_of_agents(agents: Asked) -> None:
+def test_a_pipeline_of_agents(agents: Agents) -> None:
     line = "seq 14 | xargs -P 4 -I{} sh -c '$AGENT {} 2>/dev/null; echo $?'"
     with start(
         agents, "--max-tokens", "12k", "--", "sh", "-c", f"{line}; read wait", stdin=subprocess.PIPE
@@ -233,7 +232,7 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("way", ESCAPES)
-def test_no_agent_escapes(agents: Asked, way: str) -> None:
+def test_no_agent_escapes(agents: Agents, way: str) -> None:
     """The first agent takes what there is; then no other one infers, however it is started."""
     keep = " ".join(f"{name}={value}" for name, value in agents.env.items() if name.startswith("QUINE_"))
     (agents.directory / "inner").write_text(
@@ -248,7 +247,7 @@ def test_no_agent_escapes(agents: Asked, way: str) -> None:
     assert "4100 of 5000 tokens are used" in said
 
 
-def test_live_agents_are_counted_over_all(agents: Asked, go: Path) -> None:
+def test_live_agents_are_counted_over_all(agents: Agents, go: Path) -> None:
     """Eleven are more than the default of a tree; the limit of the budget is the one that holds."""
     agents.script(ALIVE, says(OK))
     line = "for n in $(seq 11); do $AGENT work & done; while [ $(ls began-* | wc -l) -lt 11 ]; do sleep 0.1; done"
@@ -262,14 +261,14 @@ def test_live_agents_are_counted_over_all(agents: Asked, go: Path) -> None:
 
 
 @pytest.mark.clock  # two seconds are enough for an agent to start its command
-def test_the_deadline_is_for_the_whole(agents: Asked) -> None:
+def test_the_deadline_is_for_the_whole(agents: Agents) -> None:
     agents.script(says(sh("sleep 1000"), match="^work"), says(OK))
     done = budget(agents, "--deadline", "2", "--", "sh", "-c", "$AGENT work; echo $?; $AGENT late; echo $?")
     assert done.stdout.splitlines()[1] == "124"
     assert "the time of the tree is over" in done.stderr
 
 
-def test_a_budget_inside_another_one_is_a_part_of_it(agents: Asked) -> None:
+def test_a_budget_inside_another_one_is_a_part_of_it(agents: Agents) -> None:
     inner = f"{' '.join(BUDGET)} --max-tokens 3000 -- sh -c '$AGENT a; echo $?; $AGENT b; echo $?'"
     done = budget(agents, "--max-tokens", "6000", "--", "sh", "-c", f"{inner}; $AGENT c; $AGENT d; echo $?")
     # Inside, 1100 of 3000 leave too little for a second one; outside, 1100 of 6000 leave enough for two more.
@@ -279,7 +278,7 @@ def test_a_budget_inside_another_one_is_a_part_of_it(agents: Asked) -> None:
     assert "0\n77\nc 0" in agents.results("outer")[0]
 
 
-def test_a_budget_inside_an_agent_cannot_be_wider(agents: Asked) -> None:
+def test_a_budget_inside_an_agent_cannot_be_wider(agents: Agents) -> None:
     inner = f"{' '.join(BUDGET)} --max-tokens 900000 --max-agents 99 -- $AGENT nested; echo $?"
     agents.script({**says(sh(inner), match="^work"), "usage": {"input": 4000, "output": 10}}, DONE)
     agents.run(options=("--max-tokens", "5000", "--max-agents", "2"))
@@ -289,7 +288,7 @@ def test_a_budget_inside_an_agent_cannot_be_wider(agents: Asked) -> None:
 # -- show and raise ----------------------------------------------------------------------------------
 
 
-def test_it_is_shown_while_it_lives(agents: Asked, go: Path) -> None:
+def test_it_is_shown_while_it_lives(agents: Agents, go: Path) -> None:
     agents.script(ALIVE, {**DONE, "match": "^work"})
     words = ["--max-tokens=2M", "--max-cost=5", "--max-agents=7", "--concurrent=3", "--deadline=1h"]
     agents.env["QUINE_PRICES"] = str(agents.directory / "prices.toml")
@@ -311,7 +310,7 @@ def test_it_is_shown_while_it_lives(agents: Asked, go: Path) -> None:
     assert budget(agents, "show", found["id"]).stderr.startswith("quine: error: no such budget")
 
 
-def test_agents_that_run_already_have_what_was_raised(agents: Asked, go: Path) -> None:
+def test_agents_that_run_already_have_what_was_raised(agents: Agents, go: Path) -> None:
     """One waits in a command, on its last reply but one; with the first limit it could say no more."""
     agents.script(
         {**ALIVE, "usage": {"input": 4000, "output": 100}},
@@ -337,14 +336,14 @@ def test_agents_that_run_already_have_what_was_raised(agents: Asked, go: Path) -
     assert "[TOKENS LEFT] 85900" in agents.results()[0]
 
 
-def test_nothing_is_raised_from_inside(agents: Asked) -> None:
+def test_nothing_is_raised_from_inside(agents: Agents) -> None:
     script = f"id=$({' '.join(BUDGET)} show | awk -v p=$PPID '$2 == p {{ print $1 }}');"
     script += f" setsid -w {' '.join(BUDGET)} raise $id --max-tokens 90k; echo $?"
     done = budget(agents, "--max-tokens", "9k", "--", "sh", "-c", script)
     assert done.stdout == "77\n" and "cannot be raised from inside" in done.stderr
 
 
-def test_a_deadline_that_was_raised_reaches_agents_that_run(agents: Asked, go: Path) -> None:
+def test_a_deadline_that_was_raised_reaches_agents_that_run(agents: Agents, go: Path) -> None:
     agents.script(ALIVE, {**DONE, "match": "^work"})
     with start(agents, "--deadline", "1h", "--", "sh", "-c", "$AGENT work") as process:
         until(lambda: list(agents.directory.glob("began-*")))
@@ -359,7 +358,7 @@ def test_a_deadline_that_was_raised_reaches_agents_that_run(agents: Asked, go: P
 # -- killed ------------------------------------------------------------------------------------------
 
 
-def test_agents_go_on_within_the_caps_when_it_is_killed(agents: Asked, go: Path) -> None:
+def test_agents_go_on_within_the_caps_when_it_is_killed(agents: Agents, go: Path) -> None:
     agents.script(ALIVE, {**DONE, "usage": {"input": 3000, "output": 100}, "match": "^work"}, says(OK))
     line = "$AGENT work; touch first; $AGENT late 2>err; echo $? >status; touch over"
     with start(agents, "--max-tokens", "5000", "--", "sh", "-c", line) as process:
@@ -384,7 +383,7 @@ def _kill(name: str) -> None:
                 os.kill(process.pid, signal.SIGKILL)
 
 
-def test_the_sum_holds_whatever_is_killed(agents: Asked) -> None:
+def test_the_sum_holds_whatever_is_killed(agents: Agents) -> None:
     """Agents are killed in the middle of an inference, with the shells above them, and the budget's process, too.
 
     The broker cancels what a killed agent has asked for, and charges the prompt, which the provider has read.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab, processes
+from tests.lab.machine import FULL
 from tests.support.waiting import until
 
 NEVER = 'echo $$ >"$0.new"; mv "$0.new" "$0"; exec sleep 8640'  # says nothing, and reads nothing of its stdin
@@ -98,5 +99,5 @@ def test_a_reader_that_has_gone_ends_it_silently(lab: Lab) -> None:
 
 
 def test_a_full_disk_is_told(lab: Lab) -> None:
-    done = lab.run(["doctor", "h1"], stdout="/dev/full")
+    done = lab.run(["doctor", "h1"], stdout=FULL)
     assert (done.returncode, done.stderr) == (74, b"quine: error: cannot write: no space left on device\n")

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import Lab
-from tests.support.agents import OK, says, sh
-from tests.support.forked import Asked
+from tests.support.agents import OK, Agents, says, sh
 
 EARLIER = '{"state":"exited","code":0}\n'
 
@@ -22,7 +21,7 @@ def read(path: Path) -> dict[str, Any]:
     return record
 
 
-def test_a_command_line_without_a_mission_reports_that(agents: Asked) -> None:
+def test_a_command_line_without_a_mission_reports_that(agents: Agents) -> None:
     path = agents.directory / "r"
     for place in ([], ["--on", "h1"]):
         path.write_text(EARLIER)
@@ -30,7 +29,7 @@ def test_a_command_line_without_a_mission_reports_that(agents: Asked) -> None:
         assert (done.returncode, read(path)["detail"]) == (2, "no mission"), place
 
 
-def test_an_unknown_host_is_named(agents: Asked, lab: Lab) -> None:
+def test_an_unknown_host_is_named(agents: Agents, lab: Lab) -> None:
     """Not "local": nothing was to be done there."""
     env = lab.script([says(OK)], "unknown.jsonl")
     for words in (
@@ -42,7 +41,7 @@ def test_an_unknown_host_is_named(agents: Asked, lab: Lab) -> None:
         assert (done.returncode, record["state"], record["host"]) == (69, "unreachable", "nowhere")
 
 
-def test_one_that_cannot_be_written_is_refused_before_anything_starts(agents: Asked, lab: Lab) -> None:
+def test_one_that_cannot_be_written_is_refused_before_anything_starts(agents: Agents, lab: Lab) -> None:
     agents.script(says(sh("touch started")), says(OK))
     for target, why in (
         ("none/r", "no such file or directory"),
@@ -60,7 +59,7 @@ def test_one_that_cannot_be_written_is_refused_before_anything_starts(agents: As
     assert os.listdir(agents.directory) == ["script.jsonl"]
 
 
-def test_one_of_an_earlier_run_is_gone_before_anything_starts(agents: Asked, lab: Lab) -> None:
+def test_one_of_an_earlier_run_is_gone_before_anything_starts(agents: Agents, lab: Lab) -> None:
     path = agents.directory / "r"
     path.write_text(EARLIER)
     path.chmod(0o640)
@@ -73,19 +72,19 @@ def test_one_of_an_earlier_run_is_gone_before_anything_starts(agents: Asked, lab
     assert (agents.directory / "kept").read_text() == EARLIER, "another name of it, as a backup has"
 
 
-def test_one_of_an_earlier_run_does_not_outlive_one_that_is_killed(agents: Asked) -> None:
+def test_one_of_an_earlier_run_does_not_outlive_one_that_is_killed(agents: Agents) -> None:
     path = agents.directory / "r"
     path.write_text(EARLIER)
     done = agents.run(says(sh("kill -9 $PPID")), options=["--report", "r"])
     assert (done.returncode, path.read_text()) == (-signal.SIGKILL, "")
 
 
-def test_a_name_that_is_not_there_is_there_when_it_is_whole(agents: Asked) -> None:
+def test_a_name_that_is_not_there_is_there_when_it_is_whole(agents: Agents) -> None:
     done = agents.run(says(sh("ls >&4")), says(OK), options=["--report", "r"])
     assert done.stdout == b"data\nscript.jsonl\n" and read(agents.directory / "r")["state"] == "exited"
 
 
-def test_an_agent_that_is_refused_reports_it(agents: Asked, lab: Lab) -> None:
+def test_an_agent_that_is_refused_reports_it(agents: Agents, lab: Lab) -> None:
     """In both places: the verdict of this run, not of the one before."""
     path = agents.directory / "r"
     for place in ([], ["--on", "h1"]):

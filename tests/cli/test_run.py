@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab, Process, peak_rss, processes
-from tests.lab.machine import readable
+from tests.lab.machine import FULL, readable
 from tests.support.agents import PATIENCE, until
 from tests.support.machine import nodes
 from tests.support.waiting import read_until
@@ -338,7 +338,7 @@ def test_closed_outputs(lab: Lab) -> None:
 
 
 def test_a_full_device_is_not_success(lab: Lab) -> None:
-    done = lab.run(["run", "--on", "h1", "--", "yes"], stdout="/dev/full")
+    done = lab.run(["run", "--on", "h1", "--", "yes"], stdout=FULL)
     assert done.returncode != 0
     assert b"cannot write stdout: no space left on device" in done.stderr
     assert lab.wait_idle() == []

@@ -22,10 +22,9 @@ from tests.fanout.test_detach import detach as detach_batch
 from tests.fanout.test_detach import running
 from tests.fanout.test_xargs import SH
 from tests.lab import Lab
-from tests.support.agents import OK, PATIENCE, says, sh
+from tests.support.agents import OK, PATIENCE, Agents, says, sh
 from tests.support.detached import detach
 from tests.support.detached import go as go
-from tests.support.forked import Asked
 from tests.support.sessions import write_sessions
 from tests.support.waiting import until
 
@@ -103,7 +102,7 @@ def test_a_detached_batch_and_job(lab: Lab, work: Path, go: Path) -> None:
     assert lab.run(["kill", "-CONT", batch]).returncode == 0
 
 
-def test_agents_are_a_tree_with_its_totals(agents: Asked, go: Path) -> None:
+def test_agents_are_a_tree_with_its_totals(agents: Agents, go: Path) -> None:
     forks = {"children": [{"intent": "first \x1b[2J"}, {"intent": "second"}], "wait": True}
     usage = {"usage": {"input": 1000, "output": 10}}
     agents.script(

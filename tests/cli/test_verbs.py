@@ -19,8 +19,8 @@ from quine.base.errors import Misconfigured
 from quine.cli import help, tape
 from quine.cli.tape import HELP
 from quine.mount.mounts import lacking
+from tests.lab import forks
 from tests.support.agents import OK, Agents, Started, says, sh
-from tests.support.forked import Forks, decoded
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said
 from transport import this_build
@@ -41,10 +41,17 @@ Quine = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def quine(home: Path, forks: Forks) -> Quine:
+def quine(home: Path, server_of_forks: None) -> Quine:
     """A verb in that home, with no environment but this one."""
     base = {"HOME": str(home), "PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(home), "TMPDIR": str(home)}
-    return lambda *words, **env: decoded(forks.run(words, env=base | env, cwd=home))
+
+    def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with forks.popen([QUINE, *words], env=base | env, cwd=home, **streams) as process:
+            out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, out.decode(), err.decode())
+
+    return run
 
 
 def test_hosts_prints_what_the_inventory_says_of_where(quine: Quine) -> None:

@@ -15,7 +15,6 @@ from deploy.host_requirements import Unfit
 from deploy.probe import Place
 from tests.lab import Lab
 from tests.lab.host import Host
-from tests.support.forked import quine
 from transport import this_build
 
 OURS = this_build.build_hash()[:12]
@@ -25,7 +24,7 @@ OLD = '#!/bin/sh\necho "quine 0.0.9 (build 0123456789ab)"; [ "$1" = --version ] 
 def installation(kind: str, lab: Lab, folder: Path) -> Path:
     """Return the path that the inventory names."""
     if kind == "executable":
-        quine(lab, ["deploy", "build", "-o", folder / "quine"], check=True)
+        lab.run(["deploy", "build", "-o", folder / "quine"], check=True)
         return folder / "quine"
     return Path(sys.prefix) if kind == "environment" else Path(sys.prefix, "bin", "quine")
 
@@ -65,7 +64,7 @@ def test_another_build_is_named_and_never_started(
     path = script(tmp_path / "quine", OLD)
     host = odd_host("opt", inventory={"binary": str(path)})
     ran = lab.run(["run", "--on", "opt", "--", "true"])
-    for done in (quine(lab, ["deploy", "opt"]), ran, quine(lab, ["hosts", "check", "opt"])):
+    for done in (lab.run(["deploy", "opt"]), ran, lab.run(["hosts", "check", "opt"])):
         error, hint = done.stderr.decode().splitlines()
         assert done.returncode == 69
         assert f"its binary {path} is quine 0.0.9 (build 0123456789ab), and this is build {OURS}" in error
@@ -90,7 +89,7 @@ def test_a_binary_that_does_not_start_is_named(
         ("bush", not_executable),
     ):
         path = tmp_path / name
-        done = quine(lab, ["deploy", lab.alias("opt", "opt", binary=str(path))])
+        done = lab.run(["deploy", lab.alias("opt", "opt", binary=str(path))])
         said = done.stderr.decode()
         assert done.returncode == 69, name
         assert f"its binary {path}" in said and "does not start: " in said and why in said, said

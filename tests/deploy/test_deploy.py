@@ -21,7 +21,6 @@ from quine.cli import visits
 from tests.lab import Lab, processes
 from tests.lab.host import OTHER, Host
 from tests.lab.lab import SSH_CONFIG
-from tests.support.forked import quine
 from transport.errors import Unreachable
 
 VERSION = ".".join(map(str, sys.version_info[:2]))
@@ -72,7 +71,7 @@ def said(done: subprocess.CompletedProcess[bytes], host: str) -> str:
 
 def refused(lab: Lab, host: str) -> str:
     """Return what `deploy` says of a host that it does not get onto."""
-    return said(quine(lab, ["deploy", host]), host)
+    return said(lab.run(["deploy", host]), host)
 
 
 def refused_by_all(lab: Lab, host: str) -> str:
@@ -181,7 +180,7 @@ def test_many_logins_at_once_stay_below_what_sshd_drops(lab: Lab, odd_host: Call
     needs_sshd(lab)
     host = odd_host("full", sshd=("MaxStartups 10:100:10",))
     names = [lab.alias(f"many{number}", of="full") for number in range(14)]
-    done = quine(lab, ["hosts", "check", ",".join(names)])
+    done = lab.run(["hosts", "check", ",".join(names)])
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
     assert host.connections() == len(names) and "MaxStartups" not in host.log.read_text()
 
@@ -298,7 +297,7 @@ def test_any_login_shell(odd_host: Callable[..., Host], lab: Lab, shell: str) ->
     if not os.access(shell, os.X_OK):
         pytest.skip(f"no {shell} here")
     odd_host("odd", shell=shell, banner="Welcome! You have mail.\n\nno newline at the end")
-    assert quine(lab, ["hosts", "check", "odd"], check=True).stdout.splitlines()[1].split()[1] == b"ok"
+    assert lab.run(["hosts", "check", "odd"], check=True).stdout.splitlines()[1].split()[1] == b"ok"
 
 
 @pytest.mark.long
@@ -316,10 +315,10 @@ def test_through_a_jump_host(lab: Lab) -> None:
     before = lab["h2"].connections()
     lab.alias("behind", of="h1", jump="h2")
     lab.alias("placed", of="h1", jump=f"{lab['h2'].user}@127.0.0.1:{lab['h2'].port}")
-    quine(lab, ["hosts", "check", "behind"], check=True)
+    lab.run(["hosts", "check", "behind"], check=True)
     assert lab["h2"].connections() == before + 1
     # a place has no identity of its own: the usual files, and here there are none
-    assert "permission denied" in quine(lab, ["hosts", "check", "placed"]).stderr.decode()
+    assert "permission denied" in lab.run(["hosts", "check", "placed"]).stderr.decode()
 
 
 def test_a_jump_host_that_cannot_go_on(lab: Lab) -> None:
@@ -341,7 +340,7 @@ def test_the_users_ssh_configuration(lab: Lab) -> None:
     before = lab["h2"].connections()
     lab.alias("via-config", of="h1", port=None, user=None, identity=None, address=None)
     try:
-        quine(lab, ["hosts", "check", "via-config"], check=True)
+        lab.run(["hosts", "check", "via-config"], check=True)
         assert lab["h2"].connections() == before + 1
         assert f"[127.0.0.1]:{host.port} " in (lab.home / ".ssh" / "other_known_hosts").read_text()
         (lab.home / ".ssh" / "other_known_hosts").write_text("")
@@ -359,12 +358,12 @@ def test_keys_of_an_agent(lab: Lab, tmp_path: Path) -> None:
         assert agent.stdout is not None
         agent.stdout.readline()  # it says its socket when it listens
         env = {"SSH_AUTH_SOCK": socket}
-        text = said(quine(lab, ["deploy", "keyless"], env=env), "keyless")
+        text = said(lab.run(["deploy", "keyless"], env=env), "keyless")
         assert "tried the keys of the ssh agent" in text
         subprocess.run(
             ["ssh-add", "-q", str(lab.identity)], env={**lab.env, **env}, check=True, capture_output=True
         )
-        quine(lab, ["hosts", "check", "keyless"], env=env, check=True)
+        lab.run(["hosts", "check", "keyless"], env=env, check=True)
     finally:
         agent.terminate()
         agent.communicate()
@@ -375,7 +374,7 @@ def test_a_key_that_cannot_be_read_is_named(lab: Lab) -> None:
     key = lab.home / ".ssh" / "id_ed25519"
     key.mkdir(parents=True)
     try:
-        text = said(quine(lab, ["deploy", "keyless"]), "keyless")
+        text = said(lab.run(["deploy", "keyless"]), "keyless")
     finally:
         key.rmdir()
     assert "hint: ~/.ssh/id_ed25519 cannot be read (is a directory)" in text
@@ -387,7 +386,7 @@ def test_a_key_that_cannot_be_read_is_named(lab: Lab) -> None:
 def test_unknown_host(lab: Lab) -> None:
     known = b"no such host: 'h9'; known: h1, h2, h3"
     ran = lab.run(["run", "--on", "h9", "--", "true"])
-    for done in (quine(lab, ["deploy", "h9"]), ran, quine(lab, ["hosts", "check", "h9"])):
+    for done in (lab.run(["deploy", "h9"]), ran, lab.run(["hosts", "check", "h9"])):
         assert done.returncode == 69
         assert known in done.stderr
         assert b"quine: hint: " in done.stderr
@@ -417,7 +416,7 @@ def test_wrong_key(lab: Lab, tmp_path: Path) -> None:
 
 def test_first_contact_then_a_changed_host_key(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("turncoat")
-    quine(lab, ["hosts", "check", "turncoat"], check=True)
+    lab.run(["hosts", "check", "turncoat"], check=True)
     known = lab.home / ".ssh" / "known_hosts"
     lines = known.read_text().splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line.startswith(f"[127.0.0.1]:{host.port} "))
@@ -431,7 +430,7 @@ def test_first_contact_then_a_changed_host_key(lab: Lab, odd_host: Callable[...,
     assert known.read_text().splitlines() == lines
     cure = text.partition("(check with its admin), run: ")[2]
     subprocess.run(["sh", "-c", cure], check=True, capture_output=True)
-    quine(lab, ["hosts", "check", "turncoat"], check=True)
+    lab.run(["hosts", "check", "turncoat"], check=True)
 
 
 def test_a_host_key_that_cannot_be_the_hosts(lab: Lab, odd_host: Callable[..., Host], tmp_path: Path) -> None:
@@ -449,7 +448,7 @@ def test_a_host_key_that_cannot_be_the_hosts(lab: Lab, odd_host: Callable[..., H
 def test_host_without_python(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("bare", python=False)
     assert "it has no python3" in refused_by_all(lab, "bare")
-    checked = quine(lab, ["hosts", "check", "bare"])
+    checked = lab.run(["hosts", "check", "bare"])
     assert checked.stdout.splitlines()[1].split()[1] == b"unusable" and b"it has no python3" in checked.stderr
     nothing_is_there(host)
 
@@ -523,7 +522,7 @@ def test_a_check_tells_all_that_an_unfit_host_says(
     odd_host("named", inventory={"python": "/not/there"})
     text = refused(lab, "named")
     assert 'in the inventory: python = "/not/there"' in text and "correct `python` in its table" in text
-    planned = quine(lab, ["deploy", "--plan", "named"])
+    planned = lab.run(["deploy", "--plan", "named"])
     assert (planned.returncode, planned.stdout) == (69, b"named: cannot be deployed to\n")
     assert b'python = "/not/there"' in planned.stderr
     (tmp_path / "old").write_text("#!/bin/sh\necho 308 99999999999\n")
@@ -533,7 +532,7 @@ def test_a_check_tells_all_that_an_unfit_host_says(
     lab.alias("aged", of="named", python=str(tmp_path / "old"))
     lab.alias("other", of="named", python=None, binary=str(tmp_path / "quine"))
     lab.alias("away", of="named", via=1)
-    done = quine(lab, ["hosts", "check", "named,aged,other,away", "--json"])
+    done = lab.run(["hosts", "check", "named,aged,other,away", "--json"])
     told = {fact["name"]: fact for fact in map(json.loads, done.stdout.splitlines())}
     assert {name: (fact["reachable"], fact["build"]) for name, fact in told.items()} == {
         "named": (True, False), "aged": (True, False), "other": (True, False), "away": (False, None),
@@ -541,7 +540,7 @@ def test_a_check_tells_all_that_an_unfit_host_says(
     assert (told["aged"]["python"], told["named"]["python"], told["other"]["python"]) == ("3.8", None, None)
     assert told["named"]["system"] == told["aged"]["system"] == "Linux" and told["named"]["free"] is None
     assert all(fact["error"] and fact["hint"] != "" for fact in told.values())
-    rows = quine(lab, ["hosts", "check", "aged"]).stdout.decode().splitlines()[1].split()
+    rows = lab.run(["hosts", "check", "aged"]).stdout.decode().splitlines()[1].split()
     assert rows[:5] == ["aged", "unusable", "Linux", os.uname().machine, "3.8"]
 
 

@@ -19,7 +19,6 @@ from deploy.upkeep import interpreter
 from tests.deploy.test_deploy import REAL
 from tests.lab import Lab
 from tests.lab.host import Host
-from tests.support.forked import quine
 from tests.support.waiting import until
 from transport.errors import Misconfigured
 
@@ -183,7 +182,7 @@ def test_what_is_no_packed_python_is_named(lab: Lab, tmp_path: Path) -> None:
         assert caught.value.hint
     with pytest.raises(Misconfigured, match=r"no bin/python3"):
         interpreter.read(archive(tmp_path, ("py/bin/python2", FILE, "")))
-    done = quine(lab, ["deploy", "--python", path, "h1"])
+    done = lab.run(["deploy", "--python", path, "h1"])
     assert done.returncode == 2 and why in done.stderr.decode() and b": hint: " in done.stderr
 
 
@@ -208,7 +207,7 @@ def test_a_damaged_archive_is_named(form: str, tmp_path: Path) -> None:
 
 def test_a_host_with_a_python_gets_none(lab: Lab, odd_host: Callable[..., Host], tmp_path: Path) -> None:
     host = odd_host("equipped")
-    done = quine(lab, ["deploy", "--python", archive(tmp_path, PROGRAM), "equipped"], check=True)
+    done = lab.run(["deploy", "--python", archive(tmp_path, PROGRAM), "equipped"], check=True)
     assert done.stdout.startswith(b"equipped: deployed, ") and cache(host) == [build().sha256]
 
 
@@ -225,7 +224,7 @@ def test_a_python_that_is_of_no_use_there_is_not_kept(
         ("bare", "xz", "xz"),
         ("shown", "gz", "its cache for quine cannot be written: /proc/x"),
     ):
-        done = quine(lab, ["deploy", "--python", archive(tmp_path, broken, form=form), name])
+        done = lab.run(["deploy", "--python", archive(tmp_path, broken, form=form), name])
         assert done.returncode == 69 and why in done.stderr.decode() and b": hint: " in done.stderr, why
         until(lambda: cache(host) == [], "nothing is left")
 

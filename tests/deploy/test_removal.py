@@ -12,7 +12,6 @@ import pytest
 from deploy.build import build
 from tests.lab import Lab
 from tests.lab.host import Host
-from tests.support.forked import quine
 
 
 def cache(host: Host) -> Path:
@@ -28,7 +27,7 @@ def installation(host: Host, name: str) -> Path:
 
 
 def said(lab: Lab, *words: str) -> list[str]:
-    done = quine(lab, ["deploy", *words], check=True)
+    done = lab.run(["deploy", *words], check=True)
     assert done.stderr == b""
     return done.stdout.decode().splitlines()
 
@@ -43,7 +42,7 @@ def test_a_plan_names_each_host_and_changes_nothing(lab: Lab, odd_host: Callable
     assert not cache(host).exists()
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x" * (size - 10_000))
-    done = quine(lab, ["deploy", "--plan", "blank,bare", "shut", "bare"])
+    done = lab.run(["deploy", "--plan", "blank,bare", "shut", "bare"])
     assert done.stdout.decode().splitlines() == [
         "blank: send 10 kB", "bare: needs Python", "shut: cannot be deployed to",
     ]  # fmt: skip
@@ -111,14 +110,14 @@ def test_nothing_is_removed_where_it_fails_or_use_cannot_be_seen(
 ) -> None:
     host = odd_host("stuck", scripts={"rm": "#!/bin/sh\nexit 1\n"})
     old = installation(host, "0" * 64)
-    done = quine(lab, ["deploy", "--remove", "stuck"])
+    done = lab.run(["deploy", "--remove", "stuck"])
     assert (done.returncode, done.stdout) == (69, b"stuck: removed nothing\n")
     assert f"stuck: error: cannot be removed: ~/.cache/quine/{old.name}" in done.stderr.decode()
     assert old.exists()
     (host.base / "bin" / "rm").unlink()
     (host.base / "bin" / "grep").write_text("#!/bin/sh\nexit 2\n")
     (host.base / "bin" / "grep").chmod(0o755)
-    done = quine(lab, ["deploy", "--remove", "stuck"])
+    done = lab.run(["deploy", "--remove", "stuck"])
     assert (done.returncode, done.stdout) == (69, b"") and old.exists()
     assert "quine: stuck: error: nothing was removed: " in done.stderr.decode()
 
@@ -127,7 +126,7 @@ def test_an_empty_name_is_no_host(lab: Lab) -> None:
     """As of an unset variable: it does not mean every host."""
     for words in ("deploy --remove |", "deploy |", "deploy h1 |", "hosts |", "hosts check | "):
         head, _, empty = words.partition("|")
-        done = quine(lab, [*head.split(), empty])
+        done = lab.run([*head.split(), empty])
         assert (done.returncode, done.stdout) == (2, b""), words
         assert done.stderr == b"quine: error: WHERE is empty\nquine: hint: name a host, @tag or any\n", words
 
@@ -139,5 +138,5 @@ def test_a_plan_and_a_removal_do_not_mix(lab: Lab) -> None:
         ("--plan build", "--plan, --python and --remove are for hosts"),
         ("--remove h1 -o x", "--output belongs to quine deploy build"),
     ):
-        done = quine(lab, ["deploy", *words.split()])
+        done = lab.run(["deploy", *words.split()])
         assert done.returncode == 2 and text in done.stderr.decode(), words

@@ -16,9 +16,8 @@ import pytest
 from quine.base.cli_options import RunOptions
 from quine.jobs.client import LONG, Notes
 from tests.lab import Lab
-from tests.support.agents import OK, QUINE, says, sh
+from tests.support.agents import OK, QUINE, Agents, says, sh
 from tests.support.detached import go as go
-from tests.support.forked import Asked
 from tests.support.machine import only_node
 from tests.support.remote_agents import environment, leave
 from tests.support.waiting import until
@@ -39,14 +38,14 @@ def parsed(out: str | bytes) -> dict[str, dict[str, Any]]:
     return {fact["mission"]: fact for fact in map(json.loads, out.splitlines())}
 
 
-def from_elsewhere(agents: Asked, *words: str) -> subprocess.CompletedProcess[str]:
+def from_elsewhere(agents: Agents, *words: str) -> subprocess.CompletedProcess[str]:
     """From another directory, with another data directory."""
     other = agents.directory / "other"
     other.mkdir(exist_ok=True)
     return agents.quine(*words, cwd=other, env={"QUINE_DATA_DIR": str(other / "data")})
 
 
-def test_an_agent_is_listed_and_killed_from_any_directory(agents: Asked) -> None:
+def test_an_agent_is_listed_and_killed_from_any_directory(agents: Agents) -> None:
     agents.script(says(sh("true")), says(sh("touch up; sleep 60")))
     with agents.start("work") as process:
         until((agents.directory / "up").exists, "it runs")
@@ -59,7 +58,7 @@ def test_an_agent_is_listed_and_killed_from_any_directory(agents: Asked) -> None
     assert "work" not in parsed(from_elsewhere(agents, "ps", "-a", "--json").stdout)
 
 
-def test_a_reader_of_a_tape_is_no_agent(agents: Asked) -> None:
+def test_a_reader_of_a_tape_is_no_agent(agents: Agents) -> None:
     agents.run(says(OK))
     (path,) = agents.data.glob("*.jsonl")
     with open(path) as tape, subprocess.Popen(["sleep", "60"], stdin=tape, env=agents.env) as reader:
@@ -67,7 +66,7 @@ def test_a_reader_of_a_tape_is_no_agent(agents: Asked) -> None:
         reader.kill()
 
 
-def test_an_agent_with_another_runtime_directory_is_of_another_session(agents: Asked) -> None:
+def test_an_agent_with_another_runtime_directory_is_of_another_session(agents: Agents) -> None:
     agents.script(says(sh("touch up; sleep 60")))
     own = agents.directory / "run"
     own.mkdir(mode=0o700)
@@ -78,7 +77,7 @@ def test_an_agent_with_another_runtime_directory_is_of_another_session(agents: A
         process.communicate(timeout=120)
 
 
-def test_follow_lists_again_when_something_has_happened(agents: Asked) -> None:
+def test_follow_lists_again_when_something_has_happened(agents: Agents) -> None:
     agents.script(says(sh("touch up; sleep 60")))
     following = subprocess.Popen(
         [*QUINE, "ps", "-f", "--json"], cwd=agents.directory, env=agents.env, stdout=subprocess.PIPE

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from quine.base import procs
 from quine.base.sessions import new_session
 from quine.tape import registry
-from tests.support.agents import OK, QUINE, Started, call, running, says, sh, until
-from tests.support.forked import Asked
+from tests.support.agents import OK, QUINE, Agents, Started, call, running, says, sh, until
 from tests.support.values import JSON
 from transport.address import boot_id
 
@@ -29,7 +28,7 @@ NONE, SOME = "^\\{\\}$", "."
 WAIT = call("fork", intent="child")
 
 
-def listed(agents: Asked) -> dict[str, dict[str, Any]]:
+def listed(agents: Agents) -> dict[str, dict[str, Any]]:
     """ps --all --json by mission."""
     done = agents.quine("ps", "-a", "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -53,7 +52,7 @@ def adopting() -> Iterator[None]:
 
 
 @contextmanager
-def loose(agents: Asked, *child: dict[str, Any]) -> Iterator[str]:
+def loose(agents: Agents, *child: dict[str, Any]) -> Iterator[str]:
     """A child that nobody waits for, and whose parent has ended: it waits for a line in the fifo `go`, then does these.
 
     It writes its pid into `pid` first.
@@ -81,14 +80,14 @@ def listed_start(folder: Path) -> int:
     return int(json.loads((folder / "job").read_text())["started"])
 
 
-def go(agents: Asked) -> None:
+def go(agents: Agents) -> None:
     (agents.directory / "go").write_text("\n")
 
 
 # -- wait ------------------------------------------------------------------------------------------
 
 
-def test_wait_in_the_parents_own_shell(agents: Asked) -> None:
+def test_wait_in_the_parents_own_shell(agents: Agents) -> None:
     """The parent is the one that will reap it, and it sits in the command that waits."""
     job = 'quine wait $(ls "$QUINE_DATA_DIR/jobs"); echo $?'
     agents.run(
@@ -99,7 +98,7 @@ def test_wait_in_the_parents_own_shell(agents: Asked) -> None:
     assert "[STDOUT]\n7\n" in agents.results()[1]
 
 
-def test_wait_for_a_killed_child_in_the_parents_own_shell(agents: Asked) -> None:
+def test_wait_for_a_killed_child_in_the_parents_own_shell(agents: Agents) -> None:
     """It leaves no status; the kernel keeps its word until the parent, who sits in this command, takes it."""
     agents.run(
         says(WAIT, sh('quine wait $(ls "$QUINE_DATA_DIR/jobs"); echo $?'), match="^work"),
@@ -109,7 +108,7 @@ def test_wait_for_a_killed_child_in_the_parents_own_shell(agents: Asked) -> None
     assert "[STDOUT]\n137\n" in agents.results()[1]
 
 
-def test_wait_after_exec_of_the_parent(agents: Asked) -> None:
+def test_wait_after_exec_of_the_parent(agents: Agents) -> None:
     agents.run(
         says(WAIT, call("exec", wisdom={"n": "1"}), match="^work", wisdom=NONE),
         says(sh('quine wait $(ls "$QUINE_DATA_DIR/jobs"); echo $?'), match="^work", wisdom=SOME),
@@ -120,7 +119,7 @@ def test_wait_after_exec_of_the_parent(agents: Asked) -> None:
     assert any("[STDOUT]\n6\n" in text and "[FORK ENDED]" in text and "exit code 6" in text for text in told)
 
 
-def test_wait_for_an_orphan(agents: Asked) -> None:
+def test_wait_for_an_orphan(agents: Agents) -> None:
     with loose(agents, says(call("exit", status=5, stderr="five"), match="^child")) as job:
         assert agents.quine("wait", "--timeout=0", job).returncode == 124
         waiting = subprocess.Popen([*QUINE, "wait", job[:20]], cwd=agents.directory, env=agents.env)
@@ -130,7 +129,7 @@ def test_wait_for_an_orphan(agents: Asked) -> None:
         assert listed(agents)["child"]["state"] == "exited"
 
 
-def test_wait_for_an_orphan_that_has_begun_anew(agents: Asked) -> None:
+def test_wait_for_an_orphan_that_has_begun_anew(agents: Agents) -> None:
     """Its first life's session is its id; the last life's tape tells its end. Either names it."""
     with loose(
         agents,
@@ -145,7 +144,7 @@ def test_wait_for_an_orphan_that_has_begun_anew(agents: Asked) -> None:
         assert agents.quine("wait", fact["session"]).returncode == 4
 
 
-def test_wait_for_an_orphan_that_was_killed(agents: Asked) -> None:
+def test_wait_for_an_orphan_that_was_killed(agents: Agents) -> None:
     """The kernel knows until somebody reaps it. Then nobody does: lost, and what is known of it."""
     with adopting(), loose(agents) as job:
         assert agents.quine("kill", "-KILL", job).returncode == 0
@@ -157,7 +156,7 @@ def test_wait_for_an_orphan_that_was_killed(agents: Asked) -> None:
         assert listed(agents)["child"]["state"] == "lost"
 
 
-def test_wait_for_what_another_program_became(agents: Asked) -> None:
+def test_wait_for_what_another_program_became(agents: Agents) -> None:
     with adopting(), loose(agents, says(call("exec", argv=["sleep", "72191"]), match="^child")) as job:
         go(agents)
         until(lambda: running("sleep 72191"))
@@ -168,7 +167,7 @@ def test_wait_for_what_another_program_became(agents: Asked) -> None:
         assert (done.returncode, "it was exec: sleep takes over" in done.stderr) == (74, True)
 
 
-def test_wait_for_several_is_the_status_of_the_last(agents: Asked) -> None:
+def test_wait_for_several_is_the_status_of_the_last(agents: Agents) -> None:
     agents.run(
         says(call("fork", children=[{"intent": "five"}, {"intent": "six"}], wait=True), match="^work"),
         says(OK, match="^work"),
@@ -180,7 +179,7 @@ def test_wait_for_several_is_the_status_of_the_last(agents: Asked) -> None:
     assert agents.quine("wait", six, five).returncode == 5
 
 
-def test_wait_for_a_signalled_root(agents: Asked) -> None:
+def test_wait_for_a_signalled_root(agents: Agents) -> None:
     agents.script(says(sh("touch up; sleep 72190")))
     with agents.start("work") as process:
         until((agents.directory / "up").exists)
@@ -193,7 +192,7 @@ def test_wait_for_a_signalled_root(agents: Asked) -> None:
     assert (fact["state"], fact["signal"], fact["code"]) == ("signaled", "TERM", 143)
 
 
-def test_wait_for_a_root_that_ends_meanwhile_has_its_status(agents: Asked) -> None:
+def test_wait_for_a_root_that_ends_meanwhile_has_its_status(agents: Agents) -> None:
     """Its tape told nothing of the end when the wait began, and its parent reaps it at once."""
     os.mkfifo(agents.directory / "go")
     agents.script(says(sh("touch up; read x <go")), says(call("exit", status=9, stderr="nine")))
@@ -218,12 +217,12 @@ def descriptors(pid: int) -> set[str]:
     return found
 
 
-def test_an_agent_cannot_be_waited_for_by_its_own_command(agents: Asked) -> None:
+def test_an_agent_cannot_be_waited_for_by_its_own_command(agents: Agents) -> None:
     agents.run(says(sh("quine wait $QUINE_SESSION_ID; echo $? >&4")), says(OK))
     assert "waits for this command" in agents.results()[0]
 
 
-def test_an_unknown_id(agents: Asked) -> None:
+def test_an_unknown_id(agents: Agents) -> None:
     agents.run(says(OK))
     known = agents.tape()[0]["data"]["session_id"]
     for verb in ("wait", "logs", "kill"):
@@ -236,7 +235,7 @@ def test_an_unknown_id(agents: Asked) -> None:
     assert "2 jobs begin with 0" in agents.quine("wait", "0").stderr
 
 
-def test_usage(agents: Asked) -> None:
+def test_usage(agents: Agents) -> None:
     for words, error in (
         ("wait", "no id"),
         ("wait --timeout=soon x", "no such job"),
@@ -272,7 +271,7 @@ def test_these_verbs_import_no_library() -> None:
 # -- ps --------------------------------------------------------------------------------------------
 
 
-def test_ps(agents: Asked) -> None:
+def test_ps(agents: Agents) -> None:
     with loose(agents, says(OK, match="^child")) as job:
         head, row = agents.quine("ps").stdout.splitlines()
         assert " ".join(head.split()) == "ID HOST PID STATE EXIT SECONDS TREE TURN COST DOING COMMAND"
@@ -293,7 +292,7 @@ def test_ps(agents: Asked) -> None:
     assert agents.quine("ps", "--data-dir", "nowhere").stdout.split()[:1] == ["ID"]
 
 
-def until_it_is(agents: Asked, state: str) -> None:
+def until_it_is(agents: Agents, state: str) -> None:
     until(lambda: listed(agents)["child"]["state"] == state)
 
 
@@ -340,7 +339,7 @@ def test_whatever_lies_in_a_data_directory(tapes: list[Any], job: Any) -> None:
 # -- logs ------------------------------------------------------------------------------------------
 
 
-def test_logs(agents: Asked) -> None:
+def test_logs(agents: Agents) -> None:
     with loose(
         agents, says(sh("echo more >&4"), call("exit", status=3, stderr="why"), match="^child")
     ) as job:
@@ -369,7 +368,7 @@ def test_logs(agents: Asked) -> None:
     assert "is not kept" in agents.quine("logs", root).stderr
 
 
-def test_logs_into_a_pipe_that_nobody_reads(agents: Asked) -> None:
+def test_logs_into_a_pipe_that_nobody_reads(agents: Agents) -> None:
     with loose(agents) as job:
         (agents.data / "jobs" / job / "stdout").write_bytes(b"x" * 1_000_000)
         read, write = os.pipe()
@@ -384,7 +383,7 @@ def test_logs_into_a_pipe_that_nobody_reads(agents: Asked) -> None:
 # -- kill ------------------------------------------------------------------------------------------
 
 
-def test_kill_ends_a_stopped_agent_and_its_command(agents: Asked) -> None:
+def test_kill_ends_a_stopped_agent_and_its_command(agents: Agents) -> None:
     with loose(agents) as job:
         assert agents.quine("kill", "-0", job).returncode == 0
         assert agents.quine("kill", "-s", "STOP", job).returncode == 0
@@ -398,7 +397,7 @@ def test_kill_ends_a_stopped_agent_and_its_command(agents: Asked) -> None:
     assert agents.outcome("child")["termination_mode"] == "signal"
 
 
-def test_a_recycled_pid_is_nobody(agents: Asked) -> None:
+def test_a_recycled_pid_is_nobody(agents: Agents) -> None:
     """The pid of a job belongs to somebody else by now, who must neither be waited for nor be killed."""
     session = new_session()
     directory = agents.data / "jobs" / session
@@ -425,6 +424,6 @@ def test_a_recycled_pid_is_nobody(agents: Asked) -> None:
         other.kill()
 
 
-def test_signals_by_name_and_number(agents: Asked) -> None:
+def test_signals_by_name_and_number(agents: Agents) -> None:
     assert "TERM" in agents.quine("kill", "-l").stdout.split()
     assert agents.quine("kill", "-l", "15", "143", "KILL").stdout.split() == ["TERM", "TERM", "9"]

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from deploy.host import OF_SSH
-from tests.lab import image, processes
+from tests.lab import forks, image, processes
 from tests.lab.host import Host, Settings
 from tests.lab.machine import RUN, SSHD, make_key, remove, toml
 from tests.lab.processes import Process
@@ -255,20 +255,29 @@ class Lab:
         cwd: Path | None = None,
         check: bool = False,
         shown: bool = False,
+        stdout: int | Path | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """`quine ARGS…` at the origin. `env` is laid over the lab's (None unsets). No input: /dev/null.
 
-        `shown`: its output and its errors go where those of this process go.
+        `shown`: its output and its errors go where those of this process go. `stdout`: a descriptor or a path
+        in place of a pipe.
         """
         data = input.encode() if isinstance(input, str) else input
-        process = self.popen(
-            args,
-            stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
-            stdout=None if shown else subprocess.PIPE,
-            stderr=None if shown else subprocess.PIPE,
-            env=env,
-            cwd=cwd,
-        )
+        into: int | None = None if shown else subprocess.PIPE
+        if stdout is not None:
+            into = os.open(stdout, os.O_WRONLY) if isinstance(stdout, Path) else stdout
+        try:
+            process = self.popen(
+                args,
+                stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
+                stdout=into,
+                stderr=None if shown else subprocess.PIPE,
+                env=env,
+                cwd=cwd,
+            )
+        finally:
+            if isinstance(stdout, Path):
+                os.close(into)  # type: ignore[arg-type]
         try:
             out, err = process.communicate(data, timeout)
         except subprocess.TimeoutExpired:
@@ -299,7 +308,7 @@ class Lab:
         preexec: Callable[[], None] | None = None,
     ) -> subprocess.Popen[bytes]:
         """The same without waiting, in a process group of its own: a signal to that group does not hit the tests."""
-        return subprocess.Popen(
+        return forks.popen(
             [self.quine, *map(str, args)],
             stdin=stdin,
             stdout=stdout,

@@ -26,6 +26,7 @@ RUN = f"LAB_RUN={uuid.uuid4().hex[:12]}"
 PORTS = 10_000  # the first that a lab takes
 
 _random = random.SystemRandom()  # not the one that hypothesis seeds: labs beside each other must differ
+FULL = Path("/dev/full")  # a device that takes no byte
 
 
 def search_path(base: Path, python: bool, scripts: Mapping[str, str]) -> str:

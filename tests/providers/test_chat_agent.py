@@ -76,11 +76,6 @@ def test_the_strict_server_is_strict() -> None:
 # -------------------------------------------------------------------------------------- a whole agent
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
-
 def settings(provider: Provider) -> dict[str, str]:
     return {
         "QUINE_API_TYPE": "openai",

@@ -15,7 +15,6 @@ import pytest
 
 from tests.lab import Lab, processes
 from tests.support.agents import until
-from tests.support.forked import quine
 from tests.support.imports import HEAVY, imported_by
 from tests.support.remote_agents import environment, leave, results, tapes, warm
 from tests.support.waiting import read_until
@@ -199,7 +198,7 @@ def test_forks_land_on_other_hosts_at_the_same_time(lab: Lab, data: Path, tmp_pa
     for mission, node in (("child one", "h1"), ("child two", "h2")):
         meta = found[mission][0]["data"]
         assert (meta["node"], meta["parent_session_id"], meta["cloned"]["session"]) == (node, root, root)
-    tree = quine(lab, ["tape", "tree"], env=env)
+    tree = lab.run(["tape", "tree"], env=env)
     assert tree.stdout.count(b" h1 ") == 1 and tree.stdout.count(b" h2 ") == 1
 
 

@@ -22,7 +22,6 @@ from tests.broker.serving import BYE, Plan, said
 from tests.lab import Lab, processes
 from tests.lab.host import OTHER, Host
 from tests.support.agents import call
-from tests.support.forked import quine
 from tests.support.provider import reused
 from tests.support.remote_agents import tapes
 from tests.support.waiting import read_until, until
@@ -95,7 +94,7 @@ class Direct:
         return tapes(self.data)[mission]
 
     def verify(self) -> None:
-        done = quine(self.lab, ["tape", "verify"], env=self.env)
+        done = self.lab.run(["tape", "verify"], env=self.env)
         assert done.returncode == 0, done.stderr
 
     def up(self, *words: str) -> subprocess.Popen[bytes]:

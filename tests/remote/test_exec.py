@@ -13,7 +13,6 @@ import pytest
 
 from tests.lab import Lab
 from tests.support.agents import OK, call, says, sh
-from tests.support.forked import quine
 from tests.support.remote_agents import environment, results, tapes, warm
 from tests.support.waiting import read_until, until
 
@@ -68,7 +67,7 @@ def test_the_next_life_runs_there(lab: Lab, data: Path, tmp_path: Path) -> None:
     assert (meta["born"], meta["node"], meta["depth"]) == ("exec", "h1", 0)
     assert meta["parent_session_id"] == meta["root_session_id"] == old[0]["data"]["session_id"]
     assert old[-1]["ts"] <= new[0]["ts"]
-    assert quine(lab, ["tape", "verify"], env=env).returncode == 0
+    assert lab.run(["tape", "verify"], env=env).returncode == 0
     report = json.loads((tmp_path / "r").read_text())
     assert (report["state"], report["code"], report["host"]) == ("exited", 5, "h1")
     assert report["session"] == old[0]["data"]["session_id"]
@@ -236,7 +235,7 @@ def test_from_one_host_to_the_next(reach: Lab, data: Path) -> None:
     assert [life[0]["data"]["depth"] for life in found] == [0, 0, 0]
     denied = [e["data"]["content"] for e in found[2] if e["type"] == "tool_result"][1]
     assert denied.startswith("[EXEC ERROR] e1: denied: may_fork does not allow 'e1' from here; allowed: e2")
-    assert quine(reach, ["tape", "verify"], env=env).returncode == 0
+    assert reach.run(["tape", "verify"], env=env).returncode == 0
 
 
 def test_what_belongs_to_the_tree_is_kept(lab: Lab, data: Path) -> None:

@@ -14,7 +14,6 @@ from quine.tape import verify
 from quine.tape.redact import MASK
 from tests.lab import Lab
 from tests.support.agents import OK, call, says, sh
-from tests.support.forked import quine
 
 NONE, SOME = "^\\{\\}$", "."
 
@@ -119,7 +118,7 @@ def test_what_an_agent_elsewhere_was_told_and_has_read_is_masked(lab: Lab, tmp_p
     (text,) = masked_in(tmp_path / "data", 1)
     assert all(f"{name}={MASK}" in text for name in KEYS)
     assert f"push with {MASK}" in text
-    shown = quine(lab, ["tape", "replay", "--dry"], env=env)
+    shown = lab.run(["tape", "replay", "--dry"], env=env)
     assert shown.returncode == 0 and b"canary" not in shown.stdout
 
 

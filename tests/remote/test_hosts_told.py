@@ -67,11 +67,6 @@ def fleet(lab: Lab) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
-
-@pytest.fixture
 def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 

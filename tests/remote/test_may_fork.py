@@ -19,7 +19,6 @@ from deploy.inventory import Inventory
 from quine.remote.placement import Placer
 from tests.lab import Lab
 from tests.support.agents import LOOK, OK, PATIENCE, call, says, sh, until
-from tests.support.forked import quine
 from tests.support.loads import idle
 from tests.support.remote_agents import environment, results, tapes, warm, with_rights
 from tests.support.waiting import read_until
@@ -78,7 +77,7 @@ def test_three_levels_on_three_hosts(reach: Lab, data: Path) -> None:
     assert [(meta["node"], meta["depth"]) for meta in metas] == [("b1", 0), ("b2", 1), ("b3", 2)]
     assert [meta["parent_session_id"] for meta in metas[1:]] == [meta["session_id"] for meta in metas[:-1]]
     assert {tape[-1]["type"] for tape in found.values()} == {"outcome"}
-    assert quine(reach, ["tape", "verify"], env=env).returncode == 0
+    assert reach.run(["tape", "verify"], env=env).returncode == 0
     for host in reach.hosts.values():
         assert not list(host.home.rglob("*.jsonl"))
 
@@ -214,7 +213,7 @@ def test_a_break_of_either_link_is_not_noticed(reach: Lab, data: Path) -> None:
         f"head -c {size} /dev/zero | md5sum", shell=True, capture_output=True, check=True
     )
     assert (process.returncode, out, err) == (0, expected.stdout, b"")
-    assert quine(reach, ["tape", "verify"], env=env).returncode == 0
+    assert reach.run(["tape", "verify"], env=env).returncode == 0
     assert [result.splitlines()[2] for result in results(data, "child")] == [str(n) for n in range(12)]
 
 

@@ -15,7 +15,6 @@ from quine.remote import ways
 from quine.remote.placement import Placer
 from tests.lab import Lab
 from tests.lab.lab import SSH_CONFIG
-from tests.support.forked import quine
 from tests.support.loads import idle
 from transport.errors import Misconfigured
 from transport.spawn import Spawn
@@ -52,7 +51,7 @@ def origin(lab: Lab) -> Iterator[Origin]:
     (lab.home / ".ssh" / "config").chmod(0o644)
     (lab.home / ".ssh" / "config").write_text(SSH_CONFIG)
     lab.forget_aliases()
-    quine(lab, ["node", "--stop"])
+    lab.run(["node", "--stop"])
 
 
 @contextmanager

@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.lab import processes
+from tests.lab import forks, processes
 from tests.lab.machine import RUN
 from transport.inherit import is_secret
 
@@ -69,7 +69,7 @@ class Agents:
         self.env = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith("QUINE_") and not is_secret(name) and name != "OLLAMA_HOST"
+            if not name.startswith(("QUINE_", "PYTHON")) and not is_secret(name) and name != "OLLAMA_HOST"
         }
         self.env |= {
             "QUINE_API_TYPE": "script",
@@ -94,13 +94,28 @@ class Agents:
         self, *lines: dict[str, Any], mission: str = "work", input: bytes | None = None, **more: Any
     ) -> subprocess.CompletedProcess[bytes]:
         """Script and run one agent to its end."""
-        options = more.pop("options", ())
         if lines:
             self.script(*lines)
-        if input is not None:
-            more["stdin"] = subprocess.PIPE
-        with self.start(mission, *options, **more) as process:
+        return self._end([*more.pop("options", ()), "--", mission], input, **more)
+
+    def quine(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        """Run a verb to its end."""
+        done = self._end(words, None, **more)
+        out, err = done.stdout.decode(), done.stderr.decode()
+        return subprocess.CompletedProcess(done.args, done.returncode, out, err)
+
+    def _end(
+        self, words: Sequence[str], input: bytes | None, **more: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        streams = {
+            "stdin": subprocess.DEVNULL if input is None else subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
+        env, check = {**self.env, **more.pop("env", {})}, more.pop("check", False)
+        with forks.popen([*QUINE, *words], env=env, **{"cwd": self.directory, **streams, **more}) as process:
             out, err = process.communicate(input, timeout=120)
+        assert not (check and process.returncode), (words, process.returncode, err)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def tapes(self) -> list[list[dict[str, Any]]]:

@@ -16,7 +16,6 @@ from tests.lab.host import Host
 from tests.lab.lab import SSH_CONFIG
 from tests.lab.machine import make_key
 from tests.support.agents import OK, says, sh
-from tests.support.forked import quine
 from tests.support.remote_agents import environment, results
 from tests.support.waiting import until
 
@@ -159,7 +158,7 @@ def test_a_first_deployment(lab: Lab, odd_host: Callable[..., Host], far: tuple[
 
 
 def refused(lab: Lab, name: str) -> str:
-    done = quine(lab, ["deploy", name])
+    done = lab.run(["deploy", name])
     assert (done.returncode, done.stdout) == (69, b""), done
     error, hint = done.stderr.decode().splitlines()
     assert error.startswith(f"quine: {name}: error: ") and hint.startswith(f"quine: {name}: hint: ")

@@ -8,7 +8,6 @@ import re
 import resource
 import signal
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +18,6 @@ from tests.vendors.server import KEY, Provider, Said
 
 NONE, SOME = r"^\{\}$", "."
 QUINE_WORD = " ".join(f"'{word}'" for word in QUINE)
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
 
 
 def quine(agents: Agents, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:

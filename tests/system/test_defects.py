@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,11 +20,6 @@ from tests.vendors.server import KEY, Provider, Said, Silent
 
 NONE, SOME = r"^\{\}$", "."
 DONE = Said(calls=(OK,))
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,11 +24,6 @@ from tests.vendors.server import KEY, Fault, Provider, Said, Silent
 
 NONE, SOME = r"^\{\}$", "."
 DONE = Said(calls=(OK,))
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ import pytest
 from deploy.there.installer import KEPT
 from tests.lab import Lab
 from tests.lab.lab import ROOT, TIMEOUT
-from tests.support.forked import quine
 from transport.wire.frames import VERSION
 
 
@@ -143,10 +142,10 @@ def test_two_builds_side_by_side(lab: Lab, upgraded: Quine) -> None:
     assert all(builds) and builds[0] != builds[1]
     lab.run(["run", "--on", "local", "--", "true"], check=True)
     assert upgraded("run", "--on", "local", "--", "true").returncode == 0
-    older = json.loads(quine(lab, ["node", "--status", "--json"], check=True).stdout)
+    older = json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)
     assert json.loads(upgraded("node", "--status", "--json").stdout)["pid"] != older["pid"]
     assert upgraded("node", "--stop").returncode == 0
-    assert json.loads(quine(lab, ["node", "--status", "--json"], check=True).stdout)["pid"] == older["pid"]
+    assert json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)["pid"] == older["pid"]
     refused = upgraded("node", "--stop")
     assert refused.returncode == 1 and b"no node of this build runs here" in refused.stderr
     for where in ("h1", ""):

@@ -11,11 +11,6 @@ import pytest
 from tests.support.agents import OK, QUINE, Agents, Started, call, says, sh, until
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
-
 def following(agents: Agents, *words: str) -> subprocess.Popen[bytes]:
     """Of the latest session; `with` ends it where a test fails."""
     until(lambda: any(path.stat().st_size for path in agents.data.glob("*.jsonl")))

@@ -56,11 +56,6 @@ def all_opened_by(agents: Agents, *words: str) -> list[str]:
     return found
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
-
 @pytest.mark.parametrize("words", [("ps",), ("ps", "--all"), ("ps", "--all", "--json")])
 def test_ps_opens_each_tape_once_however_many_lives_a_process_has(
     agents: Agents, words: tuple[str, ...]

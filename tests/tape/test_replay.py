@@ -39,11 +39,6 @@ print(json.dumps(reply.get("first", reply) if first else reply))
 """
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
-
 def record(agents: Agents, *lines: dict[str, Any], **more: Any) -> dict[str, list[list[Message]]]:
     """Run one agent with a guest that keeps its requests; return the requests by session."""
     (agents.directory / "sent").mkdir()

@@ -16,11 +16,6 @@ from tests.support.agents import OK, QUINE, Agents, call, says, sh, until
 from tests.support.remote_agents import environment, leave
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path)
-
-
 def quine(agents: Agents, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*QUINE, *words], cwd=agents.directory, env=agents.env, capture_output=True, text=True, timeout=120
