@@ -68,7 +68,7 @@ def test_a_pause_for_a_quota_is_shown_and_ended(served: Served, capfd: pytest.Ca
     with served.start(FIRST, "--deadline", "600") as agent:
         until(lambda: [gate for gate in gates() if gate["without_quota"]])
         status.show(as_json=False)
-        assert any("paused until the quota" in log.read_text() for log in served.data.glob("*.log"))
+        until(lambda: any("paused until the quota" in log.read_text() for log in served.data.glob("*.log")))
         assert re.search(r"a tree without quota .*at most \d+ s", capfd.readouterr().out)
         assert (status.resume(), capfd.readouterr().err) == (0, "")
         out, _ = agent.communicate(timeout=PATIENCE)

@@ -100,7 +100,8 @@ class Agents:
 
     def quine(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
         """Run a verb to its end."""
-        done = self._end(words, None, **more)
+        data = more.pop("input", None)
+        done = self._end(words, data.encode() if isinstance(data, str) else data, **more)
         out, err = done.stdout.decode(), done.stderr.decode()
         return subprocess.CompletedProcess(done.args, done.returncode, out, err)
 

@@ -27,8 +27,8 @@ class Clients:
         self.poll = select.poll()
         self.members: dict[int, Client] = {}
 
-    def start(self, where: str, argv: list[str], **context: object) -> Client:
-        member = Client(self, where, argv, context)
+    def start(self, where: str, argv: list[str], cwd: str | None = None, **context: object) -> Client:
+        member = Client(self, where, argv, cwd, context)
         self.members[member.socket.fileno()] = member
         self.poll.register(member.socket, select.POLLIN)
         return member
@@ -49,12 +49,15 @@ class Clients:
 class Client:
     """One client: a session over a socket, which reads stdout only while `reads`."""
 
-    def __init__(self, crowd: Clients, where: str, argv: list[str], context: Mapping[str, object]) -> None:
+    def __init__(
+        self, crowd: Clients, where: str, argv: list[str], cwd: str | None, context: Mapping[str, object]
+    ) -> None:
         self.session = Session(True, {"build": this_build.build_hash(), "pid": os.getpid()})
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(crowd.path))
         env = {"PATH": os.environ["PATH"]} if where == "local" else {}  # there it is the host's own
-        spawn = Spawn(argv, where=where, env=env, context={"inventory": str(crowd.inventory), **context})
+        known = {"inventory": str(crowd.inventory), **context}
+        spawn = Spawn(argv, where=where, env=env, cwd=cwd, context=known)
         self.number = self.session.open(Kind.SPAWN, spawn.to_json())
         self.socket.sendall(b"C")
         self.pid = 0

@@ -59,6 +59,7 @@ def test_a_node_serves_others_while_a_job_starts_on_a_dead_mount(
             clients.start("local", ["true"], cwd=str(dead))
         clients.until(lambda: stuck() == 10)
         assert output(lab, "local", "echo", "healthy") == b"healthy\n"
+        assert stuck() == 10
     finally:
         clients.close()
 

@@ -513,7 +513,7 @@ def test_what_cannot_be_made_quickly_is_taken_back_and_forked(
     assert starting.quick.is_due(("/", "other", "/bin")) == isinstance(error, OSError)
 
 
-@pytest.mark.parametrize("how", ["link", "mount"])
+@pytest.mark.parametrize("how", ["symlink", "mount"])
 def test_a_folder_that_leads_elsewhere_is_entered_by_a_process_of_its_own(
     starting: Starting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -521,7 +521,7 @@ def test_a_folder_that_leads_elsewhere_is_entered_by_a_process_of_its_own(
     folder, key = tmp_path / "folder", (str(tmp_path), *TRUE[1:])
     starting.quick.learn(key, quick.find(key))
     assert starting.quick.is_local(str(folder))
-    if how == "link":
+    if how == "symlink":
         folder.symlink_to("/sys")
     else:
         monkeypatch.setattr(starting.quick._mounts, "_points", {str(folder): "nfs"})
