@@ -99,7 +99,10 @@ def robbed() -> Iterator[Robbed]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("where", [(), ("--on", "local")], ids=["here", "by a node"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param((), id="here", marks=pytest.mark.whole), pytest.param(("--on", "local"), id="by a node")],
+)
 def test_a_thief(robbed: Robbed, where: tuple[str, ...]) -> None:
     done = robbed.rob(*where)
     lines = done.stdout.decode().splitlines()

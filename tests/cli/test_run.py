@@ -575,6 +575,7 @@ def test_a_lost_origin_is_no_end_of_file(own_lab: Callable[..., Lab], death: str
 # -- many ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.long
 def test_300_at_once_over_one_connection(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])

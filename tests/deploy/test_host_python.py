@@ -44,7 +44,7 @@ def test_each_file_has_the_grammar_of_the_oldest_python(package: str) -> None:
         ast.parse(path.read_text(), str(path), feature_version=OLDEST_PYTHON)
 
 
-@pytest.mark.long
+@pytest.mark.law
 @pytest.mark.skipif(not shutil.which("pypy3"), reason="no pypy3 here")
 def test_no_file_of_a_host_uses_what_the_oldest_python_lacks() -> None:
     program = str(Path(__file__).with_name("names_used.py"))

@@ -101,6 +101,7 @@ def test_it_gets_there_by_a_connection_that_is_cut(
     assert len(cache(host)) == 2
 
 
+@pytest.mark.whole
 @pytest.mark.long
 def test_two_at_once_bring_one(lab: Lab, odd_host: Callable[..., Host], packed: Path) -> None:
     host = odd_host("bare", python=False)

@@ -103,6 +103,7 @@ def test_a_host_with_access_of_its_own_gets_the_layer_once(
     assert lab.run(["fs", "cat", "a"], env={**env, **weed.environ}, check=True).stdout == b"over there\n"
 
 
+@pytest.mark.whole
 @pytest.mark.long
 def test_it_gets_there_by_a_connection_that_is_cut(direct: Callable[..., Host], lab: Lab) -> None:
     host = direct()

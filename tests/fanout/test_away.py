@@ -125,7 +125,7 @@ def test_it_reaches_other_hosts_by_the_ssh_program_of_its_host(lab: Lab, work: P
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("python", ["", "pypy3"])
+@pytest.mark.parametrize("python", ["", pytest.param("pypy3", marks=pytest.mark.whole)])
 def test_its_own_host_is_one_of_several(lab: Lab, work: Path, odd_host: Any, python: str) -> None:
     """Also where its Python reads no TOML."""
     if python and not shutil.which(python):

@@ -186,7 +186,9 @@ def test_every_item_of_few_runs_once_or_is_lost(own_lab: Callable[..., Lab], tmp
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("events", [CALM, WILD], ids=["calm", "wild"])
+@pytest.mark.parametrize(
+    "events", [pytest.param(CALM, id="calm", marks=pytest.mark.whole), pytest.param(WILD, id="wild")]
+)
 @pytest.mark.timeout(400)  # half a minute where nobody else works
 @pytest.mark.skipif(bool(ITEMS), reason="the long form runs")
 def test_every_item_runs_once_or_is_lost(

@@ -229,6 +229,7 @@ def test_when_the_provider_quotes_the_key(scene: Scene) -> None:
     assert sum(text.count("Incorrect API key provided") for text in told) == 2
 
 
+@pytest.mark.whole
 @pytest.mark.long
 def test_when_the_link_breaks_in_the_middle(scene: Scene, lab: Lab) -> None:
     """Bytes that one end keeps to send them again must not hold a key either."""

@@ -88,6 +88,7 @@ def test_compositions(tmp_path: Path) -> None:
     assert "quine: error" not in done.stderr
 
 
+@pytest.mark.whole
 @pytest.mark.long
 def test_library_search(tmp_path: Path) -> None:
     """1 → 10 → 25, for a thousand volumes and eight turns each."""
@@ -165,6 +166,7 @@ def test_long_stream(tmp_path: Path) -> None:
     assert positions == [0, sizes[0], sizes[0] + sizes[1]]
 
 
+@pytest.mark.whole
 @pytest.mark.long
 def test_iterator(tmp_path: Path) -> None:
     done = run(tmp_path, "iterator", "25")

@@ -391,6 +391,7 @@ def arena(lab: Lab) -> Lab:
     return lab
 
 
+@pytest.mark.whole
 @pytest.mark.long
 @pytest.mark.timeout(400)  # half a minute where nobody else works
 @pytest.mark.skipif(bool(KILLS), reason="the long form runs")

@@ -55,6 +55,7 @@ def on(*words: str, options: tuple[str, ...] = ()) -> list[str]:
     return ["run", *options, "--on", "other", "--", *words]
 
 
+@pytest.mark.whole
 def test_a_command_there(other: Host, lab: Lab, tmp_path: Path) -> None:
     """Streams byte for byte, statuses, signals and requests; a link that is cut; files; a detached job; the tier."""
     data = os.urandom(10_000_000)
@@ -114,6 +115,7 @@ def test_a_mount_there(other: Host, lab: Lab, tmp_path: Path) -> None:
     assert (tmp_path / "tier" / "d" / "y").read_bytes() == data
 
 
+@pytest.mark.whole
 def test_an_agent_there(other: Host, lab: Lab, tmp_path: Path) -> None:
     """It infers and records at its origin, and its child lands on a host with the origin's Python."""
     data = tmp_path / "data"
@@ -133,6 +135,7 @@ def test_an_agent_there(other: Host, lab: Lab, tmp_path: Path) -> None:
     until(lambda: not processes.marked(other.mark), "nothing is left there")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("python", ["python3", "pypy3"])
 def test_a_host_with_another_locale(
     odd_host: Callable[..., Host], lab: Lab, tmp_path: Path, python: str

@@ -132,6 +132,7 @@ def test_parallel_sends_files_and_brings_results(
         assert [path.name for path in (place / "there").iterdir()] == ["kept"]
 
 
+@pytest.mark.whole
 @needs("borg")
 def test_borg_backs_up_and_extracts(both: Callable[..., tuple[Path, Path]], source: Path) -> None:
     script = """

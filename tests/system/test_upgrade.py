@@ -111,6 +111,7 @@ def test_a_detached_job(lab: Lab, upgraded: Quine, where: str) -> None:
         assert (waited.returncode, waited.stderr) == (7, b""), waited
 
 
+@pytest.mark.whole
 @pytest.mark.long
 def test_without_the_host_being_named(lab: Lab, upgraded: Quine) -> None:
     """All hosts of the inventory are asked, by nodes of the newer build."""
@@ -163,6 +164,7 @@ def test_two_builds_side_by_side(lab: Lab, upgraded: Quine) -> None:
             assert attached.returncode == -signal.SIGTERM, where
 
 
+@pytest.mark.whole
 @pytest.mark.long
 def test_sources_that_are_replaced_in_place(own_lab: Callable[..., Lab], newer: Path, tmp_path: Path) -> None:
     """As pip does it: processes of the older build run on, with the newer one's files under their names."""
