@@ -432,3 +432,40 @@ def test_each_mutation_of_the_table_has_its_place() -> None:
             assert not function or re.search(rf"def {re.escape(function.partition('[')[0])}\b", text), (
                 f"{name}: {test}"
             )
+
+
+PATIENT = 30  # seconds; a busy machine takes ten for what takes one
+WAITS = re.compile(r"(\w*lab|subprocess)\.\w+|.*\.(communicate|join)")
+
+
+def test_no_test_has_a_number_of_seconds_that_a_busy_machine_breaks() -> None:
+    """But those with the mark `clock`, which have the machine for themselves."""
+    wrong = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and "pytest.mark.clock" in map(
+                ast.unparse, node.decorator_list
+            ):
+                continue
+            wrong += [f"{name_of(path)}:{line}" for line in _hasty(node)]
+    assert not wrong
+
+
+def _hasty(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines with a short timeout of a wait, or with an upper bound of the time that something took."""
+
+    def short(node: ast.expr) -> bool:
+        return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value < PATIENT
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and WAITS.fullmatch(ast.unparse(node.func)):
+            given = [word.value for word in node.keywords if word.arg == "timeout"]
+            if ast.unparse(node.func).endswith(".join"):
+                given += node.args[:1]
+            if any(map(short, given)):
+                yield node.lineno
+        elif isinstance(node, ast.Compare) and "monotonic() -" in ast.unparse(node.left):
+            bounds = zip(node.ops, node.comparators, strict=True)
+            if any(isinstance(op, ast.Lt | ast.LtE) and short(bound) for op, bound in bounds):
+                yield node.lineno

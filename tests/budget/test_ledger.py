@@ -116,7 +116,7 @@ def test_an_inference_waits_for_whichever_slot_is_free_first(make: Make) -> None
     waiting = threading.Thread(target=lambda: got.append(ledger.reserve(2, 10)))
     waiting.start()
     ledger.settle(second, 7)
-    waiting.join(20)
+    waiting.join(60)
     assert got
     assert got[0].index == second.index
     for hold in (first, got[0]):
