@@ -329,7 +329,7 @@ def _is_labs(thread: threading.Thread) -> bool:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    # what a session shares comes up before the snapshot
+    # fixtures of the session come up before the snapshot
     if FORKING & {*request.fixturenames}:
         request.getfixturevalue("server_of_forks")
         forks.ready()  # again, where the test before has killed it

@@ -299,7 +299,7 @@ CASES: list[tuple[str, list[str]]] = [  # stdin, words
 ]
 
 
-# What `parallel --dry-run` prints for each of them, as the words that a shell reads.
+# The output of `parallel --dry-run` for each of them, as the words that a shell reads.
 RECORDED = Path(__file__).parent / "cases" / "commands.json"
 
 

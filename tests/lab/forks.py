@@ -42,7 +42,7 @@ MODULES = (
     "quine.providers.choice", "quine.remote.compose", "quine.remote.crowd", "quine.remote.node_entry", "tomllib",
     "transport.carrier.ssh.connect", "typer._adapters",
 )  # fmt: skip
-THERE = ("deploy.there",)  # what runs on a host alone
+THERE = ("deploy.there",)  # modules that run on a host alone
 CLONE_PARENT = 0x8000
 CLONE = {"x86_64": 56, "aarch64": 220}  # the number of clone(2)
 LARGEST = 100_000  # bytes of a request in one packet
