@@ -559,11 +559,7 @@ def test_it_outlives_both_nodes_and_another_origin_finds_it(
     home = lab["h1"].home
     assert record(job, home)["pid"] and not folder(job, lab.home).exists()
     for there in (lab["h1"], lab):
-        daemons = [
-            process
-            for process in there.processes()
-            if process.daemon or process.guard or process.spare or process.carrier
-        ]
+        daemons = [process for process in there.processes() if process.stays]
         for process in daemons:
             if process.daemon and "--dial" not in process.argv:  # the guard then ends what is the node's
                 processes.kill(process.pid)

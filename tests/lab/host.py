@@ -148,11 +148,7 @@ class Host:
 
     def jobs(self) -> list[Process]:
         """Return the same without the node, its dial, its guard and spare."""
-        return [
-            process
-            for process in self.processes()
-            if not (process.daemon or process.guard or process.spare or process.carrier)
-        ]
+        return [process for process in self.processes() if not process.stays]
 
     def sessions(self) -> list[int]:
         """Return the sshd processes of the connections that are open."""

@@ -55,6 +55,11 @@ class Process:
         return self.name == "quine-spare" or "--zygote" in self.argv
 
     @property
+    def stays(self) -> bool:
+        """Whether it belongs to a node, and is no job of it."""
+        return self.daemon or self.guard or self.spare or self.carrier
+
+    @property
     def broker(self) -> bool:
         """A keeper or worker of a broker."""
         return self.argv[:2] == ("quine", "broker")

@@ -253,7 +253,7 @@ def test_kill_9_of_the_root_ends_its_children_over_there(lab: Lab, data: Path) -
 
     until(called, 60)
     for job in lab.processes():
-        if not (job.daemon or job.guard or job.spare or job.carrier):
+        if not job.stays:
             processes.kill(job.pid)
     process.communicate()
     assert lab.wait_idle() == []
