@@ -13,7 +13,7 @@ from tests.support.agents import until
 
 @pytest.fixture(scope="module")
 def door(session_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    """A job on a host for all tests of a module that have the store `link`; each of them leaves the root empty.
+    """A job on a host for all tests of a module that have the store `relayed`; each of them leaves the root empty.
 
     No other test of such a module has the lab: its watch waits until no job is left.
     """

@@ -83,7 +83,7 @@ SERVERS = {
     "az": "azure",
     "fsspec": "drivers",
     "gs": "google",
-    "link": "door",
+    "relayed": "door",
     "s3": "weed",
     "sftp": "sftp_server",
 }  # maker -> the fixture of the session or module that it needs, made before the watch
@@ -91,7 +91,7 @@ NEAR = {"origin", "file", "memory"}
 # Where not all parameters of a long test are run, the first and the fifth are (tests/conftest.py): a directory, and
 # that of a job over a link. For a release are `origin`, the class of `file`, and `gs`: it goes by the class of `az`,
 # and lacks what `fsspec` lacks.
-ORDER = ("file", "memory", "fsspec", "sftp", "link", "s3", "az", "origin", "gs")
+ORDER = ("file", "memory", "fsspec", "sftp", "relayed", "s3", "az", "origin", "gs")
 
 
 def makers() -> list[Any]:
@@ -149,8 +149,8 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         shutil.rmtree(store.tier.directory_here(), ignore_errors=True)
 
 
-@maker("link", "descriptors")
-def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+@maker("relayed", "descriptors")
+def relayed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """That of a job on another host, over a real link; other processes are those of the origin."""
     from tests.support.agents import until
 

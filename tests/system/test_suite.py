@@ -37,8 +37,13 @@ class Place:
         (self.directory / "flaky.md").write_text("# Flaky tests\n\n" + "".join(f"- {row}\n" for row in rows))
 
     def suite(self, *words: str) -> tuple[int, str]:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        env.pop("PYTEST_XDIST_WORKER", None)
+        ours = (
+            "PYTEST_XDIST_WORKER",
+            "QUINE_TEST_",
+            "QUINE_SUITE_",
+        )  # of the run that this test is a part of
+        env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        env["PYTHONPATH"] = str(ROOT)
         done = subprocess.run(
             [sys.executable, SUITE, *words], cwd=self.directory, env=env, capture_output=True, text=True
         )
