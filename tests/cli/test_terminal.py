@@ -20,7 +20,7 @@ from tests.cli.screen import Screen
 from tests.lab import Lab
 from tests.lab.machine import readable
 from tests.support.agents import PATIENCE, until
-from tests.support.machine import nodes
+from tests.support.machine import only_node
 from tests.support.waiting import read_until
 from transport.errors import ProtocolError
 from transport.job import process
@@ -170,7 +170,7 @@ def test_leaving_by_keys(lab: Lab, screen: Screen) -> None:
 def test_leaving_a_node_that_does_not_answer(lab: Lab, screen: Screen) -> None:
     """~. works while the node is stopped: no key reaches the command, and ^C is one of the lost keys."""
     client = bash(screen, lab)
-    (node,) = nodes(lab.processes())
+    node = only_node(lab)
     os.kill(node.pid, signal.SIGSTOP)
     try:
         screen.type(b"\x03\r~?~.")
@@ -184,7 +184,7 @@ def test_leaving_a_node_that_does_not_answer(lab: Lab, screen: Screen) -> None:
 
 def test_the_node_here_is_killed(lab: Lab, screen: Screen) -> None:
     client = bash(screen, lab)
-    (node,) = nodes(lab.processes())
+    node = only_node(lab)
     os.kill(node.pid, signal.SIGKILL)
     assert client.wait(PATIENCE) == 74
     assert screen.settings == screen.found

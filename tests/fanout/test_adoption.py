@@ -128,7 +128,7 @@ def test_with_the_node_of_this_machine_its_own_jobs_are_lost_and_no_others(
     lab: Lab, tmp_path: Path, where: str
 ) -> None:
     batch = Killed(lab, tmp_path, "--on", where)
-    kill(only_node(lab.processes).pid)
+    kill(only_node(lab).pid)
     if where == "local":
         until(lambda: not lab.jobs(), "the jobs are ended")
     batch.go()
@@ -160,7 +160,7 @@ def test_a_batch_survives_the_node_of_its_machine(lab: Lab, tmp_path: Path) -> N
         until(
             lambda: (tmp_path / "ran").exists() and len((tmp_path / "ran").read_text()) == 10, "5 have begun"
         )
-        kill(only_node(lab.processes).pid)
+        kill(only_node(lab).pid)
         (tmp_path / "go").touch()
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, b"")
@@ -404,7 +404,7 @@ def test_a_small_output_outlives_the_node_of_its_machine_and_then_the_batch(lab:
     with lab.popen([*words, *items], stdout=subprocess.DEVNULL, cwd=tmp_path) as process:
         until(lambda: ran.exists() and len(ran.read_text()) == 4, "two have begun")
         until(lambda: first.read_text() == "a0\n", "the first output has come")
-        kill(only_node(lab.processes).pid)
+        kill(only_node(lab).pid)
         (tmp_path / "on").touch()
         until(lambda: len(ran.read_text()) == 6, "the third has begun, through the next node")
         process.kill()

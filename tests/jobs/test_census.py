@@ -183,7 +183,7 @@ def test_a_node_that_does_not_answer_is_told_of_once(capfd: pytest.CaptureFixtur
 def test_a_list_without_what_the_node_here_knows_is_not_success(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])
     lab.run(["run", "--on", "local", "--", "true"], check=True)
-    node = only_node(lab.processes).pid
+    node = only_node(lab).pid
     os.kill(node, signal.SIGSTOP)
     try:
         for words in (["ps"], ["ps", "--all", "--json"]):
@@ -201,7 +201,7 @@ def test_a_command_whose_node_does_not_answer_says_so_and_waits(own_lab: Callabl
     """The three seconds of silence pass."""
     lab = own_lab(["h1"])
     lab.run(["run", "--on", "local", "--", "true"], check=True)
-    node = only_node(lab.processes).pid
+    node = only_node(lab).pid
     os.kill(node, signal.SIGSTOP)
     try:
         with ended(

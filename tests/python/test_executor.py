@@ -379,13 +379,13 @@ def test_what_ran_when_the_node_was_killed_is_lost_and_the_next_job_runs(
     with quine.Executor("h1") as executor:
         job = executor.submit(["sleep", "600"])
         running(job)
-        os.kill(only_node(lab.processes).pid, signal.SIGKILL)
+        os.kill(only_node(lab).pid, signal.SIGKILL)
         with pytest.raises(quine.Lost, match="started") as caught:
             job.result(PATIENCE)
         assert (caught.value.status, caught.value.report["state"]) == (74, "lost")
         assert executor.submit(["true"]).result(PATIENCE).status == 0
         _alone()
-        node = only_node(lab.processes).pid
+        node = only_node(lab).pid
         gone = os.pidfd_open(node)
         os.kill(node, signal.SIGKILL)
         assert readable(gone, PATIENCE)

@@ -7,13 +7,17 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from tests.lab import processes
 from tests.lab.lab import Lab
 from tests.lab.machine import UNSHARE
 from tests.lab.processes import Process
 from tests.support.waiting import until
+from transport import node_socket
+from transport.node import rendezvous
 
 CONTAINER = [*UNSHARE, "--pid", "--fork", "--mount-proc", "--kill-child"]
 containers = pytest.mark.skipif(
@@ -49,17 +53,18 @@ def nodes(found: list[Process]) -> list[Process]:
 
 
 def node_file(lab: Lab, suffix: str) -> Path:
-    """The socket, log or other file of the node at the origin of a lab."""
-    return next(Path(lab.env["XDG_RUNTIME_DIR"]).glob(f"quine-*/*.{suffix}"))
+    """The socket, log or other file of the node of this build at the origin of a lab."""
+    with mock.patch.dict(os.environ, HOME=str(lab.home)):
+        (directory,) = Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*")
+        return directory / f"{node_socket.node_name()}.{suffix}"
 
 
-def only_node(look: Callable[[], list[Process]]) -> Process:
-    """The node among `look()`, once it is the only one: a fork has its argv until the exec, a replaced one lingers."""
-    found: list[Process] = []
+def only_node(lab: Lab) -> Process:
+    """The node that serves the socket of this build there. Others have another build, or a session of their own."""
 
-    def single() -> bool:
-        found[:] = nodes(look())
-        return len(found) == 1
+    def serving() -> Process | None:
+        facts = rendezvous.status(str(node_file(lab, "sock")))
+        return processes.find(facts["pid"]) if facts else None
 
-    until(single, "one node")
-    return found[0]
+    found: Process = until(serving, "a node")
+    return found

@@ -137,7 +137,7 @@ def test_an_origin_that_slept_through_the_lease_sees_every_byte_or_74(
         for client in clients:
             assert client.stdout
             read_until(client.stdout.fileno(), b"up")
-        node = only_node(lab.processes)
+        node = only_node(lab)
         processes.kill(node.pid, signal.SIGSTOP)
         try:
             go.touch()

@@ -247,7 +247,7 @@ def test_jobs_are_held_back_by_a_caller_that_takes_nothing_and_memory_stays_flat
     quick = jobs.start(["echo", "quick"], "h1")
     jobs.until(lambda: quick in jobs.status)
     assert bytes(jobs.out[quick]) == b"quick\n" and taken[0] <= count * 65536
-    both = (os.getpid(), only_node(jobs.lab.processes).pid)
+    both = (os.getpid(), only_node(jobs.lab).pid)
     before = [clear_peak(pid) for pid in both]
 
     def step() -> bool:
@@ -265,7 +265,7 @@ def test_jobs_are_held_back_by_a_caller_that_takes_nothing_and_memory_stays_flat
 def test_a_killed_node_loses_what_runs_and_the_next_one_gets_what_waits(jobs: Jobs) -> None:
     running = jobs.start(["sleep", "600"], "h1")
     jobs.until(lambda: running.pid)
-    os.kill(only_node(jobs.lab.processes).pid, signal.SIGKILL)
+    os.kill(only_node(jobs.lab).pid, signal.SIGKILL)
     jobs.until(lambda: running in jobs.status)
     waiting = jobs.start(["echo", "later"], "h1")
     jobs.all()

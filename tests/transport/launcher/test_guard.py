@@ -75,7 +75,7 @@ def left(lab: Lab) -> Iterator[None]:
 def test_a_killed_node_leaves_no_job(lab: Lab, left: None) -> None:
     polite = start(lab, "local", "sh", "-c", POLITE)
     stubborn = start(lab, "local", "bash", "-c", STUBBORN.format(73911))
-    victim, watch = only_node(lab.processes), only(guards(lab))
+    victim, watch = only_node(lab), only(guards(lab))
     os.kill(victim.pid, signal.SIGKILL)
     for job in (polite, stubborn):
         job.communicate(timeout=120)
@@ -94,7 +94,7 @@ def test_what_an_ended_job_left_running_is_left(lab: Lab, left: None) -> None:
     script = "sleep 73915 >/dev/null 2>&1 </dev/null &"
     lab.run(["run", "--on", "local", "--", "sh", "-c", script], check=True)
     watch = only(guards(lab))
-    os.kill(only_node(lab.processes).pid, signal.SIGKILL)
+    os.kill(only_node(lab).pid, signal.SIGKILL)
     gone(watch)
     assert running("sleep", "73915")
 
@@ -106,16 +106,16 @@ def test_a_successor_does_not_wait_for_the_guard_and_is_not_harmed(lab: Lab) -> 
     watch = only(guards(lab))
     os.kill(watch.pid, signal.SIGSTOP)  # so that it takes longer than the next command, whatever that takes
     try:
-        os.kill(only_node(lab.processes).pid, signal.SIGKILL)
+        os.kill(only_node(lab).pid, signal.SIGKILL)
         lab.run(["run", "--on", "local", "--", "true"], check=True)
         assert running("sleep", "73920")
-        next_one = only_node(lab.processes)
+        next_one = only_node(lab)
     finally:
         os.kill(watch.pid, signal.SIGCONT)
     gone(watch)
     ended("sleep", "73920")
     lab.run(["run", "--on", "local", "--", "true"], check=True)
-    assert only_node(lab.processes) == next_one and len(tables(lab)) == 1
+    assert only_node(lab) == next_one and len(tables(lab)) == 1
     stubborn.communicate(timeout=120)
 
 
@@ -138,13 +138,13 @@ def test_over_there_the_folder_of_a_dead_job_goes_too(lab: Lab) -> None:
 def test_a_killed_guard_is_replaced_and_no_job_notices(lab: Lab) -> None:
     script = "echo up; read line; echo $line; sleep 73940"
     job = start(lab, "local", "sh", "-c", script, stdin=subprocess.PIPE)
-    keeper = only_node(lab.processes)
+    keeper = only_node(lab)
     for _ in range(2):
         old = only(guards(lab))
         os.kill(old.pid, signal.SIGKILL)
         until(lambda old=old: [process for process in guards(lab) if process != old])
     fresh = only(guards(lab))
-    assert only_node(lab.processes).pid == keeper.pid == fresh.ppid
+    assert only_node(lab).pid == keeper.pid == fresh.ppid
     assert job.stdin and job.stdout
     job.stdin.write(b"still here\n")
     job.stdin.flush()
@@ -158,9 +158,10 @@ def test_a_killed_guard_is_replaced_and_no_job_notices(lab: Lab) -> None:
 
 def test_both_killed_at_once_are_made_good_by_the_next(lab: Lab) -> None:
     job = start(lab, "local", "sh", "-c", "echo up; sleep 73950; true")
-    os.kill(only_node(lab.processes).pid, signal.SIGSTOP)  # so that it starts no other
+    node = only_node(lab).pid
+    os.kill(node, signal.SIGSTOP)  # so that it starts no other
     os.kill(only(guards(lab)).pid, signal.SIGKILL)
-    os.kill(only_node(lab.processes).pid, signal.SIGKILL)
+    os.kill(node, signal.SIGKILL)
     job.communicate(timeout=120)
     assert running("sleep", "73950")
     lab.run(["run", "--on", "local", "--", "true"], check=True)

@@ -160,7 +160,7 @@ def _grows(write: int) -> bool:
 
 def test_the_node_is_killed_meanwhile(lab: Lab) -> None:
     client, write = feeding(lab, ["run", "--on", "h1", "--", "sh", "-c", "cat >/dev/null"])
-    os.kill(only_node(lab.processes).pid, signal.SIGKILL)
+    os.kill(only_node(lab).pid, signal.SIGKILL)
     _, err = client.communicate(timeout=PATIENCE)
     assert client.returncode == 74 and b"its outcome is not known" in err
     os.close(write)

@@ -272,7 +272,7 @@ def test_after_term_the_rest_is_written_as_long_as_it_is_taken(lab: Lab, stalls:
 
 def test_a_node_that_may_not_write_so_much_leaves_it_to_the_client(lab: Lab) -> None:
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
-    node, path = only_node(lab.processes).pid, lab.work / "much"
+    node, path = only_node(lab).pid, lab.work / "much"
     usual = resource.prlimit(
         node, resource.RLIMIT_FSIZE, (5 * MiB, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     )
@@ -314,7 +314,7 @@ def _waiting(pipe: IO[bytes]) -> int:
 
 def test_the_node_is_killed_meanwhile(lab: Lab) -> None:
     client, read = flooded(lab, "cat /dev/zero")
-    os.kill(only_node(lab.processes).pid, signal.SIGKILL)
+    os.kill(only_node(lab).pid, signal.SIGKILL)
     while os.read(read, MiB):
         pass
     _, err = client.communicate(timeout=PATIENCE)
