@@ -11,23 +11,27 @@ one off, a condition negated, a call or an assignment dropped. A survivor is pri
 are equivalent to the original, which only a reader can tell, so drawn survivors do not fail the run.
 
 A mutated tree is a copy with a virtual environment of its own, so that the processes which tests start are mutated,
-too. The exit status is 1 when a mutation of the table survived or no longer applies.
+too; several are worked in at one time. The exit status is 1 when a mutation of the table survived or no longer applies.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import difflib
+import itertools
 import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
 SAMPLE = 10  # drawn mutations of each module
 SECONDS = 300  # for the tests of one mutation; a change that hangs counts as noticed
-WORKERS = str(os.cpu_count() or 2)
+JOBS = 2 * (os.cpu_count() or 2)  # at one time: their tests wait most of the time
 
 # Module -> the tests that must notice a change of it, the quickest first.
 MODULES = {
@@ -223,8 +227,7 @@ class Tree:
                 "pytest",
                 "-q",
                 "-x",
-                "-n",
-                WORKERS,
+                "-n0",
                 *mutation.tests,
             ]
             done = subprocess.run(
@@ -273,6 +276,7 @@ def main() -> int:
         "--draw", type=int, default=SAMPLE, metavar="N", help=f"drawn of each module ({SAMPLE})"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=JOBS, metavar="N", help=f"at one time ({JOBS})")
     options = parser.parse_args()
     stale = [entry for entry in table() if isinstance(entry, str)]
     work = [] if options.modules else [entry for entry in table() if isinstance(entry, Mutation)]
@@ -281,10 +285,16 @@ def main() -> int:
         for file in options.modules or MODULES:
             work += drawn(file, options.draw, options.seed)
     survivors = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
-        tree = Tree(Path(directory))
-        for number, mutation in enumerate(work):
-            survived = tree.survives(mutation)
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))
+        trees, own = itertools.count(), threading.local()
+
+        def start() -> None:
+            own.tree = Tree(Path(directory) / str(next(trees)))
+
+        pool = stack.enter_context(ThreadPoolExecutor(options.jobs, initializer=start))
+        outcomes = pool.map(lambda mutation: own.tree.survives(mutation), work)
+        for number, (mutation, survived) in enumerate(zip(work, outcomes, strict=True)):
             print(f"{'SURVIVED' if survived else 'noticed '}  {mutation.file}  {mutation.name}", flush=True)
             if survived:
                 survivors.append((number < named, mutation))

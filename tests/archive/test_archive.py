@@ -486,10 +486,7 @@ def test_no_command_removes_the_record(agents: Kept) -> None:
 
 def test_a_child_that_was_never_started_has_its_record_there(agents: Kept, lab: Lab) -> None:
     """It has no tape, so it is known by its parent."""
-    agents.env |= {
-        name: lab.env[name] for name in ("XDG_RUNTIME_DIR", "LAB_ORIGIN")
-    }  # a node that the lab ends
-    agents.env["QUINE_INVENTORY"] = str(lab.inventory)
+    agents.env |= {**lab.own, "QUINE_INVENTORY": str(lab.inventory)}  # a node that the lab ends
     agents.run(
         says(fork("alone", wait=False, host="nowhere"), match="^work"),
         says(sh("quine wait $(ls $QUINE_DATA_DIR/jobs)"), match="^work"),
