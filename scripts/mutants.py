@@ -216,35 +216,31 @@ class Tree:
         ]:
             _rewrite(path, str(venv.parent), str(self.root))
 
-    def survives(self, mutation: Mutation) -> bool:
-        """Return whether its tests pass all the same."""
-        target = self.root / mutation.file
+    def noticed(self, mutation: Mutation) -> str:
+        """Return what notices it: the first line of pytest's about it; "" where all of its tests pass all the same."""
+        target, said = self.root / mutation.file, self.root.with_name("said")
         target.write_text(mutation.text)
         try:
-            command = [
-                self.root / ".venv/bin/python",
-                "-m",
-                "pytest",
-                "-q",
-                "-x",
-                "-n0",
-                *mutation.tests,
-            ]
-            done = subprocess.run(
-                command,
-                cwd=self.root,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=SECONDS,
-                check=False,
-            )
+            with said.open("wb") as out:  # a pipe would have to wait for what a failing test leaves behind
+                done = subprocess.run(
+                    [self.root / ".venv/bin/python", "-m", "pytest", "-q", "-x", "-n0", *mutation.tests],
+                    cwd=self.root,
+                    stdout=out,
+                    stderr=subprocess.DEVNULL,
+                    timeout=SECONDS,
+                    check=False,
+                )
         except subprocess.TimeoutExpired:
-            return False
+            return f"over {SECONDS} s"
         finally:
             shutil.copy2(ROOT / mutation.file, target)
         if done.returncode not in (0, 1, 2):  # failed or interrupted; other statuses say that nothing was run
             raise SystemExit(f"{mutation.name}: pytest ended with {done.returncode}: {mutation.tests}")
-        return done.returncode == 0
+        if not done.returncode:
+            return ""
+        lines = said.read_text(errors="replace").splitlines()
+        says = [line for line in lines if line.startswith(("FAILED ", "ERROR "))] or lines[-1:] or ["?"]
+        return says[0]
 
 
 def _link(source: str, target: str) -> None:
@@ -293,10 +289,13 @@ def main() -> int:
             own.tree = Tree(Path(directory) / str(next(trees)))
 
         pool = stack.enter_context(ThreadPoolExecutor(options.jobs, initializer=start))
-        outcomes = pool.map(lambda mutation: own.tree.survives(mutation), work)
-        for number, (mutation, survived) in enumerate(zip(work, outcomes, strict=True)):
-            print(f"{'SURVIVED' if survived else 'noticed '}  {mutation.file}  {mutation.name}", flush=True)
-            if survived:
+        outcomes = pool.map(lambda mutation: own.tree.noticed(mutation), work)
+        for number, (mutation, by) in enumerate(zip(work, outcomes, strict=True)):
+            print(
+                f"{'noticed ' if by else 'SURVIVED'}  {mutation.file}  {mutation.name}  {by[:100]}",
+                flush=True,
+            )
+            if not by:
                 survivors.append((number < named, mutation))
     for _, mutation in survivors:
         print(f"\n{mutation.file}, {mutation.name}, seed {options.seed}:\n{mutation.diff()}")
