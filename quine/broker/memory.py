@@ -105,7 +105,8 @@ class Wipe:
         """Overwrite each place that still holds what was found there.
 
         A copy that was found in freed memory may be an object by now: a list of places was, and its process crashed.
-        So each is looked at again, and nothing is allocated between that look and the write.
+        So each is looked at again, and nothing is allocated between that look and the write: the pair that `zip` fills
+        was, and had no length any more.
         """
         own = _places_of(needles)
         zeros = memoryview(bytes(max(map(len, needles))))
@@ -114,9 +115,10 @@ class Wipe:
             if any(start <= at < start + size for start, size in own.items()):
                 continue  # one of the texts that are looked for, or its end, which is one of them, too
             look, zero, into = looks[len(needle)], zeros[: len(needle)], [looks[len(needle)]]
+            pairs = zip(look, needle)  # its bytes are read below
             try:
                 os.preadv(self._fd, into, at)
-                for byte, wanted in zip(look, needle):
+                for byte, wanted in pairs:
                     if byte not in (wanted, 0):  # 0: a piece that overlaps this one is overwritten
                         break
                 else:
