@@ -69,12 +69,16 @@ def test_a_job_that_was_stopped_is_let_go_on_to_take_its_end(name: str) -> None:
 def test_of_a_job_whose_link_is_lost_nothing_is_said_and_nothing_stays_open() -> None:
     async def main() -> None:
         before = set(os.listdir("/proc/self/fd"))
-        running = Running(["sh", "-c", "echo up; exec cat"])
-        await running.until(lambda: running.out == b"up\n")
-        running.job.on_lost("its client was killed")
-        await running.over()
-        assert running.status is None and not running.link.session.has_output
-        assert set(os.listdir("/proc/self/fd")) <= before
+        # one that is not ended with the job holds the streams
+        running = Running(["sh", "-c", "setsid sh -c 'echo $$; exec sleep 4711' & exec cat"])
+        await running.until(lambda: running.out.endswith(b"\n"))
+        try:
+            running.job.on_lost("its client was killed")
+            await running.over()
+            assert running.status is None and not running.link.session.has_output
+            assert set(os.listdir("/proc/self/fd")) <= before
+        finally:
+            os.kill(int(running.out), signal.SIGKILL)
 
     clock.run(main())
 
