@@ -101,7 +101,7 @@ def test_orphans_of_a_container_are_reaped(agents: Agents) -> None:
 
 @pytest.mark.long
 @containers
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])  # not TERM alone
 def test_pid_1_heeds_signals(agents: Agents, number: int) -> None:
     """The kernel gives PID 1 no default action, neither before our end nor for it."""
     agents.script(

@@ -118,7 +118,7 @@ def test_while_a_child_is_waited_for(tmp_path: Path) -> None:
             says(OK, match="^child"),
         )
 
-    with each(tmp_path, (S.SIGTERM, S.SIGPIPE, S.SIGCHLD, S.SIGCONT, S.SIGINT), begin) as ones:
+    with each(tmp_path, (S.SIGTERM, S.SIGHUP, S.SIGPIPE, S.SIGCHLD, S.SIGCONT, S.SIGINT), begin) as ones:
         for one in as_they_come(ones, One.up):
             one.process.send_signal(one.number)
         for one in ones:

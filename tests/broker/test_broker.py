@@ -103,6 +103,8 @@ def test_other_keys_have_another_broker(served: Served) -> None:
     done = served.run(mission=FIRST, env={"OPENROUTER_API_KEY": "another-key-0123456789"})
     assert done.returncode == 0, done.stderr
     assert len(served.brokers()) == 4 and len(served.sockets()) == 2
+    assert served.run(mission=FIRST).returncode == 0
+    assert len(served.brokers()) == 4
 
 
 def test_it_ends_when_it_is_idle_and_not_under_an_agent(served: Served) -> None:

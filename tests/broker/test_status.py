@@ -70,10 +70,12 @@ def test_a_pause_for_a_quota_is_shown_and_ended(served: Served, capfd: pytest.Ca
         status.show(as_json=False)
         until(lambda: any("paused until the quota" in log.read_text() for log in served.data.glob("*.log")))
         assert re.search(r"a tree without quota .*at most \d+ s", capfd.readouterr().out)
-        assert (status.resume(), capfd.readouterr().err) == (0, "")
+        resumed = served.quine("node", "--resume")
+        assert (resumed.returncode, resumed.stderr) == (0, "")
         out, _ = agent.communicate(timeout=PATIENCE)
         assert (agent.returncode, out) == (0, b"after it\n")
-    assert status.resume() == 1 and "nothing is paused" in capfd.readouterr().err
+    nothing = served.quine("node", "--resume")
+    assert nothing.returncode == 1 and "nothing is paused" in nothing.stderr
     with served.start(FIRST, "--deadline", "600") as agent:
         until(lambda: [gate for gate in gates() if gate["without_quota"]])
         os.kill(agent.pid, signal.SIGTERM)

@@ -175,6 +175,12 @@ def test_a_wheel_that_cannot_be_had_is_named(direct: Callable[..., Host], lab: L
     assert f"python{HERE.minor} -m pip wheel --no-deps '{wheel}'" in said[1] and "wheels = " in said[1]
 
 
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("pypy3"), reason="no pypy3 here")
+def test_a_python_over_there_for_which_there_is_no_driver(direct: Callable[..., Host], lab: Lab) -> None:
+    assert "and there is PyPy 3." in refused(lab, direct(python="pypy3"))[0]
+
+
 # -- at the origin -----------------------------------------------------------------------------------
 
 

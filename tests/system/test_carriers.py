@@ -82,7 +82,7 @@ def test_a_link_that_breaks(lab: Lab, far: tuple[str, Breaker]) -> None:
 
 def test_files_requests_and_detached_jobs(lab: Lab, tmp_path: Path) -> None:
     """By one of the carriers: above the link nothing knows which one it is."""
-    name, _ = by(lab, "command")
+    name, _ = by(lab, "openssh")
     data = os.urandom(100_000)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a").write_bytes(data)

@@ -114,9 +114,10 @@ def test_defect_13_an_interrupt_is_for_what_runs(agents: Agents, provider: Provi
     assert [result[:15].splitlines()[0] for result in agents.results()][-2] == "[EXIT CODE] 130"
 
 
-def test_defect_13_an_interrupt_ends_who_only_waits(agents: Agents, provider: Provider) -> None:
+@pytest.mark.parametrize("after", ["sh", "fork"])
+def test_defect_13_an_interrupt_ends_who_only_waits(agents: Agents, provider: Provider, after: str) -> None:
     """As soon as there is a shell, SIGINT never ends the agent, whatever it does."""
-    provider.plan = [*having("fork"), Silent(Said("let me"))]
+    provider.plan = [*having(after), Silent(Said("let me"))]
     with agents.start("work", env=at(provider)) as process:
         assert provider.silent.wait(120)
         process.send_signal(signal.SIGINT)

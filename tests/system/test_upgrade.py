@@ -6,6 +6,7 @@ Law: the newer build deploys itself and starts nodes of its own, here and there,
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -149,6 +150,7 @@ def test_two_builds_side_by_side(lab: Lab, upgraded: Quine) -> None:
     assert json.loads(lab.run(["node", "--status", "--json"], check=True).stdout)["pid"] == older["pid"]
     refused = upgraded("node", "--stop")
     assert refused.returncode == 1 and b"no node of this build runs here" in refused.stderr
+    assert re.search(rf"by kill (\d+ )*{older['pid']}\b", refused.stderr.decode()), refused.stderr
     for where in ("h1", ""):
         job = detached(lab, where, "--", "sleep", "1000")
         assert upgraded("kill", *flags(where), job).returncode == 0, where

@@ -286,8 +286,10 @@ def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
 
 
 def test_a_node_that_has_gone_does_not_block_the_next(own_lab: Callable[..., Lab]) -> None:
-    lab = own_lab([])
-    lab.run(["run", "--on", "local", "--", "true"], env={"QUINE_NODE_IDLE": "0.2"}, check=True)
+    lab = own_lab(["h1"])
+    lab.run(
+        ["run", "--on", "h1", "--", "true"], env={"QUINE_NODE_IDLE": "0.2"}, check=True
+    )  # it has a link, too
     until(lambda: not any(process.daemon for process in lab.processes()))
     assert follows(lab, idle="8"), "after one that was idle"
     node_file(lab, "sock").unlink()
