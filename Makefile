@@ -35,7 +35,7 @@ LAWS := tests/test_laws.py tests/docs tests/deploy/test_host_python.py
 
 # FAILED=FILE: tests that fail are noted in FILE, for `suite.py judge`, and the run goes on.
 FAILED ?=
-PYTEST = $(if $(FAILED),$(BIN)/python scripts/suite.py run $(FAILED)) $(BIN)/python -m pytest
+PYTEST = $(if $(FAILED),$(BIN)/python scripts/suite.py run $(FAILED)) $(BIN)/python -m pytest -r fEs # skips with their reasons
 NOTED := build/failed.jsonl
 
 SECONDS ?= 600
@@ -74,10 +74,10 @@ test-hosts: setup
 
 # The same ones, with hosts that are reached by the ssh program and by a command.
 test-carriers: setup
-	@for carrier in $(CARRIERS); do \
+	@red=0; for carrier in $(CARRIERS); do \
 	    QUINE_TEST_CARRIER=$$carrier $(PYTEST) -n $(CARRIER_WORKERS) -m "not backends and not clock" $(CHOSEN) \
-	        $(if $(WHOLE),tests/system/test_breaks_pauses.py) || exit; \
-	done
+	        $(if $(WHOLE),tests/system/test_breaks_pauses.py) || red=$$?; \
+	done; exit $$red
 
 # A server of Azure's protocol. Where there is no npm its tests are skipped, and say so.
 $(AZURITE):
@@ -102,8 +102,9 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# What is red in a lane is run once more when all of them have been run, alone (scripts/suite.py). Steps that take one
-# processor run beside each other, and so do the suites of hosts and carriers: each worker has a lab to bring up.
+# A test that is red in a lane is run once more behind the last lane, alone; any other end of a lane ends all
+# (scripts/suite.py). Steps that take one processor run beside each other, and so do the suites of hosts and carriers:
+# each worker has a lab to bring up.
 check: setup
 	@mkdir -p $(dir $(NOTED)) && rm -f $(NOTED)
 	$(MAKE) --no-print-directory --jobs --output-sync lint types $(COLLECTED) $(AZURITE) $(EMULATED)

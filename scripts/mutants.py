@@ -11,7 +11,8 @@ one off, a condition negated, a call or an assignment dropped. A survivor is pri
 are equivalent to the original, which only a reader can tell, so drawn survivors do not fail the run.
 
 A mutated tree is a copy with a virtual environment of its own, so that the processes which tests start are mutated,
-too; several are worked in at one time. The exit status is 1 when a mutation of the table survived or no longer applies.
+too; several are worked in at one time. The test that notices a mutation is run without it, too: a test that fails by
+itself has noticed nothing. The exit status is 1 when a mutation of the table survived or no longer applies.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
 SAMPLE = 10  # drawn mutations of each module
-SECONDS = 300  # for the tests of one mutation; a change that hangs counts as noticed
+HANGS = 120  # seconds of one test; a mutation that makes it hang is noticed
+UNSOUND = "fails without it, too:"
 JOBS = 2 * (os.cpu_count() or 2)  # at one time: their tests wait most of the time
 
 # Module -> the tests that must notice a change of it, the quickest first.
@@ -221,26 +223,34 @@ class Tree:
         target, said = self.root / mutation.file, self.root.with_name("said")
         target.write_text(mutation.text)
         try:
-            with said.open("wb") as out:  # a pipe would have to wait for what a failing test leaves behind
-                done = subprocess.run(
-                    [self.root / ".venv/bin/python", "-m", "pytest", "-q", "-x", "-n0", *mutation.tests],
-                    cwd=self.root,
-                    stdout=out,
-                    stderr=subprocess.DEVNULL,
-                    timeout=SECONDS,
-                    check=False,
-                )
-        except subprocess.TimeoutExpired:
-            return f"over {SECONDS} s"
+            status = self._test(mutation.tests, said)
         finally:
             shutil.copy2(ROOT / mutation.file, target)
-        if done.returncode not in (0, 1, 2):  # failed or interrupted; other statuses say that nothing was run
-            raise SystemExit(f"{mutation.name}: pytest ended with {done.returncode}: {mutation.tests}")
-        if not done.returncode:
+        if status > 2:  # 1, 2: failed or interrupted; other statuses say that nothing was run
+            raise SystemExit(f"{mutation.name}: pytest ended with {status}: {mutation.tests}")
+        if not status:
             return ""
         lines = said.read_text(errors="replace").splitlines()
-        says = [line for line in lines if line.startswith(("FAILED ", "ERROR "))] or lines[-1:] or ["?"]
-        return says[0]
+        says = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        if not says:
+            return f"pytest ended with {status}"
+        by = says[0].partition(" ")[2].partition(" - ")[0]
+        return f"{UNSOUND} {by}" if self._test([by], said) else says[0]
+
+    def _test(self, tests: list[str], said: Path) -> int:
+        """Return the status of pytest. Its stdout is a file: a pipe would wait for what a failing test leaves."""
+        command = [
+            self.root / ".venv/bin/python",
+            "-m",
+            "pytest",
+            f"--timeout={HANGS}",
+            *("-q", "-x", "-n0"),
+            *tests,
+        ]
+        with said.open("wb") as out:
+            return subprocess.run(
+                command, cwd=self.root, stdout=out, stderr=subprocess.DEVNULL, check=False
+            ).returncode
 
 
 def _link(source: str, target: str) -> None:
@@ -288,14 +298,13 @@ def main() -> int:
         def start() -> None:
             own.tree = Tree(Path(directory) / str(next(trees)))
 
-        pool = stack.enter_context(ThreadPoolExecutor(options.jobs, initializer=start))
+        pool = ThreadPoolExecutor(options.jobs, initializer=start)
+        stack.callback(pool.shutdown, cancel_futures=True)
         outcomes = pool.map(lambda mutation: own.tree.noticed(mutation), work)
         for number, (mutation, by) in enumerate(zip(work, outcomes, strict=True)):
-            print(
-                f"{'noticed ' if by else 'SURVIVED'}  {mutation.file}  {mutation.name}  {by[:100]}",
-                flush=True,
-            )
-            if not by:
+            outcome = "noticed " if by and not by.startswith(UNSOUND) else "SURVIVED"
+            print(f"{outcome}  {mutation.file}  {mutation.name}  {by[:100]}", flush=True)
+            if outcome == "SURVIVED":
                 survivors.append((number < named, mutation))
     for _, mutation in survivors:
         print(f"\n{mutation.file}, {mutation.name}, seed {options.seed}:\n{mutation.diff()}")

@@ -5,13 +5,14 @@
 
 Laws
 1. Only a test that fails is run again. Any other end of pytest (modules that cannot be collected, a worker that does
-   not start, no test at all) is red at once; so are more than AGAIN failures in one lane, which are no chance.
-2. A test that passes alone is flaky. Its name stands in KNOWN (tests/flaky.md) from the next commit on, until it is
-   mended.
+   not start or dies, no test at all) is red at once, whatever else failed; so are more than AGAIN failures in one lane,
+   which are no chance.
+2. A test that passes alone is flaky; one that is skipped then is red. `judge` writes its name into KNOWN
+   (tests/flaky.md), where it stands from the next commit on, until it is mended.
 3. At most NAMES flaky tests are known at one time, and none for longer than DAYS. Beyond that the run is red.
 
-A line of FILE is a JSON object: `test` (a node id), `first` (the first lines of its failure), `env` (the variables
-QUINE_TEST_… that chose its hosts). This module is the plugin of pytest that writes them.
+A line of FILE is a JSON object: `test` (a node id, "" where no test is to blame), `first` (the first lines of its
+failure), `env` (the variables QUINE_TEST_… that chose its hosts). This module is the plugin of pytest that writes them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NOTES = "QUINE_SUITE_NOTES"  # variable: the file to which the plugin appends
+PASSES = "QUINE_SUITE_PASSES"  # variable: the file that the plugin makes when a test has passed
 AGAIN = 10  # tests
 NAMES = 3
 DAYS = 14
@@ -42,8 +47,12 @@ class Failure:
     env: dict[str, str]
 
     def passes_alone(self) -> bool:
-        command = [sys.executable, "-m", "pytest", "-n0", self.test]
-        return subprocess.run(command, env={**os.environ, **self.env}, check=False).returncode == PASSED
+        command = [sys.executable, "-m", "pytest", "-n0", "-p", "scripts.suite", self.test]
+        with tempfile.TemporaryDirectory() as directory:
+            passed = Path(directory) / "passed"
+            environment = {**os.environ, **self.env, PASSES: str(passed)}
+            done = subprocess.run(command, env=environment, check=False)
+            return done.returncode == PASSED and passed.exists()
 
     def __str__(self) -> str:
         chosen = " ".join(f"{name}={value}" for name, value in self.env.items())
@@ -56,18 +65,35 @@ _noted: set[str] = set()
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Note a failure, once for a test; with xdist in the process that its workers report to."""
+    """Note a failure, once for a test."""
+    if report.failed and report.nodeid not in _noted:
+        _noted.add(report.nodeid)
+        crash = getattr(report.longrepr, "reprcrash", None)
+        _note(report.nodeid, crash.message if crash else str(report.longrepr))
+    elif report.passed and report.when == "call" and PASSES in os.environ:
+        Path(os.environ[PASSES]).touch()
+
+
+def pytest_collectreport(report: Any) -> None:
+    # pytest ends with 2 then, but with 1 where workers collect, as for tests that failed
+    if report.failed:
+        _note("", f"{report.nodeid} cannot be collected\n{report.longrepr}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if error:
+        _note("", f"the worker {node.gateway.id} is down: {error}")
+
+
+def _note(test: str, text: str) -> None:
+    """Append a note; with xdist in the process that its workers report to."""
     path = os.environ.get(NOTES)
-    if not path or not report.failed or os.environ.get("PYTEST_XDIST_WORKER") or report.nodeid in _noted:
+    if not path or os.environ.get("PYTEST_XDIST_WORKER"):
         return
-    _noted.add(report.nodeid)
-    crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash else str(report.longrepr)
     env = {name: value for name, value in os.environ.items() if name.startswith("QUINE_TEST_")}
     with open(path, "a") as file:
-        file.write(
-            json.dumps(Failure(report.nodeid, "\n".join(text.splitlines()[:FIRST]), env).__dict__) + "\n"
-        )
+        file.write(json.dumps(Failure(test, "\n".join(text.splitlines()[:FIRST]), env).__dict__) + "\n")
 
 
 # -- the commands ----------------------------------------------------------------------------------
@@ -85,29 +111,37 @@ def run(path: Path, command: list[str]) -> int:
         return status
     text = own.read_text()
     own.unlink()
+    failures = [Failure(**json.loads(line)) for line in text.splitlines()]
+    if others := [failure.first for failure in failures if not failure.test]:
+        print("red:", *others, sep="\n", flush=True)
+        return status or SOME_FAILED
     with path.open("a") as file:
         file.write(text)
-    number = text.count("\n")
-    if status != SOME_FAILED or number > AGAIN:
+    if status != SOME_FAILED or len(failures) > AGAIN:
         return status
-    print(f"{number} failed: to be run once more, alone", flush=True)
+    print(f"{len(failures)} failed: to be run once more, alone", flush=True)
     return PASSED
 
 
 def known(path: Path) -> dict[str, datetime.date]:
     """Return the flaky tests that are known, each with the day it was noticed."""
-    found = {}
+    found: dict[str, datetime.date] = {}
     for line in path.read_text().splitlines():
-        if line.startswith("- "):
+        if line.startswith(("- ", "* ", "+ ")):
             row = ROW.fullmatch(line)
-            if not row:
-                raise SystemExit(f"{path}: malformed row {line!r}")
-            found[row["test"]] = datetime.date.fromisoformat(row["date"])
+            day = datetime.date.fromisoformat(row["date"]) if row else None
+            if not row or not day or day > _today() or row["test"] in found:
+                raise SystemExit(f"{path}: malformed row, of a day that comes, or a second one: {line!r}")
+            found[row["test"]] = day
     return found
 
 
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
+
+
 def judge(path: Path, list_of_known: Path) -> int:
-    names, today = known(list_of_known), datetime.datetime.now(datetime.UTC).date()
+    names, today = known(list_of_known), _today()
     notes = path.read_text().splitlines() if path.exists() else []
     flaky, red = [], []
     for failure in (Failure(**json.loads(note)) for note in notes):
@@ -115,9 +149,10 @@ def judge(path: Path, list_of_known: Path) -> int:
     for failure in flaky:
         print(f"flaky: {failure}")
         if failure.test not in names:
-            print(
-                f"to be noted in {list_of_known}:\n- `{failure.test}` {today}: {' '.join(failure.first.split())}"
-            )
+            row = f"- `{failure.test}` {today}: {' '.join(failure.first.split())}"
+            print(f"noted in {list_of_known}, to be committed:\n{row}")
+            with list_of_known.open("a") as file:
+                file.write(f"{row}\n")
     complaints = [str(failure) for failure in red]
     for name, since in names.items():
         if (today - since).days > DAYS:

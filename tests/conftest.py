@@ -8,6 +8,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -264,16 +265,12 @@ def sftp_lab(sftp_server: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
 @pytest.fixture
 def own_lab() -> Iterator[Callable[..., Lab]]:
     """Make labs of this test's own: `own_lab(["h1"], lease=1)`. For tests that break things for good."""
-    made: list[Lab] = []
+    with contextlib.ExitStack() as made:
 
-    def make(names: tuple[str, ...] | list[str] = ("h1",), lease: int = LEASE) -> Lab:
-        lab = Lab(names, lease=lease, installed=True)
-        made.append(lab)
-        return lab.__enter__()
+        def make(names: tuple[str, ...] | list[str] = ("h1",), lease: int = LEASE) -> Lab:
+            return made.enter_context(Lab(names, lease=lease, installed=True))
 
-    yield make
-    for lab in made:
-        lab.close()
+        yield make
 
 
 @pytest.fixture
@@ -395,6 +392,27 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         for process in [*left, *(job for lab in _sessions for job in lab.jobs())]:
             processes.kill(process.pid)
         pytest.fail("the test left behind: " + "; ".join(complaints), pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def leaves_no_process_behind() -> Iterator[None]:
+    """Orphans are seen once for a file of tests: to look at all processes takes milliseconds."""
+    before = {process.pid for process in processes.marked(RUN)}
+    yield
+
+    def left() -> list[processes.Process]:
+        return [
+            process
+            for process in processes.marked(RUN)
+            if process.pid not in before
+            and not process.stays  # nodes and what is theirs end by themselves, when they are idle
+            and not processes.is_below(process, os.getpid())  # the watch of each test has seen to it
+        ]
+
+    if strays := processes.wait_none(left, STRAGGLERS):
+        for process in strays:
+            processes.kill(process.pid)
+        pytest.fail(f"left behind: {'; '.join(map(str, strays))}", pytrace=False)
 
 
 def _shown(path: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import json
 import re
 import subprocess
@@ -435,7 +436,10 @@ def test_each_mutation_of_the_table_has_its_place() -> None:
 
 
 PATIENT = 30  # seconds; a busy machine takes ten for what takes one
-WAITS = re.compile(r"(\w*lab|subprocess)\.\w+|.*\.(communicate|join)")
+WAITS = re.compile(
+    r"(\w*lab|subprocess)\.\w+|.*\.(communicate|join|wait_log)|until|read_until|.*(process|client|agent|self)\.wait"
+)
+SECONDS = {"join": 0, "wait": 0, "communicate": 1, "wait_log": 1, "until": 2}  # the place of a wait's seconds
 
 
 def test_no_test_has_a_number_of_seconds_that_a_busy_machine_breaks() -> None:
@@ -458,14 +462,27 @@ def _hasty(tree: ast.AST) -> Iterator[int]:
     def short(node: ast.expr) -> bool:
         return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value < PATIENT
 
+    took = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and "monotonic() -" in ast.unparse(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def time(node: ast.expr) -> bool:
+        return "monotonic() -" in ast.unparse(node) or (isinstance(node, ast.Name) and node.id in took)
+
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and WAITS.fullmatch(ast.unparse(node.func)):
-            given = [word.value for word in node.keywords if word.arg == "timeout"]
-            if ast.unparse(node.func).endswith(".join"):
-                given += node.args[:1]
-            if any(map(short, given)):
+        if isinstance(node, ast.Call) and WAITS.fullmatch(name := ast.unparse(node.func)):
+            given = [word.value for word in node.keywords if word.arg in ("timeout", "seconds")]
+            at = SECONDS.get(name.rpartition(".")[2], 99)
+            if any(map(short, (*given, *node.args[at : at + 1]))):
                 yield node.lineno
-        elif isinstance(node, ast.Compare) and "monotonic() -" in ast.unparse(node.left):
-            bounds = zip(node.ops, node.comparators, strict=True)
-            if any(isinstance(op, ast.Lt | ast.LtE) and short(bound) for op, bound in bounds):
-                yield node.lineno
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            for less, (left, right) in zip(node.ops, itertools.pairwise(sides), strict=True):
+                if isinstance(less, ast.Gt | ast.GtE):
+                    left, right = right, left
+                if isinstance(less, ast.Lt | ast.LtE | ast.Gt | ast.GtE) and time(left) and short(right):
+                    yield node.lineno

@@ -326,7 +326,9 @@ def test_a_killed_child_is_reported_and_gives_its_slot_back(agents: Agents) -> N
         says(fork("child", wait=True), match="^work"), says(fork("child", wait=True), match="^work"),
         says(OK, match="^work"), says(sh("kill -KILL $PPID"), match="^child"), env={"QUINE_MAX_AGENTS": "2"},
     )  # fmt: skip
-    for result in agents.results():
+    results = agents.results()
+    assert len(results) == 2
+    for result in results:
         assert result.startswith("[EXIT CODE] 137\n")
         assert "[SIGNAL] KILL" in result
 

@@ -99,6 +99,9 @@ def test_orphans_of_a_container_are_reaped(agents: Agents) -> None:
     assert '"code":5' in (folder / "status").read_text()
 
 
+PAUSE = 0.2  # seconds between two interrupts
+
+
 @pytest.mark.long
 @containers
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])  # not TERM alone
@@ -115,7 +118,7 @@ def test_pid_1_heeds_signals(agents: Agents, number: int) -> None:
         while number == signal.SIGINT and process.poll() is None:
             # Two within a second are for the agent; two that are pending at one time are one.
             try:
-                process.wait(0.2)
+                process.wait(PAUSE)
             except subprocess.TimeoutExpired:
                 processes.kill(pid, number)
         process.communicate(timeout=120)

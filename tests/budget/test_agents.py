@@ -143,6 +143,7 @@ def test_exec_keeps_what_belongs_to_the_tree(agents: Agents) -> None:
 # -- time --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 @pytest.mark.long
 def test_the_deadline_is_told_and_then_only_exit_is_taken(agents: Agents) -> None:
     agents.script(
@@ -205,6 +206,7 @@ def test_an_inference_that_never_ends_is_ended(agents: Agents) -> None:
     assert agents.outcome()["termination_mode"] == "timeout"
 
 
+@pytest.mark.clock
 @pytest.mark.long
 def test_the_deadline_is_the_trees(agents: Agents) -> None:
     """It goes through fork, exec and a nested agent, and none of them gets more of it."""

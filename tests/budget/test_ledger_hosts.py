@@ -310,6 +310,7 @@ def test_a_narrower_budget_of_a_nested_agent_holds_over_there(lab: Lab, tmp_path
     assert 0.04 <= 0.04 * paid <= 0.1
 
 
+@pytest.mark.clock
 @pytest.mark.long
 def test_the_deadline_crosses_as_what_is_left_of_it(lab: Lab, tmp_path: Path) -> None:
     """Through a fork to a host, a fork there and a nested agent; none gets more of it."""

@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +55,7 @@ CANNOT_START = 99  # exit status of a fork that raised
 
 _server: subprocess.Popen[bytes] | None = None
 _channel: socket.socket
+_asking = threading.Lock()  # two threads of a test would have each other's answers
 
 
 # -- the server ------------------------------------------------------------------------------------
@@ -208,8 +210,15 @@ class _Fork(subprocess.Popen[bytes]):
             "group": group,
         }
         data = ascii({**request, "fds": [0, 1, 2, *pass_fds]}).encode()
-        socket.send_fds(_channel, [data], [*ends, *pass_fds])
-        self.pid = int(_channel.recv(100) or b"-1")
+        with _asking:
+            try:
+                socket.send_fds(_channel, [data], [*ends, *pass_fds])
+                self.pid = int(_channel.recv(100) or b"-1")
+            except (
+                BaseException
+            ):  # a test that is over its time: the next program would take this answer for its own
+                _end()
+                raise
         assert self.pid > 0, "no program was forked"
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]

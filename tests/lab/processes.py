@@ -140,6 +140,14 @@ def marked(*marks: str, brokers: bool = False) -> list[Process]:
     ]
 
 
+def is_below(process: Process, pid: int) -> bool:
+    """Return whether a process is a descendant of another one, or that one itself."""
+    above: Process | None = process
+    while above and above.pid != pid:
+        above = find(above.ppid)
+    return above is not None
+
+
 def children(pid: int) -> dict[int, str]:
     """Live children of a process and their command names, {} if it is gone.
 

@@ -190,7 +190,7 @@ def test_a_proxy_delays_without_throttling(line) -> None:  # type: ignore[no-unt
     start = time.monotonic()
     client.sendall(b"b")
     assert client.recv(1) == b"b"
-    assert 0.1 <= time.monotonic() - start < 20
+    assert time.monotonic() - start >= 0.1
     # 8 MB at 100 ms: with a window of a few hundred KB this would take seconds
     data = os.urandom(8 << 20)
     sender = threading.Thread(target=client.sendall, args=(data,))

@@ -26,6 +26,9 @@ def test_socket():
 def test_thread():
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 
+def test_orphan():
+    subprocess.run(["sh", "-c", "setsid sleep 1001 >/dev/null 2>&1 &"])
+
 def test_file():
     tempfile.mkstemp()[0]
 
@@ -71,4 +74,5 @@ def test_the_watch_sees_everything(tmp_path: Path) -> None:
             if text.startswith("ERROR ") and f"::test_{name} " in text
         ]
         assert any(word in text for text in found), (name, done.stdout[-6000:])
-    assert done.stdout.count("\nERROR ") == len(SEEN)
+    assert "left behind" in done.stdout and "sleep 1001" in done.stdout  # said of the last test of the file
+    assert done.stdout.count("\nERROR ") == len(SEEN) + 1

@@ -46,7 +46,7 @@ class Started(subprocess.Popen[bytes]):
         if kind is not None:
             self.terminate()
             try:
-                self.wait(10)
+                self.wait(30)
             except subprocess.TimeoutExpired:
                 self.kill()
         super().__exit__(kind, *rest)
@@ -115,7 +115,11 @@ class Agents:
         }
         env, check = {**self.env, **more.pop("env", {})}, more.pop("check", False)
         with forks.popen([*QUINE, *words], env=env, **{"cwd": self.directory, **streams, **more}) as process:
-            out, err = process.communicate(input, timeout=120)
+            try:
+                out, err = process.communicate(input, timeout=120)
+            except subprocess.TimeoutExpired:
+                process.kill()  # else the end of the block waits for it
+                raise
         assert not (check and process.returncode), (words, process.returncode, err)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

@@ -54,7 +54,11 @@ class Client:
     ) -> None:
         self.session = Session(True, {"build": this_build.build_hash(), "pid": os.getpid()})
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(str(crowd.path))
+        try:
+            self.socket.connect(str(crowd.path))
+        except OSError:
+            self.socket.close()
+            raise
         env = {"PATH": os.environ["PATH"]} if where == "local" else {}  # there it is the host's own
         known = {"inventory": str(crowd.inventory), **context}
         spawn = Spawn(argv, where=where, env=env, cwd=cwd, context=known)

@@ -272,7 +272,7 @@ def test_beyond_the_lease_it_is_lost_here_and_ended_there(
     assert err.startswith(f"quine: {host}: error: connection lost: ".encode())
     assert b"was started (pid " in err and b"its outcome is not known" in err
     assert breaks.lines(tmp_path / "died") == ["TERM"]
-    assert 0.9 < took < 25
+    assert 0.9 < took < 60
     assert lab.run(["run", "--on", host, "--", "echo", "again"]).stdout == b"again\n"
 
 

@@ -22,6 +22,10 @@ def test_{name}():
         open("{name}", "w").close()
         assert 2 + 2 == 5, "by chance"
 """
+DIES = """
+def test_the_worker_dies():
+    os._exit(3)
+"""
 ALWAYS = "def test_always():\n    assert False, 'for a reason'\n"
 
 
@@ -70,7 +74,8 @@ def test_green_alone_is_flaky_and_red_twice_is_red(place: Place) -> None:
     status, said = place.judge()
     assert status == 0 and said.endswith("2 flaky, 0 red\n")
     today = datetime.datetime.now(datetime.UTC).date()
-    assert f"- `test_a.py::test_a` {today}: AssertionError: by chance assert (2 + 2) == 5\n" in said
+    row = f"- `test_a.py::test_a` {today}: AssertionError: by chance assert (2 + 2) == 5\n"
+    assert row in said and row in (place.directory / "flaky.md").read_text()
     assert "flaky: test_b.py::test_b\nAssertionError: by chance\n" in said
 
     (place.directory / "test_always.py").write_text(ALWAYS)
@@ -91,18 +96,47 @@ def test_no_more_than_three_are_known_and_none_for_longer_than_two_weeks(place: 
     assert status == 1 and "red: 4 flaky tests are more than 3" in said
     place.know(rows[0], f"`test_a.py::test_a` {today}: AssertionError")
     status, said = place.judge()
-    assert status == 0 and "to be noted" not in said
+    assert status == 0 and "flaky: test_a.py" in said and "to be committed" not in said
     place.know(f"`test_e.py::test` {today - datetime.timedelta(days=15)}: AssertionError")
     status, said = place.judge()
     assert status == 1 and "red: test_e.py::test is known as flaky since" in said
-    place.know("a row without a date")
+    tomorrow = today + datetime.timedelta(days=1)
+    for row in ("a row without a date", f"`test_e.py::test` {tomorrow}: AssertionError"):
+        place.know(row)
+        status, said = place.judge()
+        assert status == 1 and f"malformed row, of a day that comes, or a second one: '- {row}'" in said
+    place.know(rows[0], rows[0])
+    assert place.judge()[0] == 1
+
+
+SKIPPED = """
+import os, pytest
+def test_skipped():
+    if os.path.exists("once"):
+        pytest.skip("for another reason")
+    open("once", "w").close()
+    assert False
+"""
+
+
+def test_one_that_is_skipped_alone_is_red(place: Place) -> None:
+    (place.directory / "test_skipped.py").write_text(SKIPPED)
+    assert place.run() == 0
     status, said = place.judge()
-    assert status == 1 and "malformed row '- a row without a date'" in said
+    assert status == 1 and "red: test_skipped.py::test_skipped" in said
 
 
 def test_no_other_end_of_pytest_is_forgiven(place: Place) -> None:
     (place.directory / "test_a.py").write_text("import there_is_no_such_module\n")
     assert place.run() == 2
+    # beside one that fails by chance
+    (place.directory / "test_c.py").write_text(BY_CHANCE.format(name="c"))
+    assert place.run("-n", "2") == 1
+    (place.directory / "test_c.py").write_text(BY_CHANCE.format(name="d") + DIES)
+    (place.directory / "test_a.py").write_text("")
+    assert place.run("-n", "2") == 1
+    assert not (place.directory / "notes").exists()
+    (place.directory / "test_c.py").unlink()
     (place.directory / "test_a.py").write_text("")
     assert place.run() == 5
     (place.directory / "test_a.py").write_text(

@@ -68,7 +68,7 @@ def feeding(lab: Lab, words: list[str], size: int = 2 * MiB) -> tuple[subprocess
         while data:
             data = data[os.write(write, data) :]
         try:
-            until(lambda: lent(lab) - before, seconds=10)
+            until(lambda: lent(lab) - before, seconds=30)
         except AssertionError:
             os.close(write)
             client.kill()

@@ -70,7 +70,7 @@ def flooded(lab: Lab, rest: str, **more: Any) -> tuple[subprocess.Popen[bytes], 
         while left:
             left -= len(os.read(read, left))
         try:
-            until(lambda: of_the_node(lab, read), seconds=10)  # noqa: B023
+            until(lambda: of_the_node(lab, read), seconds=30)  # noqa: B023
         except AssertionError:
             os.close(read)
             client.kill()

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import Lab, Process, clear_peak, peak_rss
+from tests.lab import Lab, clear_peak, peak_rss
 from tests.support.agents import PATIENCE, until
 from tests.support.clients import output
-from tests.support.machine import node_file
+from tests.support.machine import node_file, only_node
 from tests.support.waiting import read_until
 from transport.node import rendezvous
 from transport.this_build import build_hash
@@ -42,7 +42,7 @@ def call(lab: Lab) -> Iterator[Callable[[], socket.socket]]:
     """Open connections to the origin's node, as a client or as whatever one pretends to be."""
     try:
         assert alive(lab)
-    except (OSError, StopIteration):  # no node runs
+    except OSError:  # no node runs
         lab.run(["run", "--on", "h1", "--", "true"], check=True)
     path = node_file(lab, "sock")
     made: list[socket.socket] = []
@@ -57,10 +57,6 @@ def call(lab: Lab) -> Iterator[Callable[[], socket.socket]]:
     yield connect
     for connection in made:
         connection.close()
-
-
-def node(lab: Lab) -> Process:
-    return next(process for process in lab.processes() if process.daemon)
 
 
 def hello(**change: object) -> bytes:
@@ -185,14 +181,14 @@ def test_a_flood_beyond_the_window_is_cut_off(lab: Lab, call: Callable[[], socke
     """A client that ignores its credit, to a command that does not read, cannot fill the node."""
     connection = call()
     connection.sendall(hello() + encode(Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["sleep", "60"]}))))
-    before = clear_peak(node(lab).pid)  # other tests have used it
+    before = clear_peak(only_node(lab).pid)  # other tests have used it
     payload, offset = b"x" * MAX_PAYLOAD, 0
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         while offset < 100 * MiB:
             connection.sendall(encode(Frame(Kind.DATA, 1, 0, offset, payload)))
             offset += len(payload)
     assert offset < 20 * MiB
-    assert peak_rss(node(lab).pid) - before < 100 * MiB
+    assert peak_rss(only_node(lab).pid) - before < 100 * MiB
     assert lab.wait_idle() == []
 
 
@@ -309,7 +305,7 @@ def test_a_node_that_ends_slowly_does_not_block_the_next(own_lab: Callable[..., 
         ["run", "--on", "local", "--", "sh", "-c", "trap '' TERM; echo up; sleep 60"], stdout=subprocess.PIPE
     )
     assert job.stdout and job.stdout.readline() == b"up\n"
-    os.kill(node(lab).pid, 15)
+    os.kill(only_node(lab).pid, 15)
     assert job.wait(120) == 74
     job.stdout.close()
     assert follows(lab)
@@ -394,7 +390,7 @@ def test_a_jobs_end_is_the_end_of_all_it_held(lab: Lab, call: Callable[[], socke
     def facts() -> tuple[int, int]:
         status = rendezvous.status(str(node_file(lab, "sock")))
         assert status
-        return status["jobs"], len(os.listdir(f"/proc/{node(lab).pid}/fd"))
+        return status["jobs"], len(os.listdir(f"/proc/{only_node(lab).pid}/fd"))
 
     lab.run(["run", "--on", "local", "--", "true"], check=True)
     until(lambda: facts()[0] == 0)  # not even a job of the test before
