@@ -56,7 +56,12 @@ MODULES = {
     ],
     "transport/wire/flow.py": ["tests/transport/wire/test_flow.py", "tests/transport/wire/test_session.py"],
     "transport/wire/resume.py": ["tests/transport/wire/test_resume.py"],
-    "transport/job/job.py": ["tests/transport/node/test_node.py", "tests/cli/test_run.py"],
+    "transport/job/job.py": [
+        "tests/transport/job/test_job.py",
+        "tests/transport/node/test_node.py",
+        "tests/cli/test_run.py",
+        "tests/system/test_lease.py",
+    ],
     "transport/launcher/launcher.py": [
         "tests/transport/launcher/test_launcher.py",
         "tests/transport/launcher/test_quick.py",
