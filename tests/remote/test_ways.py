@@ -57,14 +57,18 @@ def origin(lab: Lab) -> Iterator[Origin]:
 @contextmanager
 def running(lab: Lab) -> Iterator[None]:
     """A job on `one` that has begun before the edits within, and ends as if there had been none."""
-    job = lab.popen(["run", "--on", "one", "--", "cat"], stdin=PIPE, stdout=PIPE)
-    assert job.stdin and job.stdout
-    job.stdin.write(b"before\n")
-    job.stdin.flush()
-    assert job.stdout.readline() == b"before\n"
-    yield
-    out, _ = job.communicate(b"after\n")
-    assert (out, job.returncode) == (b"after\n", 0)
+    with lab.popen(["run", "--on", "one", "--", "cat"], stdin=PIPE, stdout=PIPE) as job:
+        assert job.stdin and job.stdout
+        try:
+            job.stdin.write(b"before\n")
+            job.stdin.flush()
+            assert job.stdout.readline() == b"before\n", (lab.home / ".ssh" / "config").read_text()
+            yield
+            out, _ = job.communicate(b"after\n")
+        except BaseException:
+            job.kill()
+            raise
+        assert (out, job.returncode) == (b"after\n", 0)
 
 
 def test_an_edit_leads_the_next_job_elsewhere_by_the_program_ssh(origin: Origin) -> None:
