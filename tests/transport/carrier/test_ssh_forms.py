@@ -784,6 +784,7 @@ class Penalising:
         if self.connections <= self.refusals:
             writer.write(b"Not allowed at this time\r\n")
             writer.close()
+            await writer.wait_closed()
             return
         there, onwards = await asyncio.open_connection("127.0.0.1", self.to)
 
@@ -791,6 +792,7 @@ class Penalising:
             while data := await source.read(65536):
                 sink.write(data)
             sink.close()
+            await sink.wait_closed()
 
         await asyncio.gather(pump(reader, onwards), pump(there, writer), return_exceptions=True)
 
@@ -802,10 +804,12 @@ class Penalising:
             def note(step: str, found: str = "", ok: bool = True) -> None:
                 notes.append(f"{step} {found}")
 
-            duplex = await connect.connect(target, "true", note)
-            duplex.close()
-            await duplex.closed()
-            await asyncio.gather(*self.tasks)
+            try:
+                duplex = await connect.connect(target, "true", note)
+                duplex.close()
+                await duplex.closed()
+            finally:
+                await asyncio.gather(*self.tasks)
 
 
 def test_a_penalty_is_waited_out_once(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
