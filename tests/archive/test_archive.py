@@ -486,7 +486,9 @@ def test_no_command_removes_the_record(agents: Kept) -> None:
 
 def test_a_child_that_was_never_started_has_its_record_there(agents: Kept, lab: Lab) -> None:
     """It has no tape, so it is known by its parent."""
-    agents.env |= {**lab.own, "QUINE_INVENTORY": str(lab.inventory)}  # a node that the lab ends
+    # All that makes a node one of the lab, which ends it. With a HOME of its own it was a second one for some minutes,
+    # and with another PATH the one of the tests that follow had another ssh.
+    agents.env |= lab.env
     agents.run(
         says(fork("alone", wait=False, host="nowhere"), match="^work"),
         says(sh("quine wait $(ls $QUINE_DATA_DIR/jobs)"), match="^work"),

@@ -229,28 +229,21 @@ class Lab:
     @property
     def env(self) -> dict[str, str]:
         """The environment of a command at the origin, made from nothing."""
+        name, _, value = self.mark.partition("=")
         run, _, number = RUN.partition("=")
         return {
-            **self.own,
+            "HOME": str(self.home),
             "PATH": f"{self.home / 'bin'}:{Path(sys.prefix) / 'bin'}:/usr/bin:/bin",
             "USER": os.environ.get("USER", "user"),
             "LANG": "C.UTF-8",
             "SHELL": "/bin/sh",
             "TMPDIR": str(self.tmp),
+            "XDG_RUNTIME_DIR": str(self._short / "o"),
             "QUINE_INVENTORY": str(self.inventory),
             "QUINE_BROKER_IDLE": "5",
+            name: value,
             run: number,
         }
-
-    @property
-    def own(self) -> dict[str, str]:
-        """The variables that make a process, and the node that it starts, one of this lab.
-
-        All of them together: a node that had another HOME was a second one of this lab for some minutes, and tests that
-        look for the only one failed, those that happened to come after it.
-        """
-        name, _, value = self.mark.partition("=")
-        return {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(self._short / "o"), name: value}
 
     def run(
         self,
