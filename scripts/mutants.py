@@ -236,7 +236,7 @@ class Tree:
         if not status:
             return ""
         lines = said.read_text(errors="replace").splitlines()
-        says = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        says = [line for line in lines if line.startswith(("FAILED tests", "ERROR tests"))]
         if not says:
             return f"pytest ended with {status}"
         by = says[0].partition(" ")[2].partition(" - ")[0]
