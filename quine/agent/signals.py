@@ -212,7 +212,10 @@ class Signals:
         for pause in KICKS:
             ended = ended or bool(poll.poll(pause))
             if not ended:
-                signal.pthread_kill(main, KICK)
+                with contextlib.suppress(
+                    ProcessLookupError
+                ):  # it has ended, and the process with it in a moment
+                    signal.pthread_kill(main, KICK)
         os.close(over)
 
     def _again(self, number: int, frame: FrameType | None) -> None:
