@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from deploy.host import KEYS, Host
 from deploy.inventory import Inventory, jump_of
-from transport.carrier.config_files import Unsafe
 from transport.carrier.ssh.config import SYSTEM_CONFIG, Asked, Config, hop, read
 from transport.errors import Misconfigured
+from transport.provenance.safe_path import Unsafe
 
 HERE = ["env"]  # the command of a host that reaches itself
 # Keys that say how to get there from this machine, or are about files of it.

@@ -1,4 +1,4 @@
 """carrier: pipes, sockets and ssh channels that carry the bytes of a session, and the handshake on them.
 
-May import: transport, wire.
+May import: transport, wire, provenance.
 """

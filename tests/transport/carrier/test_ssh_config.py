@@ -68,6 +68,8 @@ CONFIGS = {
     "strict": "HashKnownHosts no\nCiphers aes256-ctr\nMACs hmac-sha2-256\nKexAlgorithms curve25519-sha256\n",
     "unknown but ignored": "IgnoreUnknown Use*,Foo\nUseKeychain yes\nFoo bar baz\nPort 9\n",
     "set env": "SetEnv A=1\nSetEnv B=2\n",
+    "capitals of hosts": "Host H\n  Port 2\nHost ?\n  User bob\nHost !H h\n  HostName up.example\n",
+    "capitals in matches": "Match originalhost H\n  Port 2\nMatch host H user ROOT,Ada\n  ConnectTimeout 3\n",
     "carriage returns": "Host h\r\n  Port 12\r\n",
     "include": "Include DIR/*.conf\nPort 3\n",
     "include in a block": "Host h\n  Include DIR/20*.conf\n  Port 5\nHost other\n  Include DIR/10*.conf\n",

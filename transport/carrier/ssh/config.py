@@ -23,8 +23,9 @@ import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from transport.carrier.config_files import Stamp, check_owner, stamp, stamp_of
+from transport.carrier.config_files import Stamp, stamp, stamp_of
 from transport.carrier.ssh import canonical, directives
+from transport.provenance import safe_path
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEEPEST = 16  # files that include each other
@@ -176,7 +177,7 @@ class Config:
                 facts = os.fstat(file.fileno())
                 self.files[str(place.path)] = stamp_of(facts)
                 if place.checked:
-                    check_owner(place.path, facts)
+                    safe_path.judge(facts, str(place.path))
                 text = file.read()
         except (FileNotFoundError, NotADirectoryError):
             self.files[str(place.path)] = None
@@ -239,7 +240,7 @@ class Config:
             self.notes.append(f"pass over {name} {' '.join(words)[:100]} ({place.path} line {place.line})")
 
     def _ignored(self, key: str) -> bool:
-        return any(listed(key, [word.lower()]) for word in self.words("ignoreunknown"))
+        return any(listed(key, [word], True) for word in self.words("ignoreunknown"))
 
     def _matches(self, words: list[str], place: _Place) -> bool:
         """Return whether a `Match` line matches; its commands run only if all before them has matched."""
@@ -279,7 +280,7 @@ class Config:
             raise place.wrong(
                 f'Match {attribute} is not supported here; transport = "openssh" uses ssh itself'
             )
-        return listed(facts[attribute], value.split(","))
+        return listed(facts[attribute], value.split(","), attribute in ("host", "originalhost"))
 
     # The second pass
 
@@ -348,12 +349,16 @@ def split(text: str, place: _Place) -> list[str]:
     return words
 
 
-def listed(name: str, patterns: list[str]) -> bool:
-    """Return whether a list of patterns means `name`: one of them does, and none of those with `!`."""
+def listed(name: str, patterns: list[str], folded: bool = False) -> bool:
+    """Return whether a list of patterns means `name`: one of them does, and none of those with `!`.
+
+    `folded`: capitals do not count. As in match_hostname() of OpenSSH's match.c; those of `Host` do: `prod` once led to
+    the address of a `Host PROD`.
+    """
     found = False
     for pattern in patterns:
-        wild = re.sub(r"\[", "[[]", pattern.lstrip("!").lower())  # ssh has only * and ?
-        if fnmatch.fnmatchcase(name.lower(), wild):
+        wild = re.sub(r"\[", "[[]", pattern.lstrip("!"))  # ssh has only * and ?
+        if fnmatch.fnmatchcase(*((name.lower(), wild.lower()) if folded else (name, wild))):
             if pattern.startswith("!"):
                 return False
             found = True

@@ -16,7 +16,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from transport.carrier.config_files import Unsafe
 from transport.carrier.dialer import SshTarget
 from transport.carrier.ssh import asyncssh_imports
 from transport.carrier.ssh.config import SYSTEM_CONFIG, Asked, Config, hop, read
@@ -24,6 +23,7 @@ from transport.carrier.ssh.directives import OTHER_LOGINS
 from transport.carrier.ssh.host_keys import GLOBAL_FILES, USER_FILES, Policy, strictness
 from transport.carrier.ssh.keys import AGENT, Keys, message
 from transport.inherit import scrubbed
+from transport.provenance.safe_path import Unsafe
 
 with asyncssh_imports.quickly():
     import asyncssh

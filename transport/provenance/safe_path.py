@@ -1,0 +1,156 @@
+"""Paths of what quine obeys or keeps: opened by descriptor, and refused where another user may have put it there.
+
+Sources: safe_path() of OpenSSH's misc.c (StrictModes), Debian's rule for the user's private group.
+
+Laws
+1. A name that was found in the current directory (`found`) is no link. A path from the home, an option or the inventory
+   (`named`) may have links: each directory and each link on the way is root's or the user's, and nobody else can change
+   it. A directory with the sticky bit counts, for there others cannot replace what is the user's.
+2. The file is the user's or root's, and no other user can write to it. A write bit for the user's private group,
+   which umask 002 is made for, is allowed.
+3. The descriptor that was judged is the one that is used: a path that is checked and then opened may mean another file.
+4. `Unsafe` names the path that is wrong, and a command that cures it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+LINKS = 40  # of one path, as the kernel allows
+# Of a pipe without a writer, so that it does not hold up who looks at it; of a terminal, so that it is not taken.
+FILE = os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Unsafe(ValueError):
+    """Somebody else may have put it there, or can change it. `hint` is the cure."""
+
+    def __init__(self, detail: str, hint: str) -> None:
+        super().__init__(detail)
+        self.hint = hint
+
+
+def found(name: str, flags: int = FILE, directory: int | None = None) -> int:
+    """Open `name` in the current directory, or in that of a descriptor. Raises Unsafe; OSError as open(2).
+
+    `flags` is FILE or FOLDER: nothing else is opened.
+    """
+    try:
+        if stat.S_ISLNK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+            raise Unsafe(f"{name} is a symlink, which is not followed here", f"rm {name}")
+        fd = os.open(name, flags, dir_fd=directory)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # one by now
+            raise Unsafe(f"{name} is a symlink, which is not followed here", f"rm {name}") from None
+        raise
+    return _judged(fd, name, flags)
+
+
+def named(path: str, flags: int = FILE) -> int:
+    """Open a path from the home, an option or the inventory. Raises Unsafe; OSError as open(2)."""
+    todo = _parts(path if path.startswith("/") else os.path.join(os.getcwd(), path))
+    fd, shown, links = os.open("/", _WAY), "/", 0
+    try:
+        while True:
+            facts = os.fstat(fd)
+            _judge_way(facts, shown)
+            name = todo.pop() if todo else "."
+            if not todo and _of_process(facts):  # /dev/fd/N: the caller has opened it
+                return os.open(name, flags & ~os.O_NOFOLLOW, dir_fd=fd)
+            inner = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if stat.S_ISLNK(inner.st_mode):
+                _judge_owner(inner, os.path.join(shown, name))
+                links += 1
+                if links > LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                target = os.readlink(name, dir_fd=fd)
+                todo += _parts(target)
+                if not target.startswith("/"):
+                    continue
+                name, shown = "/", "/"
+            elif not todo:
+                return _judged(os.open(name, flags, dir_fd=fd), path, flags)
+            else:
+                shown = os.path.join(shown, name)
+            below = os.open(name, _WAY, dir_fd=fd)
+            os.close(fd)
+            fd = below
+    finally:
+        os.close(fd)
+
+
+def _parts(path: str) -> list[str]:
+    """Return the names of a path, the last one first."""
+    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+
+
+def _of_process(facts: os.stat_result) -> bool:
+    """Return whether it is a directory of /proc: a name in /proc/PID/fd is an open file."""
+    try:
+        return facts.st_dev == os.stat("/proc/self").st_dev
+    except OSError:
+        return False
+
+
+def _judged(fd: int, path: str, flags: int) -> int:
+    """Return the descriptor; close it if what it is of cannot be trusted. Raises Unsafe."""
+    try:
+        facts = os.fstat(fd)
+        if not flags & os.O_DIRECTORY and not stat.S_ISREG(facts.st_mode):
+            raise Unsafe(f"{path} is no regular file", f"look at it, then rm {path}")
+        judge(facts, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def judge(facts: os.stat_result, path: str) -> None:
+    """Raise Unsafe unless a file or directory is the user's or root's, and nobody else can write to it."""
+    _judge_owner(facts, path)
+    if _others_write(facts):
+        raise Unsafe(_permissions(facts, path), f"see what is in it, then: chmod go-w {path}")
+
+
+def _permissions(facts: os.stat_result, path: str) -> str:
+    return f"bad permissions of {path}: others can write it (mode {facts.st_mode & 0o7777:04o})"
+
+
+def _judge_owner(facts: os.stat_result, path: str) -> None:
+    if facts.st_uid not in (
+        0,
+        os.geteuid(),
+        os.stat("/").st_uid,
+    ):  # without a root, as in some user namespaces: of `/`
+        detail = f"bad owner of {path}: user id {facts.st_uid}, neither root nor you"
+        raise Unsafe(detail, f"see who wrote it, then: chown {os.geteuid()} {path}")
+
+
+def _judge_way(facts: os.stat_result, path: str) -> None:
+    _judge_owner(facts, path)
+    if not facts.st_mode & stat.S_ISVTX and _others_write(facts):
+        raise Unsafe(_permissions(facts, path), f"chmod go-w {path}")
+
+
+def _others_write(facts: os.stat_result) -> bool:
+    return bool(facts.st_mode & 0o002) or bool(facts.st_mode & 0o020 and not _is_private(facts.st_gid))
+
+
+def _is_private(group: int) -> bool:
+    """Return whether nobody else is in a group: it has the user's name, or it is root's, and no other members."""
+    import grp
+    import pwd
+
+    try:
+        entry = grp.getgrgid(group)
+    except KeyError:
+        return False
+    try:
+        user = pwd.getpwuid(os.geteuid())
+    except KeyError:  # a container with another uid, as a rule in the group of root
+        return group == 0 and not entry.gr_mem
+    private = group == 0 or (group == user.pw_gid and entry.gr_name == user.pw_name)
+    return private and set(entry.gr_mem) <= {user.pw_name, "root"}
