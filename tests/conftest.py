@@ -80,6 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # without it there would be /tmp/quine-UID, the user's own, with what is noted of this build and others
     os.environ["XDG_RUNTIME_DIR"] = f"{directory}/run"
     os.mkdir(os.environ["XDG_RUNTIME_DIR"], 0o700)
+    os.environ["XDG_STATE_HOME"] = f"{directory}/state"  # where quine keeps a secret of the user
+    os.mkdir(os.environ["XDG_STATE_HOME"], 0o700)
     # A program that starts the tests may ignore signals (nohup, a job runner). All processes of the tests would
     # inherit that, and a test that hangs up an agent would wait for an agent that ignores the hang-up.
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):

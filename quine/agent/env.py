@@ -18,7 +18,7 @@ import time
 
 from quine.agent import personas
 from quine.agent.session import SessionSpec
-from quine.base import dirs, exposure, sizes
+from quine.base import data_directory, dirs, exposure, sizes
 from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
@@ -160,7 +160,7 @@ def _make_absolute(environ: MutableMapping[str, str]) -> None:
         del environ["QUINE_FS"]  # an agent without an origin elsewhere is its own origin
     if environ.get("QUINE_FS"):
         environ["QUINE_FS"] = urls.absolute(environ["QUINE_FS"])
-    environ["QUINE_DATA_DIR"] = _absolute(environ.get("QUINE_DATA_DIR") or ".quine")
+    environ["QUINE_DATA_DIR"] = data_directory.path(environ)
     for name in ("QUINE_INVENTORY", "QUINE_PRICES"):
         if environ.get(name):
             environ[name] = _absolute(environ[name])

@@ -19,7 +19,7 @@ from quine.agent.running import Process
 from quine.agent.session import SessionSpec
 from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
-from quine.base import allowed_hosts, dirs, exposure
+from quine.base import allowed_hosts, data_directory, exposure
 from quine.base.cli_options import RunOptions, find_inventory
 from quine.base.errors import DEADLINE, LOST, NOT_STARTED, Denied, Failure, Misconfigured, NoGuest, complain
 from quine.base.log import Log
@@ -340,7 +340,7 @@ def _make_data_dir(path: str, shared: bool) -> int:
         if shared:
             held = workdir.enter(path, 0o700)
         else:
-            dirs.make(path)
+            os.close(data_directory.opened(path, make=True))
         if not os.access(path, os.W_OK | os.X_OK):
             code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code))

@@ -56,7 +56,12 @@ def text(name: str, start: str, ledger: Ledger) -> str:
     for place in places:
         path = os.path.join(place, f"{name}.md")
         try:
-            folder = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            found = place == places[0]
+            if found and os.path.islink(place):
+                raise ValueError(f"{place} is a symlink, which is not followed here")
+            folder = os.open(
+                place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if found else 0)
+            )
         except (FileNotFoundError, NotADirectoryError):
             continue
         try:

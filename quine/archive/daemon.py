@@ -19,6 +19,7 @@ import time
 
 from quine.archive import policy
 from quine.archive.upload import Copies
+from quine.base import data_directory
 from quine.base.log import Log
 from quine.files.api import Tier
 from quine.tape import registry
@@ -38,18 +39,14 @@ def store() -> Tier:
     from quine.files.stores.registry import open_store
 
     environ = completed(os.environ)
-    return open_store(environ.get("QUINE_FS") or "origin:", environ, data_directory())
-
-
-def data_directory() -> str:
-    return os.path.abspath(os.path.expanduser(os.environ.get("QUINE_DATA_DIR") or ".quine"))
+    return open_store(environ.get("QUINE_FS") or "origin:", environ, data_directory.path())
 
 
 def main(words: list[str]) -> int:
     """`quine tape --keep SESSION PID STARTED LISTENER`: run the daemon; not for use by hand."""
     session, pid, started = words[0], int(words[1]), int(words[2])
     listener = socket.socket(fileno=int(words[3]))
-    folder = data_directory()
+    folder = data_directory.path()
     Keeper(session, registry.held(pid, started), listener, folder, Log(f"{folder}/{session}.log")).run()
     return 0
 

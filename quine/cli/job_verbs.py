@@ -16,7 +16,7 @@ import os
 import signal
 import time
 
-from quine.base import procs, sizes
+from quine.base import data_directory, procs, sizes
 from quine.base.cli_options import RunOptions, as_words, parse_around, rows
 from quine.base.errors import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
 from quine.tape import registry
@@ -66,8 +66,7 @@ def main(verb: str, words: list[str]) -> int:
 
 def folders_of(options: RunOptions) -> tuple[str, ...]:
     """Return the directories of tapes, and of detached jobs."""
-    named = options.data_dir or os.environ.get("QUINE_DATA_DIR") or ".quine"
-    folder, state = os.path.expanduser(named), registry.state_directory()
+    folder, state = data_directory.checked(option=options.data_dir), registry.state_directory()
     try:
         same = os.path.realpath(folder) == os.path.realpath(state)
     except OSError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from quine.base import data_directory
 from quine.base.cli_options import RunOptions, parse_around
 from quine.base.errors import FAILED, OK, Failure, Misconfigured, complain
 
@@ -107,7 +108,7 @@ def _overview() -> str:
 
 
 def _folder(options: RunOptions) -> Path:
-    return Path(options.data_dir or os.environ.get("QUINE_DATA_DIR") or ".quine")
+    return Path(data_directory.checked(option=options.data_dir))
 
 
 def _holding(options: RunOptions, session: str) -> Path:

@@ -45,12 +45,12 @@ def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
             from quine.files.wire.client import Remote
 
             return Remote(relay)
+    from quine.base import data_directory
     from quine.files.layers.quota import bounded
     from quine.files.layers.reserved import Unreserved
     from quine.files.stores.registry import open_store
 
-    data_dir = os.path.abspath(os.path.expanduser(environ.get("QUINE_DATA_DIR") or ".quine"))
-    store = open_store(store_url or "origin:", environ, data_dir)
+    store = open_store(store_url or "origin:", environ, data_directory.path(environ))
     return Unreserved(bounded(store, environ))
 
 

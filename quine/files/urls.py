@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from quine.base import data_directory
 from quine.base.errors import Misconfigured
 
 TYPE_CHECKING = False
@@ -113,7 +114,7 @@ def settle(environ: MutableMapping[str, str]) -> None:
 
     An invalid URL stays as it is; opening it reports the error.
     """
-    environ["QUINE_DATA_DIR"] = _from_here(environ.get("QUINE_DATA_DIR") or ".quine")
+    environ["QUINE_DATA_DIR"] = data_directory.path(environ)
     if url := environ.get("QUINE_FS"):
         try:
             environ["QUINE_FS"] = absolute(url)

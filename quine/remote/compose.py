@@ -221,13 +221,16 @@ def agent_spawn(where: str, spec: SessionSpec) -> Spawn:
 
 
 def log_of(spec: SessionSpec, environ: Mapping[str, str]) -> Callable[[str], None]:
-    """Return the function that notes refused requests of a remote agent in its log at the origin."""
+    """Return the function that notes refused requests of a remote agent in its log at the origin. Misconfigured."""
     from quine.agent.origin import is_relayed
+    from quine.base import data_directory
     from quine.base.log import Log
     from transport import inherit
 
-    path = os.path.join(environ.get("QUINE_DATA_DIR") or ".quine", f"{spec.session}.log")
-    return Log("" if is_relayed(inherit.read()) else path).note
+    if is_relayed(inherit.read()):
+        return Log("").note
+    data_directory.require_own(place := data_directory.path(environ))  # the tapes come there, too
+    return Log(os.path.join(place, f"{spec.session}.log")).note
 
 
 def services_of(

@@ -19,7 +19,7 @@ import os
 from quine.agent import env, personas, prompt, tools
 from quine.agent.session import SessionSpec
 from quine.agent.signals import ANSWER
-from quine.base import allowed_hosts
+from quine.base import allowed_hosts, data_directory
 from quine.base.cli_options import RunOptions
 from quine.base.errors import DEADLINE
 from quine.base.messages import (
@@ -204,6 +204,7 @@ class Origin(Proxy):
         self._given = {_mark(message.raw) for message in (*spec.context, *spec.opening) if message.raw}
 
     def _sink(self, settings: env.Settings, session: str) -> Sink:
+        os.close(data_directory.opened(settings.data_dir, make=True))
         return FileSink(tape_path(settings.data_dir, session))
 
     def infer(self, body: bytes) -> bytes:

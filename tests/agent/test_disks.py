@@ -24,7 +24,7 @@ def place(tmp_path: Path) -> Shell:
 def test_a_read_only_data_directory(place: Shell) -> None:
     place.script(says(sh("echo no >&4")), says(OK))
     place.data.mkdir()
-    mount = "mount -t tmpfs -o ro none data && exec quine work"
+    mount = "mount -t tmpfs -o ro,mode=700 none data && exec quine work"
     done = subprocess.run(
         [*UNSHARE, "-m", "sh", "-c", mount], cwd=place.directory, env=place.env, capture_output=True
     )

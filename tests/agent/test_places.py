@@ -340,9 +340,8 @@ def test_a_disk_that_becomes_full(place: Shell) -> None:
         says(sh(f"sleep {NAP}4"), match="^child"),
     )
     place.data.mkdir()
-    mount = (
-        "mount -t tmpfs -o size=512k none data && quine work; echo $?; tail -n 1 data/*.jsonl | cut -c 1-30"
-    )
+    mount = "mount -t tmpfs -o size=512k,mode=700 none data"
+    mount += " && quine work; echo $?; tail -n 1 data/*.jsonl | cut -c 1-30"
     done = subprocess.run(
         [*UNSHARE, "-m", "sh", "-c", mount],
         cwd=place.directory,

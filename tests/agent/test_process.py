@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,7 +264,8 @@ def test_unlimited_turns(agents: Agents) -> None:
 def test_tape(agents: Agents) -> None:
     """Its form; and nothing else is left in the data directory."""
     agents.run(says(sh("true"), text="thinking"), says(OK))
-    assert [path.suffix for path in agents.data.rglob("*") if path.is_file()] == [".jsonl"]
+    names = sorted(path.name for path in agents.data.rglob("*") if path.is_file())
+    assert names[:2] == [".gitignore", ".mark"] and [Path(name).suffix for name in names[2:]] == [".jsonl"]
     (path,) = agents.data.glob("*.jsonl")
     lines = path.read_bytes().splitlines()
     entries = [json.loads(line) for line in lines]
@@ -321,6 +323,7 @@ def test_start_path_is_lean(agents: Agents) -> None:
 
 PUTS = """
 import sys
+from pathlib import Path
 from quine.tape.writer import FileSink
 put = FileSink.put
 def told(self, lines):

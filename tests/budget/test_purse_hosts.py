@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -101,4 +100,4 @@ def test_a_batch_is_a_budget(lab: Lab, tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         _, errors = process.communicate(timeout=100)
         assert (process.returncode, errors) == (0, b"")
-    assert len(os.listdir(tmp_path / "data")) == 5
+    assert len(list((tmp_path / "data").glob("*.jsonl"))) == 5

@@ -81,7 +81,7 @@ def test_one_of_an_earlier_run_does_not_outlive_one_that_is_killed(agents: Agent
 
 def test_a_name_that_is_not_there_is_there_when_it_is_whole(agents: Agents) -> None:
     done = agents.run(says(sh("ls >&4")), says(OK), options=["--report", "r"])
-    assert done.stdout == b"data\nscript.jsonl\n" and read(agents.directory / "r")["state"] == "exited"
+    assert done.stdout == b"data\nscript.jsonl\nstate\n" and read(agents.directory / "r")["state"] == "exited"
 
 
 def test_an_agent_that_is_refused_reports_it(agents: Agents, lab: Lab) -> None:

@@ -39,6 +39,7 @@ class Shelf:
             "PATH": os.environ["PATH"],
             "HOME": str(directory),
             "LANG": "C.UTF-8",
+            "XDG_STATE_HOME": f"{directory}-state",  # not in the trees that are copied
             "QUINE_DATA_DIR": str(directory / "data"),
             "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
         }

@@ -236,7 +236,11 @@ def test_what_a_tape_from_elsewhere_brings(
         services["tape"](data.replace(session.encode(), fresh))
 
     bombard("tape service", Target([recording], feed, (RequestError,), of_json)).both()
-    made = [path for path in (tmp_path / "data").iterdir() if path.name != f"{spec.session}.log"]
+    made = [
+        path
+        for path in (tmp_path / "data").iterdir()
+        if path.name not in (f"{spec.session}.log", ".mark", ".gitignore")
+    ]
     assert made and all(path.suffix == ".jsonl" and len(path.name) == 42 for path in made)
     assert set(tmp_path.iterdir()) - before == {tmp_path / "data"}
 

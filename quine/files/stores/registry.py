@@ -33,7 +33,11 @@ def open_store(url: str, environ: Mapping[str, str], data_dir: str) -> Tier:
     if scheme in ("origin", "file") and "::" not in url:
         from quine.files.stores.local.store import Local
 
-        root = urls.root(place or os.path.join(data_dir, DIRECTORY))
+        if scheme == "origin" and not place:
+            from quine.files.stores.local.private import OfUser
+
+            return OfUser(data_dir, DIRECTORY)
+        root = urls.root(place)
         return Local(root, f"origin:{url.partition(':')[2]}" if scheme == "origin" else "")
     if scheme == "memory" and "::" not in url:
         from quine.files.stores.local.private import Private

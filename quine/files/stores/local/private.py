@@ -1,10 +1,11 @@
-"""A local store whose root is a directory of this user alone, in a place where every user may make directories.
+"""Local stores whose root must be a directory of this user: in shared memory, and in the data directory.
 
 Laws
-1. At each access the root and its parent are checked by their descriptors: both belong to this user, and no other one
-   may enter. The parent's name alone says nothing: once it was removed, by `rm -r` or by logind, another user can make
-   it.
-2. No link leads to either.
+1. At each access the root and its parent are checked by their descriptors. In a place where every user may make
+   directories both belong to this user, and no other one may enter: once the parent was removed, by `rm -r` or by
+   logind, another user can make it. In the data directory they are what that room demands.
+2. No link leads to the root. A repository that brought a `.quine/fs -> ../..` made the home directory the shared files
+   of every job, on any host.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import errno
 import os
 import stat
 
+from quine.base import data_directory
+from quine.base.errors import Misconfigured
 from quine.files.stores.local.store import Local
+from transport.provenance import safe_path
 
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -42,6 +46,26 @@ class Private(Local):
             os.close(root)
             raise
         return root
+
+
+class OfUser(Local):
+    """A store in the data directory."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        super().__init__(f"{folder}/{name}", "origin:")
+        self._folder, self._name = folder, name
+
+    def open_root(self, make: bool) -> int:
+        above = data_directory.opened(self._folder, make)
+        try:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self._name, 0o700, dir_fd=above)
+            return safe_path.found(self._name, safe_path.FOLDER, above)
+        except safe_path.Unsafe as unsafe:
+            raise Misconfigured(f"the shared files {self.root}: {unsafe}", unsafe.hint) from None
+        finally:
+            os.close(above)
 
 
 def _check(fd: int, path: str) -> None:

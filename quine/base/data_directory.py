@@ -1,0 +1,208 @@
+"""The data directory: `.quine` in the current directory, or what QUINE_DATA_DIR names; and the mark of its user.
+
+Laws
+1. A repository, an archive or another user can bring a `.quine`. So one is used only if it is the user's own, nobody
+   else can write to it, and it has a mark of this user. `.quine` itself is no link.
+2. The mark is a digest under a secret in the user's state directory. It holds on another machine, on NFS and in a copy,
+   and who does not know the secret cannot make one.
+3. A directory without a mark is marked at its first use, unless it holds links or git tracks it; of one that was found
+   that is said. One that is made here is marked at once. Where no secret can be kept there are no marks: each use looks
+   at all the rest.
+4. A directory with a mark is the user's wherever it is. Without one, and named by an option, the way to it must be
+   safe, too (transport/provenance/safe_path.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from quine.base import dirs
+from quine.base.errors import Misconfigured, say
+from transport.address import user_directory
+from transport.lean import Mapping, blake2b, contextlib
+from transport.provenance import safe_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = ".quine"
+MARK = ".mark"
+IGNORE = ".gitignore"
+SECRET = "mark-secret"  # in the state directory
+_SIZE = 16  # bytes of a random number, and of a digest
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ELSEWHERE = "or name another directory with QUINE_DATA_DIR"
+_judged: set[tuple[int, int]] = set()  # (device, inode) of those that this process has found to be the user's
+
+
+def path(environ: Mapping[str, str] = os.environ, option: str = "") -> str:
+    """Return the absolute path of the data directory. Raises Misconfigured if a link was found in its place."""
+    named = option or environ.get("QUINE_DATA_DIR")
+    if not named and os.path.islink(NAME):
+        with _about(NAME):
+            raise safe_path.Unsafe(f"{NAME} is a symlink, which is not followed here", f"rm {NAME}")
+    return os.path.normpath(os.path.join(_here(), os.path.expanduser(named or NAME)))
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it has been removed
+        return "/"
+
+
+def checked(environ: Mapping[str, str] = os.environ, option: str = "") -> str:
+    """Return it as it is named, for who only reads there. One that was found is the user's, or raise Misconfigured."""
+    if named := option or environ.get("QUINE_DATA_DIR"):
+        return os.path.expanduser(named)
+    require_own(path(environ))
+    return NAME
+
+
+def require_own(place: str) -> None:
+    """Raise Misconfigured if the directory at `place` is somebody else's. One that is not there is nobody's."""
+    with contextlib.suppress(OSError):  # its user says so
+        os.close(opened(place))
+
+
+def opened(place: str, make: bool = False) -> int:
+    """Return a descriptor of the directory at `place`, an absolute path. Raises Misconfigured, OSError."""
+    new = make and not os.path.isdir(place)
+    if new:
+        dirs.make(place)
+    fd = os.open(place, safe_path.FOLDER & ~os.O_NOFOLLOW)
+    try:
+        with _about(place):
+            facts = os.fstat(fd)
+            safe_path.judge(facts, place)
+            known = facts.st_dev, facts.st_ino
+            if known not in _judged:
+                if new:
+                    _mark(fd)
+                elif not _is_marked(fd):
+                    _adopt(fd, place)
+                _judged.add(known)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextlib.contextmanager
+def _about(place: str) -> Iterator[None]:
+    try:
+        yield
+    except safe_path.Unsafe as unsafe:
+        raise Misconfigured(f"the data directory {place}: {unsafe}", f"{unsafe.hint}, {_ELSEWHERE}") from None
+
+
+def _adopt(fd: int, place: str) -> None:
+    """Mark a directory that has no mark of this user. Raises Unsafe if it may be somebody else's."""
+    names = [name for name in os.listdir(fd) if not name.startswith((MARK, IGNORE))]
+    if _is_marked(fd):
+        return  # by another process, which has just made it; its files came after that
+    found = place == os.path.join(_here(), NAME)
+    if not found:  # somebody has named the way
+        os.close(safe_path.named(place, safe_path.FOLDER))
+    for inside in (".", "jobs"):
+        with contextlib.suppress(FileNotFoundError):
+            for name in _links(fd, inside):
+                raise safe_path.Unsafe(f"{name} in it is a symlink", f"look at it, then rm {place}/{name}")
+    from transport.provenance import git_index  # here: only a directory without a mark needs it
+
+    if git_index.tracks(place):
+        raise safe_path.Unsafe(
+            "git tracks it, so it may have come with a repository",
+            f"git rm -r --cached {place} if it is yours",
+        )
+    if _mark(fd) and found and names:
+        say(
+            f"quine: note: {place} has no mark of yours yet, and is taken for your data directory from now on\n"
+        )
+
+
+def _links(fd: int, inside: str) -> list[str]:
+    """Return the links in the directory, or in one that is in it. Raises FileNotFoundError, Unsafe."""
+    below = safe_path.found(inside, safe_path.FOLDER, fd)
+    try:
+        with os.scandir(below) as entries:
+            return [os.path.normpath(f"{inside}/{entry.name}") for entry in entries if entry.is_symlink()]
+    finally:
+        os.close(below)
+
+
+def _digest(secret: bytes, number: str) -> str:
+    return blake2b(number.encode(), key=secret, digest_size=_SIZE).hexdigest()
+
+
+def _is_marked(fd: int) -> bool:
+    secret = _secret(make=False)
+    try:
+        mark = os.open(MARK, safe_path.FILE, dir_fd=fd)
+    except OSError:
+        return False
+    try:
+        number, _, digest = os.read(mark, 200).decode("ascii", "replace").strip().partition(" ")
+    finally:
+        os.close(mark)
+    return bool(secret) and digest == _digest(secret, number)
+
+
+def _mark(fd: int) -> bool:
+    """Put our mark into a directory, and a `.gitignore`. Return whether it is there now."""
+    secret = _secret(make=True)
+    if not secret:
+        return False
+    number = os.urandom(_SIZE).hex()
+    try:
+        with contextlib.suppress(FileExistsError):
+            _write(IGNORE, b"*\n", fd)
+        aside = f"{MARK}-{number}"
+        _write(aside, f"{number} {_digest(secret, number)}\n".encode(), fd)
+        os.rename(aside, MARK, src_dir_fd=fd, dst_dir_fd=fd)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT):
+            return False  # the next write there will say so
+        raise
+    return True
+
+
+def _write(name: str, data: bytes, directory: int | None = None) -> None:
+    fd = os.open(name, _NEW, 0o600, dir_fd=directory)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def _secret(make: bool) -> bytes:
+    """Return the secret of this user; b"" if there is none. Raises Unsafe."""
+    folder = os.path.join(user_directory("state"), "quine")
+    place = os.path.join(folder, SECRET)
+    try:
+        return _read(place)
+    except OSError:
+        if not make:
+            return b""
+    aside = f"{place}-{os.urandom(8).hex()}"
+    try:
+        dirs.make(folder)
+        _write(aside, os.urandom(32).hex().encode())
+        try:
+            with contextlib.suppress(FileExistsError):  # another process was first
+                os.link(aside, place)
+        finally:
+            os.unlink(aside)
+        return _read(place)
+    except OSError:
+        return b""
+
+
+def _read(place: str) -> bytes:
+    fd = safe_path.named(place)
+    try:
+        return os.read(fd, 64)
+    finally:
+        os.close(fd)

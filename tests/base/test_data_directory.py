@@ -1,0 +1,158 @@
+"""Owners of data directories: one that a repository, an archive or another user brings is not the user's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from quine.base import data_directory
+from quine.base.errors import Misconfigured
+from quine.files.stores.registry import open_store
+from transport.provenance import git_index
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("QUINE_DATA_DIR", raising=False)
+    monkeypatch.setattr(data_directory, "_judged", set())
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def use(place: Path, make: bool = False) -> None:
+    data_directory._judged.clear()  # as another process has it
+    os.close(data_directory.opened(str(place), make))
+
+
+def refused(place: Path, why: str) -> str:
+    with pytest.raises(Misconfigured, match=why) as said:
+        use(place)
+    assert said.value.hint.endswith(", or name another directory with QUINE_DATA_DIR")
+    return said.value.hint
+
+
+def git(*words: str) -> None:
+    subprocess.run(
+        ["git", "-c", "user.name=x", "-c", "user.email=x@x", *words], check=True, capture_output=True
+    )
+
+
+def test_one_that_is_made_is_marked(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    use(here / ".quine", make=True)
+    assert (here / ".quine").stat().st_mode & 0o777 == 0o700
+    assert (here / ".quine" / ".gitignore").read_text() == "*\n"
+    (here / ".quine" / "fs").symlink_to("/")  # whatever is in it: it is the user's
+    use(here / ".quine")
+    shutil.copytree(here / ".quine", here.parent / "copy", symlinks=True)
+    use(here.parent / "copy")
+    assert capfd.readouterr().err == ""
+
+
+def test_one_of_today_is_marked_and_that_is_said_once(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    place = here / ".quine"
+    (place / "jobs" / "one").mkdir(parents=True)
+    use(place)
+    assert "has no mark of yours yet, and is taken for your data directory" in capfd.readouterr().err
+    use(place)
+    assert capfd.readouterr().err == ""
+    (place / ".mark").write_text("0123456789abcdef 0123456789abcdef\n")  # another user's, or a forged one
+    use(place)
+    assert "has no mark of yours yet" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("link", ["fs", "jobs/one", "session.jsonl"])
+def test_one_with_links_is_refused(here: Path, link: str) -> None:
+    place = here / ".quine"
+    (place / "jobs").mkdir(parents=True)
+    (place / link).symlink_to("/")
+    assert f"rm {place}/{link}" in refused(place, f"{link} in it is a symlink")
+
+
+def test_a_link_in_its_place_is_refused(here: Path) -> None:
+    (here / ".quine").symlink_to("..")
+    for look in (data_directory.path, data_directory.checked):
+        with pytest.raises(Misconfigured, match=r"\.quine is a symlink"):
+            look({})
+    # the user names it
+    assert data_directory.path({"QUINE_DATA_DIR": ".quine"}) == str(here / ".quine")
+    use(here / ".quine")
+
+
+@pytest.mark.parametrize("version", ["2", "3", "4"])
+def test_one_that_git_tracks_is_refused(here: Path, version: str) -> None:
+    place = here / ".quine"
+    place.mkdir()
+    (place / "a.jsonl").write_text("")
+    (here / ".quickstart").write_text("")
+    (here / ".quine-not").write_text("")
+    git("init", "-q")
+    git("update-index", "--index-version", version)
+    git("add", ".quickstart", ".quine-not")
+    assert not git_index.tracks(str(place))
+    git("add", "-f", ".quine/a.jsonl")
+    if version == "3":
+        (here / "late").write_text("")
+        git("add", "-N", "late")  # an entry with more flags
+    git("commit", "-qm", "all")
+    assert git_index.tracks(str(place)) and git_index.tracks(str(here / ".quickstart"))
+    assert f"git rm -r --cached {place}" in refused(place, "git tracks it")
+    git("rm", "-qr", "--cached", ".quine")
+    use(place)
+
+
+def test_a_work_tree_elsewhere_and_a_repository_of_sha256(here: Path) -> None:
+    git("init", "-q", "--object-format=sha256", "main")
+    os.chdir("main")
+    (Path.cwd() / ".quine").mkdir()
+    Path(".quine/a").write_text("")
+    Path("b").write_text("")
+    git("add", "-f", ".quine/a", "b")
+    git("commit", "-qm", "all")
+    git("worktree", "add", "-q", "../linked")
+    for tree in ("main", "linked"):
+        assert git_index.tracks(str(here / tree / ".quine")), tree
+        assert not git_index.tracks(str(here / tree / "other")), tree
+
+
+def test_one_that_others_can_write_is_refused(here: Path) -> None:
+    use(here / ".quine", make=True)
+    (here / ".quine").chmod(0o777)
+    assert "chmod go-w" in refused(here / ".quine", "others can write it")
+
+
+def test_a_way_that_others_can_change_is_refused_once_it_was_named(here: Path) -> None:
+    (here / "open" / "data").mkdir(parents=True)
+    (here / "open").chmod(0o777)
+    refused(here / "open" / "data", f"bad permissions of {here}/open")
+    (here / "open").chmod(0o755)
+    use(here / "open" / "data")
+    (here / "open").chmod(0o777)
+    use(here / "open" / "data")  # it has a mark by now
+
+
+def test_where_no_secret_can_be_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
+    use(here / ".quine", make=True)
+    use(here / ".quine")
+    assert not (here / ".quine" / ".mark").exists()
+    (here / ".quine" / "fs").symlink_to("/")
+    refused(here / ".quine", "fs in it is a symlink")
+
+
+def test_the_shared_files_are_no_link(here: Path) -> None:
+    """A clone with `.quine/fs -> ../..` made the home directory the shared files of every job."""
+    place = here / ".quine"
+    store = open_store("", {}, str(place))
+    store.mkdir("made")
+    assert [entry.path for entry in store.list("")] == ["made"]
+    shutil.rmtree(place / "fs")
+    (place / "fs").symlink_to("..")
+    for act in (lambda: store.list(""), lambda: store.stat("x"), lambda: store.mkdir("x")):
+        with pytest.raises(Misconfigured, match="fs is a symlink"):
+            act()
