@@ -308,8 +308,8 @@ class Work:
         from quine.jobs.client import staging
 
         spawn = self._options.spawn
-        files = tuple(word.text(item) for word in self._files)
-        returns = tuple(word.text(item) for word in self._returns)
+        files = tuple(word.path(item) for word in self._files)
+        returns = tuple(word.path(item) for word in self._returns)
         # With --cleanup what is here stays as it is, and is not looked at.
         return staging(spawn.replace(files=files, returns=returns), looks=not self._options.cleanup)
 
@@ -342,4 +342,4 @@ class Work:
 
 def _texts(words: list[Word], item: Item | None, shared: bool) -> list[str]:
     """Return those words that have a replacement string, or those that are `shared` by all items."""
-    return [word.text(item or Values(())) for word in words if word.replaced != shared]
+    return [word.path(item or Values(())) for word in words if word.replaced != shared]

@@ -3,7 +3,7 @@
 Laws
 1. A relative path keeps its name, as with rsync -R. An absolute path, or one that leads out with `..`, gets its last
    part as its name. `A/./B` is named B, and `A:B` is A under the name B. If the whole text exists as a path, it means
-   that path, colons and stars included.
+   that path: colons, stars and a `~` at its beginning included. The part of an item is `literal`.
 2. A pattern is the shell's: `*` and `?` match no slash and no leading dot, `**` matches any directories. It is expanded
    where the files are, and returned names are checked against it here.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAGIC = "*?["
+MEANING = MAGIC + ":"  # characters that do not stand for themselves
 
 
 def sources(words: list[str], folder: str) -> list[tuple[bytes, bytes]]:
@@ -50,6 +51,8 @@ def _topped(names: set[bytes]) -> list[tuple[bytes, bytes]]:
 def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
     if not word:  # joined to the directory it would mean the whole directory
         raise Misconfigured("--files: an empty name", "the whole directory is .")
+    if word.startswith("~") and os.path.lexists(os.path.join(folder, word)):
+        word = f"./{word}"
     where = os.path.join(folder, os.path.expanduser(word))
     if os.path.exists(where):
         return [_pair(folder, word, _name(word, folder))]
@@ -64,8 +67,22 @@ def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
         matches = sorted(_globbed(os.path.expanduser(word), folder))
         if matches:
             return [_pair(folder, match, _name(match, folder)) for match in matches]
-        raise Misconfigured(f"--files {word}: nothing matches")
+        bare = _unquoted(word, False)
+        why = "nothing matches" if any(char in bare for char in MAGIC) else "no such file or directory"
+        raise Misconfigured(f"--files {_unquoted(word)}: {why}")
     raise Misconfigured(f"--files {word}: no such file or directory")
+
+
+def literal(text: str) -> str:
+    """Return `text` as a part of a path or pattern that stands for itself, its stars and colons included."""
+    return "".join(f"[{char}]" if char in MEANING else char for char in text)
+
+
+def _unquoted(word: str, as_they_are: bool = True) -> str:
+    """Return a word with what is `literal` in it as it is, or without that."""
+    for char in MEANING:
+        word = word.replace(f"[{char}]", char if as_they_are else "")
+    return word
 
 
 def _pair(folder: str, word: str, name: str) -> tuple[bytes, bytes]:
@@ -103,14 +120,22 @@ def returns(words: list[str]) -> list[str]:
 
 def not_there(patterns: list[str]) -> str:
     """Return the fault of patterns without a match; "" if there are none."""
-    return f"--returns {', '.join(patterns)}: nothing there to be brought back" if patterns else ""
+    return (
+        f"--returns {', '.join(map(_unquoted, patterns))}: nothing there to be brought back"
+        if patterns
+        else ""
+    )
 
 
 def check_names(words: Iterable[str], folder: str) -> None:
     """Refuse FROM:NAME for a job that runs where the files are, which has them under their own names."""
     for word in words:
         where = os.path.join(folder, os.path.expanduser(word))
-        if ":" in word and not os.path.exists(where) and not any(char in word for char in MAGIC):
+        if (
+            ":" in _unquoted(word, False)
+            and not os.path.exists(where)
+            and not any(char in word for char in MAGIC)
+        ):
             raise Misconfigured(
                 f"--files {word}: the job runs in this directory, where the file has its own name",
                 "a copy with that name, or --on HOST",

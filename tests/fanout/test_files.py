@@ -64,6 +64,26 @@ def test_a_file_that_has_changed_is_run_again(lab: Lab, inputs: Path) -> None:
     assert (done.returncode, done.stdout) == (0, b"other\n")
 
 
+def test_items_are_names_and_are_never_expanded(lab: Lab, inputs: Path) -> None:
+    """An item named `~` once sent the home directory to a host."""
+    odd = ["~", "~/x", "*", "?", "a:b", "[x]", "a*:[~]"]
+    for name in odd:
+        if "/" not in name:
+            (inputs / name).write_text(name)
+    (inputs / "secret").write_text("")
+    command = ["sh", "-c", 'cat "$0" >"$0.up"; echo "$0"; ! ls -A | grep -e secret -e .ssh', "{}"]
+    words = ["--on", "h1", "-k", "--files", "{}", "--returns", "{}.up", "--", *command, ":::", *odd]
+    done = lab.run(["xargs", *words], cwd=inputs)
+    assert done.stderr.decode().splitlines() == [
+        "quine: error: item 2: --files ./~/x: no such file or directory",
+        "quine: error: 1 of 7 items are not done: 1 never started",
+        "quine: hint: item 2 (~/x): never started",
+    ]
+    odd.remove("~/x")
+    assert done.stdout.decode().splitlines() == odd
+    assert {name: (inputs / f"{name}.up").read_text() for name in odd} == {name: name for name in odd}
+
+
 def test_here_files_are_where_they_are(lab: Lab, inputs: Path) -> None:
     words = ["--files", "{}", "--returns", "{}.up", *SUM, ":::", *names(inputs)]
     assert lab.run(["xargs", *words], cwd=inputs).returncode == 0

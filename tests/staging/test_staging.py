@@ -1064,6 +1064,17 @@ def test_names_over_there(here: Path, said: str, name: str) -> None:
     assert all(os.path.exists(path) for path, _ in found)
 
 
+def test_a_name_that_is_literal_means_itself(here: Path) -> None:
+    for name in ("a", "b", "~", "*", "a:b", "[a]", "?"):
+        (here / name).write_text(name)
+        assert spec.sources([spec.literal(name)], str(here)) == [(os.fsencode(here / name), name.encode())]
+    assert spec.sources(["~"], str(here)) == [(os.fsencode(here / "~"), b"~")]  # typed, and it exists
+    for name in ("none:x", "n*", "[n]"):
+        with pytest.raises(Misconfigured) as refused:
+            spec.sources([spec.literal(name)], str(here))
+        assert refused.value.detail == f"--files {name}: no such file or directory"
+
+
 @pytest.mark.parametrize("said", ["", "none", "a:/x", "a:../x", "a:..", "/", "n*", "none:x"])
 def test_what_is_refused(here: Path, said: str) -> None:
     (here / "a").mkdir()

@@ -119,6 +119,18 @@ class Word:
     def text(self, item: Values) -> str:
         return "".join(part if isinstance(part, str) else " ".join(part.values(item)) for part in self.parts)
 
+    def path(self, item: Values) -> str:
+        """Return the text for --files and --returns, in which what comes from the item stands for itself.
+
+        An item named `~` once sent the home directory to a host.
+        """
+        from quine.staging.spec import literal
+
+        made = "".join(
+            part if isinstance(part, str) else literal(" ".join(part.values(item))) for part in self.parts
+        )
+        return f"./{made}" if made.startswith("~") and not isinstance(self.parts[0], str) else made
+
     def words(self, item: Values) -> Iterable[str]:
         if len(self.parts) == 1 and isinstance(part := self.parts[0], Part):
             return part.values(item)
