@@ -78,7 +78,11 @@ class Status:
             raise ValueError("unknown field in a status")
         try:
             status = cls(**data)
-        except (TypeError, AttributeError) as error:
+        except (
+            TypeError,
+            AttributeError,
+            KeyError,
+        ) as error:  # slices of an object: as keys since Python 3.12
             raise ValueError(str(error)) from None
         if status.state not in STATES or not isinstance(status.signal, (str, type(None))):
             raise ValueError("not a status")

@@ -49,6 +49,8 @@ def test_names_of_signals_are_those_of_the_standard_library() -> None:
         {"pid": "1"},
         {"extra": 1},
         {"state": "signaled", "signal": "NOPE"},
+        {"detail": {}},
+        {"host": []},
     ],
 )
 def test_what_is_no_status_is_refused(change: dict[str, object]) -> None:

@@ -293,7 +293,11 @@ def status(path: str = "", seconds: float = ANSWER_DEADLINE) -> dict[str, Any] |
         raise Refused("the node of this machine does not answer", f"look at {log_path()}") from None
     finally:
         connection.close()
-    return quickjson.loads(answer) if answer else None
+    try:
+        facts = quickjson.loads(answer)
+    except ValueError:  # it has ended in mid-answer
+        return None
+    return facts if isinstance(facts, dict) else None
 
 
 def stop() -> bool:

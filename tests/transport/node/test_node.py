@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -382,6 +383,25 @@ def test_the_same_id_twice_is_one_job(lab: Lab, call: Callable[[], socket.socket
         assert data, answer
         answer += data
     assert answer.count(b"started") == 1
+
+
+@pytest.mark.parametrize("answer", [b'{"pid": 1, "jo', b"SSH-2.0-x\r\n", b"[1]", b""])
+def test_an_answer_that_is_none_of_a_node(tmp_path: Path, answer: bytes) -> None:
+    """It was killed in mid-answer, or a stranger is there."""
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(64)
+            connection.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "sock"))
+        listener.listen()
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        assert rendezvous.status(str(tmp_path / "sock")) is None
+        thread.join()
 
 
 def test_a_jobs_end_is_the_end_of_all_it_held(lab: Lab, call: Callable[[], socket.socket]) -> None:
