@@ -9,14 +9,16 @@ Laws
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy import paths
+from deploy import paths, trust
 from deploy.host import JUMP, KEYS, NAME, Host, misplaced
-from transport.errors import Denied, Misconfigured, NoSuchHost
+from transport.errors import Denied, Misconfigured, NoSuchHost, Refused
 from transport.lean import blake2b
+from transport.provenance import safe_path
 
 RESERVED = ("any", "local")
 UNLIMITED = 1 << 24  # free slots of a host without a limit: more than any other has
@@ -172,7 +174,11 @@ class Inventory:
 
         return [folded[name] for name in difflib.get_close_matches(where.lower(), folded, 1)]
 
-    def _nobody(self, where: str) -> NoSuchHost:
+    def _nobody(self, where: str) -> Refused:
+        if skipped := paths.unread():
+            return Misconfigured(
+                f"no such host: {where!r}; {skipped[0]} is not read: {skipped[1]}", trust.CURE
+            )
         if self.path is None:
             named = where != "any" and NAME.fullmatch(where)
             return NoSuchHost(
@@ -219,21 +225,31 @@ def load(path: Path | None, env: Mapping[str, str]) -> Inventory:
     if path is None:
         return Inventory({})
     try:
-        data = _tables(path)
+        with os.fdopen(safe_path.named(str(path)), "rb") as file:
+            data = file.read()
+    except safe_path.Unsafe as unsafe:
+        raise ConfigError(f"{path} is not read: {unsafe}", unsafe.hint) from None
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such inventory", "see --inventory and QUINE_INVENTORY") from None
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"{path}: cannot be read: {_lowered(why or '')}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {_lowered(error.strerror or '')}") from None
+    return parsed(data, path)
+
+
+def parsed(data: bytes, path: Path) -> Inventory:
+    """Validate the content of an inventory. ConfigError says what is wrong."""
+    try:
+        tables = _tables(data.decode(), path)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: cannot be read: it is not UTF-8") from None
     except (ValueError, RecursionError) as error:  # also nesting too deep
         kind = "JSON" if path.suffix == JSON else "TOML"
         raise ConfigError(f"{path}: not {kind}: {_lowered(str(error))}") from None
-    return Inventory(_hosts(data, path), path)
+    return Inventory(_hosts(tables, path), path)
 
 
-def _tables(path: Path) -> dict[str, Any]:
-    """Raises OSError and ValueError, and ModuleNotFoundError for TOML on an old Python."""
-    text = path.read_text(encoding="utf-8")
+def _tables(text: str, path: Path) -> dict[str, Any]:
+    """Raises ValueError, and ModuleNotFoundError for TOML on an old Python."""
     if path.suffix != JSON:
         import tomllib  # here: Python 3.11 brought it, and an old host reads the other form
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from deploy import trust
 from transport.address import user_directory
 
 TYPE_CHECKING = False
@@ -16,14 +17,24 @@ def cache() -> str:
     return os.path.join(user_directory("cache"), "quine")
 
 
+_unread: list[tuple[str, str]] = []  # the inventory of the current directory that was not read, and why
+
+
 def find(env: Mapping[str, str]) -> str | None:
     """Return the absolute path of the inventory, or None if there is none.
 
-    It is $QUINE_INVENTORY, ./inventory.toml, or the one in the user's configuration directory.
+    It is $QUINE_INVENTORY, ./inventory.toml if the user trusts it, or the one in the user's configuration directory.
     """
     if named := env.get("QUINE_INVENTORY"):
         return os.path.abspath(os.path.expanduser(named))
-    for path in ("inventory.toml", f"{user_directory('config', env)}/quine/inventory.toml"):
-        if os.path.isfile(path):
-            return os.path.abspath(path)
-    return None
+    path, why = trust.found(env or os.environ)
+    _unread[:] = [(path, why)] if why else []
+    if path and not why:
+        return path
+    path = f"{user_directory('config', env)}/quine/{trust.NAME}"
+    return os.path.abspath(path) if os.path.isfile(path) else None
+
+
+def unread() -> tuple[str, str] | None:
+    """Return the inventory of the current directory that `find` has not read in this process, and why."""
+    return _unread[0] if _unread else None

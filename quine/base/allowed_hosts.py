@@ -7,6 +7,7 @@ Laws
 
 from __future__ import annotations
 
+from quine.base.errors import say
 from transport import quickjson
 
 TYPE_CHECKING = False
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     Ask = Callable[[str, bytes], bytes]
 
 NAME = "hosts"  # of the request; quine.files.select has it too
+_said: list[tuple[str, str]] = []  # inventories of which this process has said that they are not read
 
 
 def asks_origin(named: bool, inventory: str | None, memo: Mapping[str, object]) -> bool:
@@ -93,3 +95,21 @@ def asker() -> Callable[[str, bytes], bytes]:
         return answer
 
     return ask
+
+
+def say_unread(skipped: tuple[str, str], path: str | None, where: str) -> None:
+    """Say once which inventory is not read. Raises Misconfigured if WHERE is known in no other one, at `path`."""
+    from deploy import trust
+    from transport import inherit
+
+    if "token" in inherit.read():
+        return  # the origin of a job places its children
+    if where and where != "local":
+        from pathlib import Path
+
+        from deploy.inventory import Inventory, load
+
+        (load(Path(path), {}) if path else Inventory({})).matching(where)
+    if skipped not in _said:
+        _said.append(skipped)
+        say(f"quine: note: {skipped[0]} is not read: {skipped[1]}\nquine: hint: {trust.CURE}\n")

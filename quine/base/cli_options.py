@@ -389,7 +389,12 @@ def limits(options: RunOptions) -> dict[str, str]:
 
 def find_inventory(options: RunOptions, environ: Mapping[str, str]) -> str | None:
     """Return the inventory's absolute path: of --inventory, or else of the environment; None if there is none."""
-    from deploy.paths import find
+    from deploy import paths
+    from quine.base import allowed_hosts
 
-    named = options.inventory
-    return os.path.abspath(os.path.expanduser(named)) if named else find(environ)
+    if options.inventory:
+        return os.path.abspath(os.path.expanduser(options.inventory))
+    path = paths.find(environ)
+    if skipped := paths.unread():
+        allowed_hosts.say_unread(skipped, path, options.on)
+    return path

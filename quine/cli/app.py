@@ -83,7 +83,11 @@ def described(verb: str) -> tuple[str, list[str], list[Row]]:
 @app.command()
 def hosts(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="check|WHERE", help="check: log in and look; which hosts")
+        list[str] | None,
+        typer.Argument(
+            metavar="check|trust|WHERE",
+            help="check: log in and look; trust [FILE]: use ./inventory.toml as it is now; which hosts",
+        ),
     ] = None,
     inventory: InventoryOption = None,
     json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
@@ -94,6 +98,12 @@ def hosts(
     In a job whose origin is elsewhere: the hosts that it may use.
     """
     where = list(words or ())
+    if where[:1] == ["trust"]:
+        from quine.cli.trusting import show_and_trust
+
+        return show_and_trust(where[1:])
+    from deploy import paths, trust
+
     checks = where[:1] == ["check"]
     if checks:
         del where[0]
@@ -107,6 +117,8 @@ def hosts(
         return OK
     known = _inventory(inventory)
     if known.path is None:
+        if skipped := paths.unread():
+            raise Misconfigured(f"{skipped[0]} is not read: {skipped[1]}", trust.CURE)
         raise Misconfigured("there is no inventory", "write ./inventory.toml; see inventory.example.toml")
     chosen = _chosen(known, where) if where else list(known.hosts.values())
     if checks:

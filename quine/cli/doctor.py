@@ -171,9 +171,12 @@ def _served(config: Config, request: Request) -> Reply:
 
 
 def _inventory(named: str | None) -> Finding:
+    from deploy import paths, trust
     from deploy.inventory import load
 
     known = load(Path(named) if named else None, os.environ)
+    if not named and (skipped := paths.unread()):
+        return Finding("warn", "inventory", f"{skipped[0]} is not read: {skipped[1]}", trust.CURE)
     if known.path is None:
         cure = "write ./inventory.toml (see inventory.example.toml); without it everything runs here"
         return Finding("warn", "inventory", "there is none", cure)
@@ -271,15 +274,15 @@ def _mount() -> Finding:
 
 def _configuration() -> Finding:
     """Check for options of ~/.ssh/config that ssh obeys and quine ignores."""
-    from transport.carrier.config_files import Unsafe, check_owner
+    from transport.provenance import safe_path
 
     path = Path.home() / ".ssh" / "config"
     try:
-        check_owner(path, path.stat())
+        safe_path.judge(path.stat(), str(path))
         lines = path.read_text(errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return Finding("ok", "ssh config", f"no {path}")
-    except Unsafe as error:
+    except safe_path.Unsafe as error:
         return Finding("warn", "ssh config", f"{error}: no host is reached", error.hint)
     except OSError as error:
         why = (error.strerror or "").lower()

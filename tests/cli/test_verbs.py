@@ -264,16 +264,17 @@ def test_doctor_knows_keys_that_are_named(home: Path, quine: Quine) -> None:
         ("inventory.toml", '[hosts.a]\nidentity = "~/lab key"\n'),
     ):
         (home / path).write_text(text)
-        done = quine("doctor")
+        done = quine("doctor", **({"QUINE_INVENTORY": path} if path == "inventory.toml" else {}))
         (home / path).unlink()
         assert (findings(done)["ssh keys"], findings(done)["ssh config"]) == ("ok", "ok"), path
         assert f"{home}/lab key" in done.stdout, path
 
 
 def test_doctor_finds_what_is_broken(home: Path, quine: Quine) -> None:
-    (home / "inventory.toml").write_text("[hosts.a]\nprot = 1\n")
+    (home / "wrong.toml").write_text("[hosts.a]\nprot = 1\n")
     (home / "file").touch()
-    done = quine("doctor", QUINE_DATA_DIR=str(home / "file"), XDG_RUNTIME_DIR="/" + "x" * 200)
+    wrong = {"QUINE_INVENTORY": "wrong.toml", "QUINE_DATA_DIR": str(home / "file")}
+    done = quine("doctor", XDG_RUNTIME_DIR="/" + "x" * 200, **wrong)
     found = findings(done)
     assert done.returncode == 1
     assert (found["inventory"], found["data"]) == ("fail", "fail")

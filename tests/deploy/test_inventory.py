@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy import trust
 from deploy.host import KEYS, Host
 from deploy.inventory import MOST_FOUND, ConfigError, Inventory, find, jump_of, load
 from quine.remote.placement import settle
@@ -255,7 +256,10 @@ def test_where_the_inventory_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     config.parent.mkdir(parents=True)
     config.write_text("[hosts.far]")
     assert find(env) == config
-    (tmp_path / "inventory.toml").write_text("[hosts.near]")
+    near = tmp_path / "inventory.toml"
+    near.write_text("[hosts.near]")
+    assert list(load(None, env).hosts) == ["far"]
+    trust.trust(str(near), near.read_bytes(), env)
     assert list(load(None, env).hosts) == ["near"]
     assert find({**env, "QUINE_INVENTORY": "~/x"}) == Path("~/x").expanduser()
 

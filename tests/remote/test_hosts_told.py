@@ -187,6 +187,7 @@ def test_hosts_answers_in_every_job(fleet: Lab, data: Path) -> None:
 
 def test_an_agent_finds_its_inventory_wherever_its_shell_goes(agents: Agents) -> None:
     (agents.directory / "inventory.toml").write_text("[hosts.far]\nabout = 'far away'\n")
+    assert agents.quine("hosts", "trust").returncode == 0
     done = agents.run(says(sh("cd /; quine hosts >&4")), says(OK), env={"HOME": str(agents.directory)})
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode().split()[:14] == [
@@ -199,8 +200,10 @@ def test_an_agent_finds_its_inventory_wherever_its_shell_goes(agents: Agents) ->
 def test_without_other_hosts_nothing_is_said(agents: Agents) -> None:
     agents.run(says(OK), env={"HOME": str(agents.directory)})
     assert "HOSTS" not in first_message(agents.tape())
-    (agents.directory / "inventory.toml").write_text("[hosts.far]\nprot = 22\n")
-    done = agents.run(says(OK), mission="again", env={"HOME": str(agents.directory)})
+    wrong = agents.directory / "wrong.toml"
+    wrong.write_text("[hosts.far]\nprot = 22\n")
+    env = {"HOME": str(agents.directory), "QUINE_INVENTORY": str(wrong)}
+    done = agents.run(says(OK), mission="again", env=env)
     assert (done.returncode, done.stderr) == (0, b""), (
         "a wrong inventory is no matter of one that forks nowhere"
     )
