@@ -106,7 +106,7 @@ types: setup
 # (scripts/suite.py). Steps that take one processor run beside each other, and so do the suites of hosts and carriers:
 # each worker has a lab to bring up.
 check: setup
-	@mkdir -p $(dir $(NOTED)) && rm -f $(NOTED)
+	@mkdir -p $(dir $(NOTED)) && rm -f $(NOTED)*
 	$(MAKE) --no-print-directory --jobs --output-sync lint types $(COLLECTED) $(AZURITE) $(EMULATED)
 	$(MAKE) --no-print-directory FAILED=$(NOTED) test
 	$(MAKE) --no-print-directory FAILED=$(NOTED) test-more

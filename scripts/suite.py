@@ -5,8 +5,8 @@
 
 Laws
 1. Only a test that fails is run again. Any other end of pytest (modules that cannot be collected, a worker that does
-   not start or dies, no test at all) is red at once, whatever else failed; so are more than AGAIN failures in one lane,
-   which are no chance.
+   not start or dies, a run that breaks off, no test at all) is red at once, whatever else failed; so are more than
+   AGAIN failures in one lane, which are no chance.
 2. A test that passes alone is flaky; one that is skipped then is red. `judge` writes its name into KNOWN
    (tests/flaky.md), where it stands from the next commit on, until it is mended.
 3. At most NAMES flaky tests are known at one time, and none for longer than DAYS. Beyond that the run is red.
@@ -31,12 +31,15 @@ from typing import Any
 import pytest
 
 NOTES = "QUINE_SUITE_NOTES"  # variable: the file to which the plugin appends
+WHOLE = ".whole"  # suffix of the file that the plugin makes when each test that was collected has been run
+SHOWN = 120  # characters of a failure in KNOWN: it is committed, and an assertion may show an environment
 PASSES = "QUINE_SUITE_PASSES"  # variable: the file that the plugin makes when a test has passed
 AGAIN = 10  # tests
 NAMES = 3
 DAYS = 14
 FIRST = 3  # lines of a failure
-ROW = re.compile(r"- `(?P<test>.+)` (?P<date>\d{4}-\d\d-\d\d): (?P<first>.+)")
+ROW = re.compile(r"- `(?P<test>.+)` (?P<date>\d{4}-\d\d-\d\d): (?P<first>.+)", re.ASCII)
+LISTED = re.compile(r" {0,3}([-*+]|\d+[.)])(\s|$)")  # a row of a list in Markdown
 PASSED, SOME_FAILED = 0, 1  # exit statuses of pytest
 
 
@@ -54,6 +57,10 @@ class Failure:
             done = subprocess.run(command, env=environment, check=False)
             return done.returncode == PASSED and passed.exists()
 
+    def row(self, day: datetime.date) -> str:
+        text = " ".join(self.first.replace("`", "'").split())
+        return f"- `{self.test}` {day}: {text[:SHOWN]}"
+
     def __str__(self) -> str:
         chosen = " ".join(f"{name}={value}" for name, value in self.env.items())
         return f"{self.test} {chosen}".rstrip() + "\n" + self.first
@@ -62,6 +69,26 @@ class Failure:
 # -- the plugin ------------------------------------------------------------------------------------
 
 _noted: set[str] = set()
+_collected: set[str] = set()
+_finished: set[str] = set()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    _collected.update(item.nodeid for item in session.items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    _collected.update(ids)
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    _finished.add(nodeid)
+
+
+def pytest_sessionfinish() -> None:
+    if NOTES in os.environ and "PYTEST_XDIST_WORKER" not in os.environ and _finished == _collected:
+        Path(os.environ[NOTES] + WHOLE).touch()
 
 
 def pytest_runtest_logreport(report: Any) -> None:
@@ -92,7 +119,7 @@ def _note(test: str, text: str) -> None:
     if not path or os.environ.get("PYTEST_XDIST_WORKER"):
         return
     env = {name: value for name, value in os.environ.items() if name.startswith("QUINE_TEST_")}
-    with open(path, "a") as file:
+    with open(path, "a", errors="backslashreplace") as file:
         file.write(json.dumps(Failure(test, "\n".join(text.splitlines()[:FIRST]), env).__dict__) + "\n")
 
 
@@ -105,12 +132,22 @@ def run(path: Path, command: list[str]) -> int:
     Lanes that run beside each other share `path`, so each has notes of its own until it ends.
     """
     own = path.with_name(f"{path.name}.{os.getpid()}")
+    whole = own.with_name(own.name + WHOLE)
+    for each in (own, whole):
+        each.unlink(missing_ok=True)
     environment = {**os.environ, NOTES: str(own.absolute())}
-    status = subprocess.run([*command, "-p", "scripts.suite"], env=environment, check=False).returncode
-    if not own.exists():
+    try:
+        status = subprocess.run([*command, "-p", "scripts.suite"], env=environment, check=False).returncode
+        text = own.read_text() if own.exists() else ""
+        broken_off = status in (PASSED, SOME_FAILED) and not whole.exists()
+    finally:
+        for each in (own, whole):
+            each.unlink(missing_ok=True)
+    if broken_off:
+        print("red: not all tests were run", flush=True)
+        return SOME_FAILED
+    if not text:
         return status
-    text = own.read_text()
-    own.unlink()
     failures = [Failure(**json.loads(line)) for line in text.splitlines()]
     if others := [failure.first for failure in failures if not failure.test]:
         print("red:", *others, sep="\n", flush=True)
@@ -127,9 +164,12 @@ def known(path: Path) -> dict[str, datetime.date]:
     """Return the flaky tests that are known, each with the day it was noticed."""
     found: dict[str, datetime.date] = {}
     for line in path.read_text().splitlines():
-        if line.startswith(("- ", "* ", "+ ")):
+        if LISTED.match(line):
             row = ROW.fullmatch(line)
-            day = datetime.date.fromisoformat(row["date"]) if row else None
+            try:
+                day = datetime.date.fromisoformat(row["date"]) if row else None
+            except ValueError:
+                day = None
             if not row or not day or day > _today() or row["test"] in found:
                 raise SystemExit(f"{path}: malformed row, of a day that comes, or a second one: {line!r}")
             found[row["test"]] = day
@@ -149,10 +189,10 @@ def judge(path: Path, list_of_known: Path) -> int:
     for failure in flaky:
         print(f"flaky: {failure}")
         if failure.test not in names:
-            row = f"- `{failure.test}` {today}: {' '.join(failure.first.split())}"
+            names[failure.test] = today
+            text, row = list_of_known.read_text(), failure.row(today)
+            list_of_known.write_text(f"{text}{'' if text.endswith(chr(10)) else chr(10)}{row}\n")
             print(f"noted in {list_of_known}, to be committed:\n{row}")
-            with list_of_known.open("a") as file:
-                file.write(f"{row}\n")
     complaints = [str(failure) for failure in red]
     for name, since in names.items():
         if (today - since).days > DAYS:
@@ -167,6 +207,7 @@ def judge(path: Path, list_of_known: Path) -> int:
 
 
 def main() -> int:
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     match sys.argv[1:]:
         case ["run", path, *command] if command:
             return run(Path(path), command)

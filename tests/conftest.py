@@ -156,9 +156,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     ours = os.getpid()
     try:
         return (yield)
-    except BaseException:
+    except BaseException as error:
         if os.getpid() != ours:
             traceback.print_exc(file=sys.__stderr__)
+        if isinstance(error, KeyboardInterrupt):
+            # xdist gives a worker some seconds to end; one that waited for stragglers left its lab behind
+            processes.patience = 0.0
         raise
     finally:
         if os.getpid() != ours:
@@ -350,7 +353,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         if before is not None and signal.getsignal(number) != before:
             signal.signal(number, before)
     procs.adopt_no_more()  # an agent's own code adopts orphans; here those would be nodes, by design nobody's children
-    deadline = time.monotonic() + STRAGGLERS
+    deadline = time.monotonic() + min(processes.patience, STRAGGLERS)
     complaints = []
 
     new = [
@@ -411,7 +414,7 @@ def leaves_no_process_behind() -> Iterator[None]:
             and not processes.is_below(process, os.getpid())  # the watch of each test has seen to it
         ]
 
-    if strays := processes.wait_none(left, STRAGGLERS):
+    if strays := processes.wait_none(left, min(processes.patience, STRAGGLERS)):
         for process in strays:
             processes.kill(process.pid)
         pytest.fail(f"left behind: {'; '.join(map(str, strays))}", pytrace=False)

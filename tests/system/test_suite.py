@@ -109,6 +109,30 @@ def test_no_more_than_three_are_known_and_none_for_longer_than_two_weeks(place: 
     assert place.judge()[0] == 1
 
 
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_run_that_breaks_off_is_red(place: Place, status: int) -> None:
+    (place.directory / "test_a.py").write_text(BY_CHANCE.format(name="a"))
+    (place.directory / "test_b.py").write_text("import os\n" + DIES.replace("3", str(status)) + ALWAYS)
+    assert place.run() == 1
+    (place.directory / "a").unlink()
+    (place.directory / "test_b.py").write_text(ALWAYS)
+    assert place.run("-x") == 1
+
+
+def test_a_row_can_be_read_again(place: Place) -> None:
+    text = "sent `x` 2026-01-01: y" + "z" * 1000
+    (place.directory / "test_a.py").write_text(BY_CHANCE.format(name="a").replace("by chance", text))
+    (place.directory / "flaky.md").write_text("# Flaky tests")
+    for _ in range(2):  # two lanes run it
+        assert place.run() == 0
+        (place.directory / "a").unlink()
+    (place.directory / "a").touch()
+    assert place.judge()[0] == 0
+    rows = (place.directory / "flaky.md").read_text().splitlines()
+    assert len(rows) == 2 and rows[1].startswith("- `test_a.py::test_a` ") and len(rows[1]) < 200
+    assert place.judge()[0] == 0
+
+
 SKIPPED = """
 import os, pytest
 def test_skipped():
