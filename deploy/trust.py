@@ -21,9 +21,9 @@ CURE = "look at it, then: quine hosts trust; or name it with --inventory"
 
 
 def found(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the path of the inventory of the current directory, "" if there is none, and why it is not read.
+    """Return the path of ./inventory.toml, and the reason not to read it.
 
-    The reason is "" where the user trusts it.
+    The path is "" if the file does not exist, the reason is "" if the user trusts it.
     """
     try:
         path = os.path.join(os.getcwd(), NAME)

@@ -78,11 +78,8 @@ class Status:
             raise ValueError("unknown field in a status")
         try:
             status = cls(**data)
-        except (
-            TypeError,
-            AttributeError,
-            KeyError,
-        ) as error:  # slices of an object: as keys since Python 3.12
+        except (TypeError, AttributeError, KeyError) as error:
+            # KeyError: `clip` of an object; a slice is a key since Python 3.12
             raise ValueError(str(error)) from None
         if status.state not in STATES or not isinstance(status.signal, (str, type(None))):
             raise ValueError("not a status")

@@ -1,8 +1,8 @@
 """The data directory: `.quine` in the current directory, or what QUINE_DATA_DIR names; and the mark of its user.
 
 Laws
-1. A repository, an archive or another user can bring a `.quine`. So one is used only if it is the user's own, nobody
-   else can write to it, and it has a mark of this user. `.quine` itself is no link.
+1. A repository, an archive or another user can bring a `.quine`. A data directory must belong to the user, must not be
+   writable by others, and must have the user's mark. `.quine` must not be a link.
 2. The mark is a digest under a secret in the user's state directory. It holds on another machine, on NFS and in a copy,
    and who does not know the secret cannot make one.
 3. A directory without a mark is marked at its first use, unless it holds links or git tracks it; of one that was found
@@ -62,7 +62,7 @@ def checked(environ: Mapping[str, str] = os.environ, option: str = "") -> str:
 
 
 def require_own(place: str) -> None:
-    """Raise Misconfigured if the directory at `place` is somebody else's. One that is not there is nobody's."""
+    """Raise Misconfigured if the directory at `place` exists and does not belong to the user."""
     with contextlib.suppress(OSError):  # its user says so
         os.close(opened(place))
 
@@ -178,7 +178,7 @@ def _write(name: str, data: bytes, directory: int | None = None) -> None:
 
 
 def _secret(make: bool) -> bytes:
-    """Return the secret of this user; b"" if there is none. Raises Unsafe."""
+    """Return the user's secret, or b"" if it cannot be read or, with `make`, created. Raises Unsafe."""
     folder = os.path.join(user_directory("state"), "quine")
     place = os.path.join(folder, SECRET)
     try:

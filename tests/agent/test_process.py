@@ -323,7 +323,6 @@ def test_start_path_is_lean(agents: Agents) -> None:
 
 PUTS = """
 import sys
-from pathlib import Path
 from quine.tape.writer import FileSink
 put = FileSink.put
 def told(self, lines):

@@ -214,9 +214,8 @@ class _Fork(subprocess.Popen[bytes]):
             try:
                 socket.send_fds(_channel, [data], [*ends, *pass_fds])
                 self.pid = int(_channel.recv(100) or b"-1")
-            except (
-                BaseException
-            ):  # a test that is over its time: the next program would take this answer for its own
+            except BaseException:
+                # The test's timeout: the next program would take this answer for its own.
                 _end()
                 raise
         assert self.pid > 0, "no program was forked"

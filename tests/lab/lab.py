@@ -375,13 +375,13 @@ class Lab:
 
     def jobs(self) -> list[Process]:
         """Return the processes at the origin and on all hosts, without the nodes, their guards and spares."""
-        return [process for process in self.everywhere() if not process.stays]
+        return [process for process in self._everywhere() if not process.stays]
 
     def nodes(self) -> list[Process]:
         """Return those: they outlive the command that started them."""
-        return [process for process in self.everywhere() if process.stays]
+        return [process for process in self._everywhere() if process.stays]
 
-    def everywhere(self) -> list[Process]:
+    def _everywhere(self) -> list[Process]:
         return processes.marked(self.mark, *(host.mark for host in self.hosts.values()))
 
     def wait_idle(self, seconds: float = 90) -> list[Process]:

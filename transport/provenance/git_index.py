@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FACTS = 62  # bytes of an entry before its name, with an object name of SHA-1; the last two are flags
-_EXTENDED, _LENGTH = 0x4000, 0x0FFF
+_EXTENDED = 0x4000
 _POINTER = b"gitdir:"
 
 

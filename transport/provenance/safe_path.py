@@ -3,9 +3,9 @@
 Sources: safe_path() of OpenSSH's misc.c (StrictModes), Debian's rule for the user's private group.
 
 Laws
-1. A name that was found in the current directory (`found`) is no link. A path from the home, an option or the inventory
-   (`named`) may have links: each directory and each link on the way is root's or the user's, and nobody else can change
-   it. A directory with the sticky bit counts, for there others cannot replace what is the user's.
+1. A name in the current directory (`found`) must not be a link. A path from the home, an option or the inventory
+   (`named`) may contain links, if only root and the user can change the links and directories on the way. A directory
+   with the sticky bit is safe: others cannot replace the user's files there.
 2. The file is the user's or root's, and no other user can write to it. A write bit for the user's private group,
    which umask 002 is made for, is allowed.
 3. The descriptor that was judged is the one that is used: a path that is checked and then opened may mean another file.
@@ -19,7 +19,7 @@ import os
 import stat
 
 LINKS = 40  # of one path, as the kernel allows
-# Of a pipe without a writer, so that it does not hold up who looks at it; of a terminal, so that it is not taken.
+# O_NONBLOCK: opening a pipe without a writer would block. O_NOCTTY: a terminal would become the controlling one.
 FILE = os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -109,7 +109,7 @@ def _judged(fd: int, path: str, flags: int) -> int:
 
 
 def judge(facts: os.stat_result, path: str) -> None:
-    """Raise Unsafe unless a file or directory is the user's or root's, and nobody else can write to it."""
+    """Raise Unsafe if other users than this one and root own the file or directory, or can write to it."""
     _judge_owner(facts, path)
     if _others_write(facts):
         raise Unsafe(_permissions(facts, path), f"see what is in it, then: chmod go-w {path}")
@@ -120,11 +120,8 @@ def _permissions(facts: os.stat_result, path: str) -> str:
 
 
 def _judge_owner(facts: os.stat_result, path: str) -> None:
-    if facts.st_uid not in (
-        0,
-        os.geteuid(),
-        os.stat("/").st_uid,
-    ):  # without a root, as in some user namespaces: of `/`
+    root = os.stat("/").st_uid  # not 0 in a user namespace that maps no root
+    if facts.st_uid not in (0, os.geteuid(), root):
         detail = f"bad owner of {path}: user id {facts.st_uid}, neither root nor you"
         raise Unsafe(detail, f"see who wrote it, then: chown {os.geteuid()} {path}")
 
@@ -140,7 +137,7 @@ def _others_write(facts: os.stat_result) -> bool:
 
 
 def _is_private(group: int) -> bool:
-    """Return whether nobody else is in a group: it has the user's name, or it is root's, and no other members."""
+    """Return whether the user is the only member of a group that has his name, or of root's."""
     import grp
     import pwd
 

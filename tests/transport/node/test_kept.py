@@ -207,7 +207,9 @@ def test_a_job_that_had_not_begun_is_dropped_and_one_that_had_is_not_forgotten_s
         running.keeper.on_frame(Frame(Kind.STOP, running.keeper.place, LIFE))
         assert running.told == ["stop 0"] and not attic.jobs
         remembers = cast(float, attic.status()["remembers"])
-        assert remembers <= time.monotonic() - stopped + 0.001, "it ran, and nobody has its end"
+        assert remembers <= time.monotonic() - stopped + 0.001, (
+            "the lost end of a job that ran must start the memory anew"
+        )
 
     asyncio.run(main())
 
