@@ -25,10 +25,12 @@ def find(env: Mapping[str, str]) -> str | None:
 
     It is $QUINE_INVENTORY, ./inventory.toml if the user trusts it, or the one in the user's configuration directory.
     """
+    _unread.clear()
     if named := env.get("QUINE_INVENTORY"):
         return os.path.abspath(os.path.expanduser(named))
     path, why = trust.found(env or os.environ)
-    _unread[:] = [(path, why)] if why else []
+    if why:
+        _unread.append((path, why))
     if path and not why:
         return path
     path = f"{user_directory('config', env)}/quine/{trust.NAME}"

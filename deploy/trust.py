@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 
-from transport.address import user_directory
-from transport.lean import Mapping, blake2b, contextlib
+from transport.address import state_directory
+from transport.lean import Mapping, blake2b
 from transport.provenance import safe_path
 
 NAME = "inventory.toml"
@@ -58,16 +58,13 @@ def former(path: str, environ: Mapping[str, str] = os.environ) -> bytes | None:
 
 def trust(path: str, data: bytes, environ: Mapping[str, str] = os.environ) -> None:
     """Keep what the user trusts. Raises OSError."""
+    from transport import atomic
+
     place = _place(path, environ)
-    with contextlib.suppress(FileExistsError):
-        os.makedirs(os.path.dirname(place), 0o700)
-    aside = f"{place}-{os.urandom(8).hex()}"
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(os.fsencode(path) + b"\0" + data)
-    os.replace(aside, place)
+    os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
+    atomic.write(place, os.fsencode(path) + b"\0" + data, 0o600, own=True)
 
 
 def _place(path: str, environ: Mapping[str, str]) -> str:
     digest = blake2b(os.fsencode(path), digest_size=16).hexdigest()
-    return os.path.join(user_directory("state", environ), "quine", "trusted", digest)
+    return os.path.join(state_directory(environ), "trusted", digest)

@@ -62,6 +62,7 @@ hypothesis.settings.load_profile("here")
 T = TypeVar("T")
 
 _sessions: list[Lab] = []
+_interrupted = threading.Event()
 _home = pytest.StashKey[str]()
 
 
@@ -160,8 +161,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         if os.getpid() != ours:
             traceback.print_exc(file=sys.__stderr__)
         if isinstance(error, KeyboardInterrupt):
-            # xdist gives a worker some seconds to end; one that waited for stragglers left its lab behind
-            processes.patience = 0.0
+            _interrupted.set()
         raise
     finally:
         if os.getpid() != ours:
@@ -311,6 +311,11 @@ def through(lab: Lab) -> Callable[..., str]:
 # ----------------------------------------------------------------------------------------- the watch
 
 
+def _patience() -> float:
+    """Return the seconds to wait for what a test has left. After ^C none: xdist kills a worker that takes its time."""
+    return 0.0 if _interrupted.is_set() else STRAGGLERS
+
+
 def _own_fds() -> dict[int, str]:
     found = {}
     for name in os.listdir("/proc/self/fd"):
@@ -353,7 +358,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         if before is not None and signal.getsignal(number) != before:
             signal.signal(number, before)
     procs.adopt_no_more()  # an agent's own code adopts orphans; here those would be nodes, by design nobody's children
-    deadline = time.monotonic() + min(processes.patience, STRAGGLERS)
+    deadline = time.monotonic() + _patience()
     complaints = []
 
     new = [
@@ -414,7 +419,7 @@ def leaves_no_process_behind() -> Iterator[None]:
             and not processes.is_below(process, os.getpid())  # the watch of each test has seen to it
         ]
 
-    if strays := processes.wait_none(left, min(processes.patience, STRAGGLERS)):
+    if strays := processes.wait_none(left, _patience()):
         for process in strays:
             processes.kill(process.pid)
         pytest.fail(f"left behind: {'; '.join(map(str, strays))}", pytrace=False)

@@ -34,6 +34,11 @@ def user_directory(kind: str, environ: Mapping[str, str] = os.environ) -> str:
     return base if os.path.isabs(base) else os.path.join(home, _DEFAULTS[kind])
 
 
+def state_directory(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the directory of quine's state of this user."""
+    return os.path.join(user_directory("state", environ), "quine")
+
+
 def runtime_directory() -> str:
     """Return the directory of this user's node sockets; make it if missing. Raises Refused if it cannot be trusted."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")

@@ -163,10 +163,10 @@ def _make_absolute(environ: MutableMapping[str, str]) -> None:
     environ["QUINE_DATA_DIR"] = data_directory.path(environ)
     for name in ("QUINE_INVENTORY", "QUINE_PRICES"):
         if environ.get(name):
-            environ[name] = _absolute(environ[name])
+            environ[name] = dirs.absolute(environ[name])
     base, kind = environ.get("QUINE_API_BASE", ""), environ.get("QUINE_API_TYPE")
     if base and kind in FILES and (kind != "program" or "/" in base):  # a bare name is searched on PATH
-        environ["QUINE_API_BASE"] = _absolute(base)
+        environ["QUINE_API_BASE"] = dirs.absolute(base)
 
 
 _ABOVE = (shared_counters.NAME, inherit.NAME, purse.NAME)
@@ -204,11 +204,6 @@ def here() -> str:
         return os.getcwd()
     except OSError:
         return "/"
-
-
-def _absolute(path: str) -> str:
-    """Like os.path.abspath, which fails if the working directory has been removed; expands ~."""
-    return os.path.normpath(os.path.join(here(), os.path.expanduser(path)))
 
 
 def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config:

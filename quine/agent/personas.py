@@ -18,6 +18,7 @@ import time
 from quine.budget.ledger import Ledger
 from transport.address import user_directory
 from transport.lean import contextlib
+from transport.provenance import safe_path
 
 LONGEST = 1 << 16  # bytes
 _IDENTITY = struct.Struct("<QQ")  # device, inode
@@ -57,8 +58,8 @@ def text(name: str, start: str, ledger: Ledger) -> str:
         path = os.path.join(place, f"{name}.md")
         try:
             found = place == places[0]
-            if found and os.path.islink(place):
-                raise ValueError(f"{place} is a symlink, which is not followed here")
+            if found:
+                safe_path.refuse_link(place)  # Unsafe is a ValueError
             folder = os.open(
                 place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if found else 0)
             )

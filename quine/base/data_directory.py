@@ -19,7 +19,7 @@ import os
 
 from quine.base import dirs
 from quine.base.errors import Misconfigured, say
-from transport.address import user_directory
+from transport.address import state_directory
 from transport.lean import Mapping, blake2b, contextlib
 from transport.provenance import safe_path
 
@@ -40,17 +40,10 @@ _judged: set[tuple[int, int]] = set()  # (device, inode) of those that this proc
 def path(environ: Mapping[str, str] = os.environ, option: str = "") -> str:
     """Return the absolute path of the data directory. Raises Misconfigured if a link was found in its place."""
     named = option or environ.get("QUINE_DATA_DIR")
-    if not named and os.path.islink(NAME):
+    if not named:
         with _about(NAME):
-            raise safe_path.Unsafe(f"{NAME} is a symlink, which is not followed here", f"rm {NAME}")
-    return os.path.normpath(os.path.join(_here(), os.path.expanduser(named or NAME)))
-
-
-def _here() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # it has been removed
-        return "/"
+            safe_path.refuse_link(NAME)
+    return dirs.absolute(named or NAME)
 
 
 def checked(environ: Mapping[str, str] = os.environ, option: str = "") -> str:
@@ -103,7 +96,7 @@ def _adopt(fd: int, place: str) -> None:
     names = [name for name in os.listdir(fd) if not name.startswith((MARK, IGNORE))]
     if _is_marked(fd):
         return  # by another process, which has just made it; its files came after that
-    found = place == os.path.join(_here(), NAME)
+    found = place == dirs.absolute(NAME)
     if not found:  # somebody has named the way
         os.close(safe_path.named(place, safe_path.FOLDER))
     for inside in (".", "jobs"):
@@ -138,7 +131,6 @@ def _digest(secret: bytes, number: str) -> str:
 
 
 def _is_marked(fd: int) -> bool:
-    secret = _secret(make=False)
     try:
         mark = os.open(MARK, safe_path.FILE, dir_fd=fd)
     except OSError:
@@ -147,6 +139,7 @@ def _is_marked(fd: int) -> bool:
         number, _, digest = os.read(mark, 200).decode("ascii", "replace").strip().partition(" ")
     finally:
         os.close(mark)
+    secret = _secret(make=False)
     return bool(secret) and digest == _digest(secret, number)
 
 
@@ -179,7 +172,7 @@ def _write(name: str, data: bytes, directory: int | None = None) -> None:
 
 def _secret(make: bool) -> bytes:
     """Return the user's secret, or b"" if it cannot be read or, with `make`, created. Raises Unsafe."""
-    folder = os.path.join(user_directory("state"), "quine")
+    folder = state_directory()
     place = os.path.join(folder, SECRET)
     try:
         return _read(place)

@@ -1,4 +1,4 @@
-"""Creation of private directories: mode 0700 from the start, missing parents too. Existing ones keep their mode."""
+"""Directories: absolute paths; creation with mode 0700, missing parents too. Existing ones keep their mode."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def make(path: str) -> None:
     except FileNotFoundError:
         if os.path.islink(path):
             raise
+
+
+def absolute(path: str) -> str:
+    """Return `path` made absolute, `~` expanded. In a directory that has been removed it is below `/`."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        here = "/"
+    return os.path.normpath(os.path.join(here, os.path.expanduser(path)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from quine.base import data_directory
+from quine.base import data_directory, dirs
 from quine.base.errors import Misconfigured
 
 TYPE_CHECKING = False
@@ -51,7 +51,7 @@ def parsed(url: str) -> tuple[str, str]:
         if rest.startswith("//"):
             hint = f"origin:{rest.lstrip('/') or 'DIR'}, origin:/{rest.lstrip('/') or 'DIR'}"
             raise Misconfigured("origin: is followed by a directory, relative or from the root on", hint)
-        return scheme, _from_here(rest) if rest else ""
+        return scheme, dirs.absolute(rest) if rest else ""
     if scheme == "file" and "::" not in url:
         path = (
             rest.removeprefix("//localhost") if rest.startswith("//localhost/") else rest.removeprefix("//")
@@ -120,14 +120,6 @@ def settle(environ: MutableMapping[str, str]) -> None:
             environ["QUINE_FS"] = absolute(url)
         except Misconfigured:
             pass
-
-
-def _from_here(directory: str) -> str:
-    try:
-        here = os.getcwd()
-    except OSError:
-        here = "/"
-    return os.path.normpath(os.path.join(here, os.path.expanduser(directory)))
 
 
 def shareable(url: str, environ: Mapping[str, str]) -> str | None:

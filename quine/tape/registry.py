@@ -23,7 +23,8 @@ from quine.base import procs
 from quine.base.sessions import job_directory
 from quine.tape.index import Index
 from transport import quickjson
-from transport.address import boot_id, user_directory
+from transport.address import boot_id
+from transport.address import state_directory as state_directory
 from transport.lean import contextlib
 from transport.status import LOST, Status, signal_name
 
@@ -163,11 +164,6 @@ class Agent(NamedTuple):
             if told["code"] == end.code and told["state"] in ("lost", "unreachable", "denied"):
                 return Status(told["state"], end.code, host=str(told["host"]), detail=str(told["detail"]))
         return end
-
-
-def state_directory() -> str:
-    """The directory of this user's state on this machine, with the jobs below `jobs`."""
-    return os.path.join(user_directory("state"), "quine")
 
 
 def everyone(*folders: str, over: bool = True) -> list[Agent]:

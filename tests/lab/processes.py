@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 PROC = Path("/proc")
-patience = 600.0  # seconds that the watch waits at most for what a test leaves behind
 AGAIN = 0.5  # seconds between two looks
 EXEC = 0.5  # seconds that one may be in the middle of its exec
 

@@ -39,14 +39,21 @@ def found(name: str, flags: int = FILE, directory: int | None = None) -> int:
     `flags` is FILE or FOLDER: nothing else is opened.
     """
     try:
-        if stat.S_ISLNK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-            raise Unsafe(f"{name} is a symlink, which is not followed here", f"rm {name}")
         fd = os.open(name, flags, dir_fd=directory)
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # one by now
-            raise Unsafe(f"{name} is a symlink, which is not followed here", f"rm {name}") from None
+    except OSError:  # of a link ELOOP, and ENOTDIR with O_DIRECTORY
+        refuse_link(name, directory)
         raise
     return _judged(fd, name, flags)
+
+
+def refuse_link(name: str, directory: int | None = None) -> None:
+    """Raise Unsafe if `name` is a link. A name that does not exist is none."""
+    try:
+        facts = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return
+    if stat.S_ISLNK(facts.st_mode):
+        raise Unsafe(f"{name} is a symlink, which is not followed here", f"rm {name}")
 
 
 def named(path: str, flags: int = FILE) -> int:
