@@ -203,7 +203,7 @@ def _asks_origin(inventory: Path | None) -> bool:
     from quine.base.allowed_hosts import asks_origin
     from transport import inherit
 
-    return asks_origin(inventory is not None, find(os.environ), inherit.read())
+    return inventory is None and asks_origin(False, find(os.environ), inherit.read())
 
 
 def _inventory(path: Path | None) -> Inventory:

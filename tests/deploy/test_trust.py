@@ -63,6 +63,9 @@ def test_it_is_said_once_and_ones_own_is_used(lab: Lab, clone: Path) -> None:
         assert done.stderr.count(b"is not read") == 1
         done = lab.run(["run", "--on", "a", "--", "echo", "x"], cwd=clone, env={"QUINE_INVENTORY": None})
         assert done.returncode == 2
+        named = ["hosts", "--inventory", str(lab.inventory), "a"]
+        done = lab.run(named, cwd=clone, env={"QUINE_INVENTORY": None})
+        assert done.returncode == 69 and b"is not read" not in done.stderr
     finally:
         own.unlink()
 
