@@ -378,11 +378,3 @@ def test_an_interrupt_starts_no_item_that_waits_on_its_host(lab: Lab, work: Path
         cwd=work,
     )
     assert (resumed.returncode, resumed.stdout) == (0, b"a2\nb2\na3\nb3\na4\nb4\n"), resumed.stderr
-
-
-def test_items_that_a_full_host_gives_back_start_in_their_order(lab: Lab, work: Path) -> None:
-    lab.alias("slow", "h1", slots=1)
-    items = b"".join(b"%d\n" % number for number in range(40))
-    script = f'echo "$0" >>{work}/order'
-    assert lab.run(["xargs", "--on", "slow", *SH, script], input=items, cwd=work).returncode == 0
-    assert (work / "order").read_bytes() == items
