@@ -20,6 +20,10 @@ FAILURES = {  # word of the installer -> (cause, cure)
         "its cache for quine cannot be written: {text}",
         f"~/.cache there must be writable for that user: look at owners and modes; {_ELSEWHERE}",
     ),
+    "owner": (
+        "its cache for quine is not yours alone: {text}",
+        f"see what is in it, and make it yours with mode 0700; {_ELSEWHERE}",
+    ),
     "write": ("the binary cannot be written there: {text}", f"look at the disk there, {_ELSEWHERE}"),
     "cut": ("the upload was cut off: {text}", _AGAIN),
     "moved": ("two connections install at the same time: {text}", "run it again"),

@@ -16,6 +16,8 @@ Laws
    exclamation mark and no newline. So sh, csh, tcsh and fish are one case.
 2. A host that has the binary answers and starts the dial at once: one round trip, and no process but the dial.
 3. Bytes before the marker are a banner of the login shell: they are skipped, never trusted.
+4. Nothing is started from a cache that another user may have made: an installation is the user's own (-O), and so is
+   the directory of the interpreters that were brought. The installer judges the cache itself.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ CLOCK = 2  # seconds of a difference between two clocks that are not worth a wor
 # than the launcher, and the file had its hash checked before the launcher was written.
 _HAVE = (
     'd="{base}/{name}"; '
-    'if [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ]; then '
+    'if [ -O "$d" ] && [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ]; then '
     "h=dead; if {works}; then {found}; fi; fi; "
 )
 _LIMITED = 't="timeout -s KILL {seconds}"; $t true 2>/dev/null || t=; '  # not every system has a `timeout`
@@ -86,6 +88,7 @@ _DIAL = "if [ $h = have ]; then {start}; fi; "
 _PLACE = (
     'b="{base}"; until [ -d "$b" ]; do case "$b" in */*) b="${{b%/*}}";; *) b=/;; esac; [ -n "$b" ] || b=/; done; '
     '[ $h = have ] || [ -w "$b" ] || h=shut; '
+    'o="{base}"; [ -O "$o" ] || o=/dev/null; '
     'k=0; y="{base}/.part-{name}"; [ -f "$y" ] && k="$({{ wc -c < "$y"; }} 2>/dev/null)" || k=0; '
 )
 # Each candidate is started, because a name on the PATH may be a stub that only says where to get Python; but not a
@@ -237,7 +240,7 @@ def _values(place: Place, marker: str, name: str) -> dict[str, str]:
         "marker": marker,
         "oldest": str(_number(OLDEST_PYTHON)),
         "names": python or _NAMES,
-        "elsewhere": python or f'"{base}"/{BROUGHT}*/*/bin/python3 {_ELSEWHERE}',
+        "elsewhere": python or f'"$o"/{BROUGHT}*/*/bin/python3 {_ELSEWHERE}',
         "setup": place.setup.replace("\n", "; "),
         "shown": "",
         "hung": "",

@@ -2,7 +2,7 @@
 
 Laws
 1. A private directory, such as the runtime directory, is ours alone: 0700, our uid, not a link; anything else is
-   refused, never repaired.
+   refused, never repaired. One that another user has made in /tmp locks nobody out: there is one more, below the home.
 2. A home shared by several machines is not a shared runtime: the directory is local, or names the machine.
 """
 
@@ -15,11 +15,9 @@ import time
 from transport.errors import Refused
 from transport.lean import Mapping
 
+TMP = "/tmp"
+_ELSEWHERE = "set XDG_RUNTIME_DIR to a directory of yours"
 _DEFAULTS = {"config": ".config", "state": ".local/state", "cache": ".cache"}
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
 
 _boot = ""
 
@@ -39,12 +37,45 @@ def state_directory(environ: Mapping[str, str] = os.environ) -> str:
     return os.path.join(user_directory("state", environ), "quine")
 
 
+def runtime_places(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the paths at which the runtime directory may be, the first one that no other user has made."""
+    named = environ.get("XDG_RUNTIME_DIR", "")
+    bases = [named] if _is_safe(named) else []
+    places = [f"{base}/quine-{os.getuid()}" for base in [*bases, TMP]]
+    return [*places, os.path.join(user_directory("cache", environ), "quine", "run")]
+
+
+def _is_safe(base: str) -> bool:
+    """Return whether a directory is the user's, or root's in which nobody replaces a name of another user."""
+    try:
+        facts = os.stat(base)
+    except OSError:
+        return False
+    sticky = facts.st_uid == 0 and facts.st_mode & stat.S_ISVTX
+    return stat.S_ISDIR(facts.st_mode) and bool(facts.st_uid == os.getuid() or sticky)
+
+
 def runtime_directory() -> str:
-    """Return the directory of this user's node sockets; make it if missing. Raises Refused if it cannot be trusted."""
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
-    if not (base and os.path.isdir(base)):
-        base = "/tmp"
-    return private_directory(f"{base}/quine-{os.getuid()}", "set XDG_RUNTIME_DIR to a directory of yours")
+    """Return the directory of this user's node sockets; make it if missing. Raises Refused if it cannot be trusted.
+
+    /tmp/quine-UID may be another user's, who was first; then it is below the user's cache.
+    """
+    *places, last = runtime_places()
+    for place in places:
+        if not _is_of_another(place):
+            return private_directory(place, _ELSEWHERE)
+    try:
+        os.makedirs(os.path.dirname(last), 0o700, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"cannot make {last}: {error.strerror}", _ELSEWHERE) from None
+    return private_directory(last, _ELSEWHERE)
+
+
+def _is_of_another(place: str) -> bool:
+    try:
+        return os.lstat(place).st_uid != os.getuid()
+    except OSError:
+        return False
 
 
 def private_directory(path: str, cure: str) -> str:

@@ -12,7 +12,9 @@ Laws
 3. Bytes that came stay, in <cache>/.part-<name>, when the connection is lost: the next installer goes on behind them.
    Several may write to it at once, without a lock, which a dead connection would hold: the name of the file decides
    which bytes are right at each place, nobody shortens it, and each verifies the whole by a descriptor of its own.
-4. Whatever happens, the directory made aside is removed; one that a killed installer left is removed by the next.
+4. The cache is the user's own, and no other user can write to it: one of them could make any of these names first.
+   It may lie behind links: they lead to another directory of the user, or to one that is refused.
+5. Whatever happens, the directory made aside is removed; one that a killed installer left is removed by the next.
 """
 
 from __future__ import annotations
@@ -73,11 +75,11 @@ def main(
     """
     umask = os.umask(0o077)
     for number in (signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds: law 4
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds: law 5
     folder = Path(base).expanduser()
     target = folder / name
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make(folder)
         forget(folder, target)
         with receive(folder, name, sha256, size, offset, source) as part:
             install(part, target, setup)
@@ -106,6 +108,28 @@ def word_of(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "full"
     return "readonly" if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT) else "write"
+
+
+def make(folder: Path) -> None:
+    """Make the cache if it is missing. Raises Failure if other users may have made it, or can write to it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = folder.stat()
+    if facts.st_uid != os.geteuid():
+        raise Failure("owner", f"{folder} belongs to user id {facts.st_uid}")
+    if facts.st_mode & 0o002 or (facts.st_mode & 0o020 and not is_private(facts.st_gid)):
+        raise Failure("owner", f"{folder} can be written by others (mode {facts.st_mode & 0o7777:04o})")
+
+
+def is_private(group: int) -> bool:
+    """Say whether the user is the only member of a group that has his name, which umask 002 is made for."""
+    import grp
+    import pwd
+
+    try:
+        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group == user.pw_gid and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}
 
 
 class Part:
@@ -138,7 +162,7 @@ def receive(folder: Path, name: str, sha256: str, size: int, offset: int, source
     if free < needed:
         raise Failure("full", f"{folder} has {free >> 20} MB free, {needed >> 20} MB are needed")
     path = folder / f".part-{name}"
-    part = Part(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    part = Part(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
         if os.fstat(part.fd).st_size < offset:
             raise Failure("moved", "another connection has removed the bytes that were there")
@@ -307,10 +331,10 @@ def unpacked(file: Path, base: Path) -> Path:
     with Part(file, os.open(file, os.O_RDONLY | os.O_CLOEXEC)) as part:
         with part.open() as content:
             target = base / digest(content)
+        umask = os.umask(0o077)
+        make(base)
         if not (target / "quine").exists():
-            umask = os.umask(0o077)
-            base.mkdir(mode=0o700, parents=True, exist_ok=True)
             forget(base, target)
             install(part, target, flags="")
-            os.umask(umask)
+        os.umask(umask)
     return target / "lib"

@@ -58,6 +58,7 @@ _SCRIPT = (
     '[ "${{4:-{room}}}" -ge {room} ] || fail full "$base has $4 kB free, {room} kB are needed"; '
     '[ "$k" -le {size} ] || k=0; k=$((k / {block})); echo {marker} need $((k * {block})); '
     'e="$(mkdir -p "$base" 2>&1)" || fail readonly $e; '
+    '[ -O "$base" ] || fail owner "$base" belongs to another user; '
     'e="$(head -c $(({size} - k * {block})) | dd of="$p" bs={block} seek=$k conv=notrunc 2>&1)" || case "$e" in '
     "*space*|*uota*) fail full $e;; *) fail write $e;; esac; "
     'n="$(wc -c < "$p")"; [ "$n" -ge {size} ] || fail cut $n of {size} bytes came; '

@@ -338,7 +338,7 @@ def _make_data_dir(path: str, shared: bool) -> int:
     held = -1
     try:
         if shared:
-            held = workdir.enter(path, 0o700)
+            held = workdir.enter(path)
         else:
             os.close(data_directory.opened(path, make=True))
         if not os.access(path, os.W_OK | os.X_OK):

@@ -179,7 +179,7 @@ def _nodes(refused: Callable[[Refused], None]) -> list[dict[str, Any]]:
     """Ask each node of this home for its status, also nodes of other builds."""
     places = {address.runtime_directory()}
     if not _scope(os.environ)[1]:
-        places |= {f"{base}/quine-{os.getuid()}" for base in (_of_the_login(), "/tmp")}
+        places |= {f"{_of_the_login()}/quine-{os.getuid()}", *address.runtime_places()}
     found = []
     for place in sorted(places):
         with contextlib.suppress(OSError):

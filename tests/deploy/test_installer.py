@@ -126,6 +126,37 @@ def test_bytes_are_added_only_behind_those_that_are_there(tmp_path: Path) -> Non
     assert failure.value.word == "moved" and (tmp_path / ".part-name").read_bytes() == BINARY[:9]
 
 
+def test_a_cache_that_others_may_have_made_is_not_used(tmp_path: Path) -> None:
+    """A directory of the user's that links lead to is; one that anybody can write, or of somebody else, is not."""
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "link").symlink_to("scratch")
+    own = tmp_path / "link" / "new" / "cache"
+    installer.make(own)
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o1777)
+    with pytest.raises(installer.Failure, match="can be written by others"):
+        installer.make(own)
+    own.chmod(0o775)  # as umask 002 makes it, with a group that nobody else is in
+    with (
+        contextlib.nullcontext()
+        if installer.is_private(own.stat().st_gid)
+        else pytest.raises(installer.Failure)
+    ):
+        installer.make(own)
+    if os.geteuid() == 0:
+        os.chown(own, 65534, -1)
+        with pytest.raises(installer.Failure, match="belongs to user id 65534"):
+            installer.make(own)
+
+
+def test_a_link_in_the_place_of_the_bytes_that_came_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"mine")
+    (tmp_path / ".part-name").symlink_to("precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        receive(tmp_path, BINARY)
+    assert (tmp_path / "precious").read_bytes() == b"mine"
+
+
 def install(folder: Path, main: str, target: Path) -> float:
     """Return the inode of the installation that is there afterwards."""
     with packed(folder / "file", main) as part:

@@ -142,6 +142,32 @@ def test_what_a_crash_or_a_hand_did_to_it_is_seen(binary: Binary, tmp_path: Path
     )
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
+def test_nothing_of_another_user_in_the_cache_is_started(binary: Binary, tmp_path: Path) -> None:
+    folder = installed(tmp_path, binary, script="touch ran")
+    tools = tmp_path / "bin"  # without a Python
+    tools.mkdir()
+    for name in ("sh", "uname", "wc", "touch"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    stub(folder.parent / f"{probe.BROUGHT}1" / "python" / "bin" / "python3", 399)
+    env = {"HOME": str(tmp_path), "PATH": str(tools)}
+
+    def answer(mode: str) -> probe.Facts:
+        argv = ["sh", "-c", probe.command(binary, USUAL, MARKER, mode)]
+        done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, check=False)
+        return probe.facts(done.stdout.decode().removeprefix(MARKER).strip())
+
+    there = answer("check")
+    assert there.have and "/.cache/quine/" in there.python and (tmp_path / "ran").exists()
+    for path in (folder, folder.parent):
+        os.chown(path, 65534, -1)
+    (tmp_path / "ran").unlink()
+    for mode in ("check", "dial"):
+        there = answer(mode)
+        assert not (there.have or there.dead) and "/.cache/quine/" not in there.python
+        assert not (tmp_path / "ran").exists()
+
+
 def told(home: Path, binary: Binary, cwd: Path, place: Place = USUAL) -> probe.Facts:
     answer = run("sh", probe.command(binary, place, MARKER, "check"), cwd, home=home)
     return probe.facts(answer.removeprefix(MARKER).strip())

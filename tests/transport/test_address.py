@@ -88,11 +88,32 @@ def test_an_installation_has_it_in_a_stamp_and_looks_at_no_source(
 def test_a_directory_of_another_user_is_not_asked_to_be_removed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOME", str(root.parent))
+    monkeypatch.setattr(address, "TMP", str(root))
     assert address.runtime_directory()
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     with pytest.raises(Refused, match="quine-4711 belongs to another user") as caught:
         address.runtime_directory()
     assert "XDG_RUNTIME_DIR" in caught.value.hint and "rm " not in caught.value.hint
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give files away")
+def test_directories_of_other_users_lock_nobody_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XDG_RUNTIME_DIR as `su` leaves it; /tmp/quine-UID made by somebody who was faster."""
+    home, tmp, given = root.parent / "home", root.parent / "tmp", root.parent / "run"
+    tmp.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(address, "TMP", str(tmp))
+    assert address.runtime_directory() == f"{given}/quine-0"
+    os.chown(given, 65534, -1)
+    assert address.runtime_directory() == f"{tmp}/quine-0"
+    os.chown(tmp / "quine-0", 65534, -1)
+    assert address.runtime_directory() == f"{home}/.cache/quine/run"
+    assert (home / ".cache/quine/run").stat().st_mode & 0o777 == 0o700
+    os.chown(given, 0, -1)
+    given.chmod(0o1777)
+    os.chown(given / "quine-0", 65534, -1)
+    assert address.runtime_directory() == f"{home}/.cache/quine/run"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ Laws
 1. The lock is the kernel's, on the folder itself. Two nodes of one user, or a node and the launcher of a dead one, may
    share a folder. A folder that is empty may still have a job of the other in it.
 2. A job that enters a folder while it is being removed makes it anew.
+3. It is the user's or root's, and no link: in a directory that others can write, such as /scratch, one of them could
+   make it first, with files for the job to find. It is made with mode 0700, as are the missing directories above it.
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ import os
 import stat
 import time
 
+from transport.provenance import safe_path
+
 GONE, KEPT, HELD = range(3)  # the fate of a folder that was left: see `leave`
 PATIENCE = 10.0  # seconds to enter while others leave; that takes microseconds, unless the machine is busy
 
 
-def enter(path: str, mode: int = 0o777) -> int:
+def enter(path: str) -> int:
     """Make the folder if it is missing, lock it, and return the descriptor that holds it. OSError if that fails."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            return enter_once(path, mode)
+            return enter_once(path)
         except (FileNotFoundError, FileExistsError, BlockingIOError):
             # The folder is removed just now, between two steps of ours. Another kind of file is a lasting error.
             if _is_something_else(path) or time.monotonic() > deadline:
@@ -31,11 +35,12 @@ def enter(path: str, mode: int = 0o777) -> int:
         time.sleep(0.0005)
 
 
-def enter_once(path: str, mode: int = 0o777) -> int:
+def enter_once(path: str) -> int:
     """As `enter`, without waiting: FileNotFoundError, FileExistsError or BlockingIOError while others remove it."""
-    os.makedirs(path, mode, exist_ok=True)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _make(path)
+    fd = os.open(path, safe_path.FOLDER)
     try:
+        _judge(fd, path)
         _lock(fd, fcntl.LOCK_SH)
         if not os.path.samestat(os.stat(path), os.fstat(fd)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -43,6 +48,27 @@ def enter_once(path: str, mode: int = 0o777) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _judge(fd: int, path: str) -> None:
+    try:
+        safe_path.judge_owner(os.fstat(fd), path)
+    except safe_path.Unsafe as unsafe:
+        raise PermissionError(errno.EPERM, str(unsafe), path) from None
+
+
+def _make(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    except FileNotFoundError:
+        above = os.path.dirname(path.rstrip("/"))
+        if not above:
+            raise
+        _make(above)
+        os.mkdir(path, 0o700)
 
 
 def _is_something_else(path: str) -> bool:

@@ -69,7 +69,7 @@ def named(path: str, flags: int = FILE) -> int:
                 return os.open(name, flags & ~os.O_NOFOLLOW, dir_fd=fd)
             inner = os.stat(name, dir_fd=fd, follow_symlinks=False)
             if stat.S_ISLNK(inner.st_mode):
-                _judge_owner(inner, os.path.join(shown, name))
+                judge_owner(inner, os.path.join(shown, name))
                 links += 1
                 if links > LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
@@ -117,7 +117,7 @@ def _judged(fd: int, path: str, flags: int) -> int:
 
 def judge(facts: os.stat_result, path: str) -> None:
     """Raise Unsafe if other users than this one and root own the file or directory, or can write to it."""
-    _judge_owner(facts, path)
+    judge_owner(facts, path)
     if _others_write(facts):
         raise Unsafe(_permissions(facts, path), f"see what is in it, then: chmod go-w {path}")
 
@@ -126,7 +126,8 @@ def _permissions(facts: os.stat_result, path: str) -> str:
     return f"bad permissions of {path}: others can write it (mode {facts.st_mode & 0o7777:04o})"
 
 
-def _judge_owner(facts: os.stat_result, path: str) -> None:
+def judge_owner(facts: os.stat_result, path: str) -> None:
+    """Raise Unsafe if the file or directory is another user's than this one's and root's."""
     root = os.stat("/").st_uid  # not 0 in a user namespace that maps no root
     if facts.st_uid not in (0, os.geteuid(), root):
         detail = f"bad owner of {path}: user id {facts.st_uid}, neither root nor you"
@@ -134,7 +135,7 @@ def _judge_owner(facts: os.stat_result, path: str) -> None:
 
 
 def _judge_way(facts: os.stat_result, path: str) -> None:
-    _judge_owner(facts, path)
+    judge_owner(facts, path)
     if not facts.st_mode & stat.S_ISVTX and _others_write(facts):
         raise Unsafe(_permissions(facts, path), f"chmod go-w {path}")
 

@@ -274,6 +274,29 @@ def test_what_does_not_start_says_why(started: Started) -> None:
     started.run(main)
 
 
+def test_a_folder_that_another_user_may_have_made_is_not_entered(started: Started, tmp_path: Path) -> None:
+    """In a directory that all can write, such as /scratch, with a script in it that the job would run."""
+    (tmp_path / "other").mkdir()
+    planted = [tmp_path / "link"]
+    planted[0].symlink_to("other")
+    if os.getuid() == 0:
+        os.chown(tmp_path / "other", 65534, -1)
+        planted.append(tmp_path / "other")
+
+    async def main(launcher: Launching) -> None:
+        for folder in map(str, planted):
+            for _ in range(2):  # the second one may start without a process of its own
+                told = Told()
+                launcher.start(order("pwd", folder=folder, cwd=folder), told)
+                status = await told.expect("not started")
+                assert (status.state, status.code) == ("unreachable", 69), status
+                assert status.detail.startswith(f"cannot make {folder}: "), status
+                assert status.hint == "set workdir in the inventory"
+        await comes(released(launcher))
+
+    started.run(main)
+
+
 def test_many_jobs_raise_the_nodes_limit_and_not_the_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from transport.launcher import workdir
 def test_the_last_one_removes_it_if_it_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "work" / "tree"
     first, second = workdir.enter(str(path)), workdir.enter(str(path))
+    assert path.stat().st_mode & 0o777 == path.parent.stat().st_mode & 0o777 == 0o700
     workdir.leave(str(path), first)
     workdir.leave(str(path))  # a guard, which held nothing
     assert path.is_dir()
