@@ -15,6 +15,7 @@ from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
 from transport.address import user_directory
 from transport.lean import Any, NamedTuple
+from transport.provenance import safe_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,11 +103,12 @@ def _prices(environ: Mapping[str, str]) -> dict[str, Price]:
         path = path if os.path.exists(path) else ""
     if path not in _read:
         ours = _load(os.path.join(os.path.dirname(__file__), "prices.toml"))
-        _read[path] = {**ours, **_load(os.path.expanduser(path))} if path else ours
+        _read[path] = {**ours, **_load(os.path.expanduser(path), own=True)} if path else ours
     return _read[path]
 
 
-def _load(path: str) -> dict[str, Price]:
+def _load(path: str, own: bool = False) -> dict[str, Price]:
+    """Read a file of prices. `own`: the user's, which nobody else may have put there."""
     from importlib import import_module
 
     try:
@@ -114,8 +116,10 @@ def _load(path: str) -> dict[str, Price]:
     except ImportError:  # tomli comes to an older host that makes inferences itself
         raise Misconfigured(f"{path}: this Python cannot read TOML", "Python 3.11 or newer can") from None
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(safe_path.named(path), "rb") if own else open(path, "rb") as file:
             data = tomllib.load(file)
+    except safe_path.Unsafe as unsafe:
+        raise Misconfigured(str(unsafe), unsafe.hint) from None
     except OSError as error:
         raise Misconfigured(f"{path}: {(error.strerror or '').lower()}", f"see {VARIABLE}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

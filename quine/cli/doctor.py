@@ -95,7 +95,14 @@ def _runtime() -> Finding:
 
 
 def _data() -> Finding:
-    folder = Path(os.environ.get("QUINE_DATA_DIR") or ".quine").expanduser().absolute()
+    from quine.base import data_directory
+    from quine.base.errors import Misconfigured
+
+    try:
+        folder = Path(data_directory.path())
+        data_directory.require_own(str(folder))
+    except Misconfigured as refused:
+        return Finding("fail", "data", refused.detail, refused.hint)
     if why := _unwritable(folder):
         cure = "set QUINE_DATA_DIR to a directory that you can write"
         return Finding("fail", "data", f"tapes cannot be written to {folder}: {why}", cure)

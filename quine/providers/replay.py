@@ -13,10 +13,10 @@ Laws
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
+from quine.base import data_directory
 from quine.base.errors import Misconfigured
 from quine.base.messages import Message, Overflow, Refused, Reply, Request, unheard
 from quine.tape.normalize import Same
@@ -80,7 +80,7 @@ class ReplayGuest:
     def __init__(self, path: str, folder: str = "") -> None:
         """`folder` holds the tapes of the new sessions."""
         self._path = Path(path)
-        self._folder = Path(folder or os.environ.get("QUINE_DATA_DIR", ".quine"))
+        self._folder = Path(data_directory.checked(option=folder))
         self.note: Callable[[str], None] = unheard
         self._lives: dict[str, _Life] = {}  # by new session
         try:

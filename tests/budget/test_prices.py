@@ -114,6 +114,16 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, said: str) -> None:
     assert said in caught.value.detail
 
 
+def test_a_file_that_others_can_write_is_not_read(tmp_path: Path) -> None:
+    """Prices there decide how much an agent may spend."""
+    environ = user(tmp_path, "[models]\nx = { input = 0, output = 0 }\n")
+    path = environ["QUINE_PRICES"]
+    os.chmod(path, 0o666)
+    with pytest.raises(Misconfigured, match="others can write it") as caught:
+        prices.cost("x", Usage(1), environ)
+    assert caught.value.hint.endswith(f"chmod go-w {path}")
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="no such file"):
         prices.known("gpt-5", {"QUINE_PRICES": str(tmp_path / "none.toml")})

@@ -281,6 +281,14 @@ def test_doctor_finds_what_is_broken(home: Path, quine: Quine) -> None:
     assert "prot: unknown key" in done.stdout and "did you mean port?" in done.stdout
 
 
+def test_doctor_finds_a_data_directory_that_others_can_write(home: Path, quine: Quine) -> None:
+    (home / ".quine").mkdir()
+    (home / ".quine").chmod(0o777)
+    done = quine("doctor")
+    assert (done.returncode, findings(done)["data"]) == (1, "fail")
+    assert "others can write it" in done.stdout and f"chmod go-w {home}/.quine" in done.stdout
+
+
 def test_doctor_in_a_home_that_cannot_be_looked_into(quine: Quine) -> None:
     """As `su` and `sudo` leave it; a name that is too long is refused to root as well."""
     closed = "/" + "x" * 300
