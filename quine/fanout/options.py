@@ -99,6 +99,13 @@ OPTIONS: tuple[Row, ...] = (
     ("fold", "", "", V, "print identical outputs once, at the end, each under its items"),
     ("json", "", "", V, "one JSON object an item instead of its output"),
     (
+        "json-limit",
+        "",
+        "SIZE",
+        V,
+        "with --json or a table: bytes of each stream that stand there, 0 = no limit (1G)",
+    ),
+    (
         "retries",
         "",
         "N",
@@ -191,6 +198,7 @@ class Options:
     joblog: str = ""
     jobs: str = ""
     json: bool = False
+    json_limit: str = ""
     jsonl: bool = False
     keep_order: bool = False
     line_buffer: bool = False

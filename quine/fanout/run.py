@@ -116,6 +116,7 @@ class Run:
         while not self._sink.idle and not (self._ending and self.ended_by):
             self._turn()
         self._check()
+        self.fault = self.fault or self._report.fault
 
     def _clean_up(self) -> None:
         if self._ending and not self.killed:

@@ -207,6 +207,16 @@ def test_one_object_a_host(lab: Lab) -> None:
     assert (two["state"], two["stdout_base64"], two["stderr"]) == ("done", "/w==", "")
     assert (three["state"], three["code"]) == ("never started", 69)
     assert three["detail"] and three["stdout"] == three["stderr"] == ""
+    done = lab.run(["each", "--json", "--json-limit", "5", "h1", *SH, "echo long; echo no >&2"])
+    one = json.loads(done.stdout)
+    assert (one["stdout"], one["stderr"], "cut" in one, done.returncode) == ("long\n", "no\n", False, 0)
+    done = lab.run(["each", "--json", "--json-limit", "4", "h1", *SH, "echo long; echo no >&2"])
+    one = json.loads(done.stdout)
+    assert (one["stdout"], one["stderr"], one["cut"]) == ("long", "no\n", {"stdout": 5})
+    assert done.returncode == 74 and done.stderr == (
+        b"quine: error: stdout of h1 has 5 bytes, and was cut at 4\n"
+        b"quine: hint: --json-limit SIZE, 0 = no limit\n"
+    )
 
 
 def test_options_that_make_no_sense_are_refused(lab: Lab) -> None:

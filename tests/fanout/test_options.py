@@ -54,6 +54,8 @@ def test_tables_of_json_and_of_tabs(lab: Lab, tmp_path: Path) -> None:
     assert lab.run(["xargs", "--results", "r.jsonl", "--", "echo", ":::", "a"], cwd=tmp_path).stdout == b""
     entry = json.loads((tmp_path / "r.jsonl").read_text())
     assert (entry["args"], entry["stdout"], entry["state"]) == (["a"], "a\n", "done")
+    done = lab.run(["xargs", "--json", "--json-limit", "1", "--", "echo", ":::", "a"])
+    assert json.loads(done.stdout)["cut"] == {"stdout": 2} and done.returncode == 74
     lab.run(["xargs", "--header", ":", "--results", "r.tsv", "--", "echo", ":::", "name", "a"], cwd=tmp_path)
     head, row, _ = (tmp_path / "r.tsv").read_text().splitlines()
     assert head.endswith("\tCommand\tname\tStdout\tStderr") and '"echo a"\ta\t"a' in row

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import codecs
+import csv
+import json
 import os
 import tracemalloc
 from pathlib import Path
@@ -20,7 +24,7 @@ from quine.fanout.input.template import Template
 from quine.fanout.joblog import HEAD, RUNNING, Entry, Joblog
 from quine.fanout.journal import hash_of
 from quine.fanout.options import Options
-from quine.fanout.output import spool
+from quine.fanout.output import sinks, spool, values
 from quine.fanout.output.results import Report, names
 from quine.fanout.output.sinks import Sink
 from quine.fanout.output.spool import Spool
@@ -53,6 +57,65 @@ def test_a_spool_gives_back_what_was_written_and_holds_little_in_memory(
     for stream, data in kept.chunks():
         found[stream] += data
     assert found == expected
+
+
+TEXTS = st.one_of(st.text(max_size=12).map(str.encode), st.binary(max_size=6))
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), TEXTS)), st.integers(0, 9), st.booleans())
+def test_a_value_is_that_of_the_whole_stream_up_to_its_bound(
+    pieces: list[tuple[int, bytes]], most: int, large: bool
+) -> None:
+    kept, whole = Spool(), {1: b"", 2: b""}
+    for stream, data in [*pieces, (2, b"-" * spool.MEMORY * large)]:
+        for at in range(0, len(data), 4097):
+            kept.write(stream, data[at : at + 4097])
+        whole[stream] += data
+    found = json.loads(b"".join(values.object_line({"host": "h"}, kept, most)))
+    cells = csv.reader([os.fsdecode(b",".join(b"".join(values.cell(kept, n, most, b",")) for n in (1, 2)))])
+    if not any(mark in data for data in whole.values() for mark in (b"\n", b"\r", b"\0")):
+        row = [os.fsdecode(data[: most or None]) for data in whole.values()]
+        assert (next(cells, []) or ["", ""]) == row
+    kept.leave()
+    assert found.pop("host") == "h"
+    cut = {name: len(whole[n]) for n, name in values.STREAMS.items() if 0 < most < len(whole[n])}
+    assert found.pop("cut", {}) == cut
+    for stream, name in values.STREAMS.items():
+        data = whole[stream][: most or None]
+        try:
+            expected = codecs.getincrementaldecoder("utf-8")().decode(data, name not in cut)
+        except UnicodeDecodeError:
+            assert base64.b64decode(found.pop(f"{name}_base64")) == data
+        else:
+            assert found.pop(name) == expected
+    assert not found
+
+
+@pytest.mark.parametrize("form", ["--json", "r.jsonl", "r.csv"])
+def test_a_value_costs_disk_and_no_memory(tmp_path: Path, form: str) -> None:
+    """An output of a host that has no end filled the memory of the origin, 13 bytes for each."""
+    how: dict[str, object] = {"json": True} if form == "--json" else {"results": str(tmp_path / form)}
+    options = Options(**how, json_limit="12M")
+    report = Report(options, Work(options, Template(["cat"]), ["cat"]))
+    task = Task(Item(Row(("a",)), 1), Entry(1, ""))
+    batch = Batch()
+    task.output = sinks.Output(Sink(Streams(batch), False), 1, None)
+    batch.close()
+    for _ in range(256):
+        task.output.take(1, memoryview(b'"\n' * (1 << 15)))
+    made = report._instead(task)
+    assert made
+    tracemalloc.start()
+    try:
+        size = sum(map(len, made(task.output._spool)))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    task.output.drop()
+    report.close()
+    if form != "--json":
+        size = (tmp_path / form).stat().st_size
+    assert size > 12 << 20 and most < 4 << 20
 
 
 @given(st.binary(max_size=40), st.lists(st.integers(1, 5), max_size=20))

@@ -25,6 +25,7 @@ OPTIONS: tuple[Row, ...] = (
     ("line-buffer", "", "", V, "pass on each line at once, with its tag"),
     ("keep-order", "k", "", V, "outputs in the order of the inventory"),
     ("json", "", "", V, "one JSON object a host instead of its output"),
+    ("json-limit", "", "SIZE", V, "with --json: bytes of each stream in the object, 0 = no limit (1G)"),
     ("jobs", "P", "N", V, f"N hosts at a time ({MOST})"),
     ("timeout", "", "SECONDS", V, "end a command that takes longer; 0 = no limit"),
     ("stdin", "", "all|FILE", V, "stdin of each command: a copy of ours, or of FILE (nothing)"),
@@ -61,6 +62,7 @@ class Options:
     help: bool = False
     jobs: str = ""
     json: bool = False
+    json_limit: str = ""
     keep_order: bool = False
     line_buffer: bool = False
     stdin: str = ""

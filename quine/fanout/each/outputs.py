@@ -12,12 +12,11 @@ from quine.base.host_ranges import fold
 from quine.fanout.output.lines import Lines
 from quine.fanout.output.sinks import Output
 from quine.fanout.output.spool import Spool
-from quine.fanout.output.tables import texts
 from quine.fanout.output.tags import Tags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from quine.fanout.output.sinks import Sink
     from quine.fanout.output.streams import Chunks
@@ -51,13 +50,12 @@ class HostOutput(Output):
         self._title = b"" if tagged else title([host])
 
     def close(
-        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+        self,
+        done: Callable[[], None],
+        instead: Callable[[Spool], Iterable[bytes]] | None = None,
+        whole: bool = True,
     ) -> None:
-        chunks = (
-            iter([(1, instead(self._spool))])
-            if instead
-            else shown(self._spool.chunks(), self._host, self._title)
-        )
+        chunks = self._other(instead) if instead else shown(self._spool.chunks(), self._host, self._title)
         self._sink.close(self._number, chunks, self._spool, done)
 
 
@@ -65,7 +63,10 @@ class HostLines(Lines):
     """The output of one host, passed on line by line while its command runs."""
 
     def close(
-        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+        self,
+        done: Callable[[], None],
+        instead: Callable[[Spool], Iterable[bytes]] | None = None,
+        whole: bool = True,
     ) -> None:
         for begun in self._begun.values():
             if begun:
@@ -89,7 +90,10 @@ class FoldedOutput(Output):
         return super().take(stream, data)
 
     def close(
-        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+        self,
+        done: Callable[[], None],
+        instead: Callable[[Spool], Iterable[bytes]] | None = None,
+        whole: bool = True,
     ) -> None:
         key = b"".join(digest.digest() for digest in self._digests.values())
         self._folds.add(self._host, key, self._spool)
@@ -115,10 +119,3 @@ class Folds:
             sorted(self._found.values(), key=lambda found: -len(found[0])), 1
         ):
             sink.close(number, shown(spool.chunks(), fold(hosts), title(hosts)), spool, lambda: None)
-
-
-def as_json(facts: dict[str, object], spool: Spool) -> bytes:
-    """One line for a host; outputs that are not UTF-8 are in base64."""
-    import json
-
-    return json.dumps({**facts, **texts(spool)}, ensure_ascii=False).encode() + b"\n"

@@ -18,7 +18,8 @@ from quine.base.cli_options import environment, limits
 from quine.base.errors import DEADLINE, DENIED, LOST, NOT_STARTED, Failure, complain, say
 from quine.base.host_ranges import fold
 from quine.fanout import outcome
-from quine.fanout.each.outputs import FoldedOutput, Folds, HostLines, HostOutput, as_json
+from quine.fanout.each.outputs import FoldedOutput, Folds, HostLines, HostOutput
+from quine.fanout.output import values
 from quine.fanout.output.sinks import Output, Sink
 from quine.fanout.timers import Timers
 from quine.files.select import Services
@@ -80,6 +81,7 @@ class Run:
         self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
         self._running: dict[Visit, None] = {}
         self._folds = Folds()
+        self._json_limit = values.limit(options.json_limit)
         self._timers = Timers()
         self._faults: dict[tuple[str, str], list[str]] = {}  # message and hint -> hosts
         self._done = 0
@@ -183,7 +185,12 @@ class Run:
             say(f"quine: {visit.host}: {kind}, {code} after {seconds:.3f} s\n")
         facts = {"host": visit.host, "state": kind, "code": code, "signal": status.signal}
         facts |= {"seconds": round(seconds, 3), "detail": status.detail}
-        output.close(lambda: None, (lambda spool: as_json(facts, spool)) if self._options.json else None)
+        if not self._options.json:
+            output.close(lambda: None)
+            return
+        if cut := values.cut(output.got, self._json_limit):
+            self.fault = self.fault or values.fault_of(cut, self._json_limit, visit.host)
+        output.close(lambda: None, lambda spool: values.object_line(facts, spool, self._json_limit))
 
     def _said(self, kind: str, status: Status) -> str:
         if kind == outcome.TIMEOUT:

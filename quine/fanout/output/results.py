@@ -9,13 +9,13 @@ from quine.base.errors import LOST, Failure, Misconfigured
 from quine.base.procs import opened_at_once
 from quine.fanout.input.seen import Seen
 from quine.fanout.outcome import DENIED, UNAVAILABLE
-from quine.fanout.output import tables
+from quine.fanout.output import tables, values
 from quine.fanout.output.lines import Lines
 from quine.fanout.output.sinks import Output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from quine.fanout.joblog import Joblog
     from quine.fanout.options import Options
@@ -38,6 +38,8 @@ class Report:
         check(options, kind)
         self._work = work
         self._json = options.json
+        self._most = values.limit(options.json_limit)
+        self.fault: Failure | None = None  # of an output that is shown, and not whole
         self._named = options.header != ""
         self._directory = "" if kind else options.results
         self._by_lines = options.line_buffer
@@ -45,7 +47,8 @@ class Report:
         self.log: Joblog | None = None  # of the runs before, too
         self._table = self._fold = None
         if kind:
-            self._table = tables.Table(options.results, kind, options.resume or options.resume_failed)
+            resumed = options.resume or options.resume_failed
+            self._table = tables.Table(options.results, kind, resumed, self._most)
         elif self._directory:
             try:
                 os.makedirs(self._directory, exist_ok=True)
@@ -124,17 +127,20 @@ class Report:
         """The task has its end."""
         if task.output is None:  # of a run before, or without a start
             task.output = Output(sink, task.item.number, None)
+        cut = values.cut(task.output.got, self._most) if self._json or self._table else None
+        if cut and not self.fault:
+            self.fault = values.fault_of(cut, self._most, f"item {task.item.number}")
         task.output.close(sink.counted(done), self._instead(task), whole=task.entry.kind not in UNFINISHED)
 
-    def _instead(self, task: Task) -> Callable[[Spool], bytes] | None:
+    def _instead(self, task: Task) -> Callable[[Spool], Iterable[bytes]] | None:
         """Return the function that makes the text for stdout instead of the output."""
         keep = self._table or self._fold
         if keep is None:
-            return (lambda spool: tables.as_json(task, spool)) if self._json else None
+            return (lambda spool: tables.as_json(task, spool, self._most)) if self._json else None
 
-        def kept(spool: Spool) -> bytes:
+        def kept(spool: Spool) -> Iterable[bytes]:
             keep.add(task, spool)
-            return b""
+            return ()
 
         return kept
 

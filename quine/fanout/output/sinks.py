@@ -17,7 +17,7 @@ from quine.fanout.output.tags import tagged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from quine.fanout.output.streams import Chunks, Streams
     from transport.client.batch import BatchJob
@@ -334,7 +334,10 @@ class Output:
         self.copies = {}
 
     def close(
-        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+        self,
+        done: Callable[[], None],
+        instead: Callable[[Spool], Iterable[bytes]] | None = None,
+        whole: bool = True,
     ) -> None:
         """The item has its end. `instead` makes the text that stands for the output. Not `whole`: stderr alone."""
         self.end_copies()
@@ -345,6 +348,10 @@ class Output:
             chunks = tagged(chunks, self._tag)
         self._sink.close(self._number, chunks, self._spool, done)
 
-    def _other(self, make: Callable[[Spool], bytes]) -> Iterator[tuple[int, bytes]]:
+    def _other(self, make: Callable[[Spool], Iterable[bytes]]) -> Iterator[tuple[int, bytes]]:
         """The text that stands for the output, made when it is its turn."""
-        yield 1, make(self._spool)
+        try:
+            for piece in make(self._spool):
+                yield 1, piece
+        finally:
+            self._spool.leave()

@@ -105,17 +105,37 @@ class Spool:
             yield from held
             return
         with self._file as file:
-            at = 0
-            while at < self._end:
-                stream, left = HEAD.unpack(os.pread(file.fileno(), HEAD.size, at))
-                at += HEAD.size
-                while left:
-                    data = os.pread(file.fileno(), min(left, CHUNK), at)
-                    if not data:
-                        raise OSError("the spool of an output is shorter than it was")
-                    left -= len(data)
-                    at += len(data)
-                    yield stream, data
+            yield from self._stored(file.fileno())
+
+    def of(self, stream: int, most: int = 0) -> Iterator[bytes]:
+        """Yield what one stream has, each time anew; at most `most` bytes from its beginning, 0 = all.
+
+        The file stays open, for `leave`.
+        """
+        left = min(self.sizes[stream], most or self.sizes[stream])
+        found = iter(self._stored(self._file.fileno(), stream) if self._file else self._held)
+        while left:
+            each, data = next(found)
+            if each == stream:
+                yield data[:left]
+                left -= min(left, len(data))
+
+    def _stored(self, fd: int, only: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yield what the file has, of one stream or of both."""
+        at = 0
+        while at < self._end:
+            stream, left = HEAD.unpack(os.pread(fd, HEAD.size, at))
+            at += HEAD.size
+            if only not in (0, stream):
+                at += left
+                continue
+            while left:
+                data = os.pread(fd, min(left, CHUNK), at)
+                if not data:
+                    raise OSError("the spool of an output is shorter than it was")
+                left -= len(data)
+                at += len(data)
+                yield stream, data
 
     def drop(self) -> None:
         """Forget all of it."""

@@ -11,6 +11,7 @@ import os
 
 from quine.base.errors import LOST, Failure, Misconfigured
 from quine.fanout.joblog import PARALLEL
+from quine.fanout.output import values
 from transport.writes import write_all
 
 TYPE_CHECKING = False
@@ -34,9 +35,10 @@ def kind_of(path: str) -> str:
 class Table:
     """One table. The rows of runs before stay if the batch is resumed."""
 
-    def __init__(self, path: str, kind: str, resumed: bool) -> None:
-        """Raises Misconfigured if it cannot be written."""
+    def __init__(self, path: str, kind: str, resumed: bool, most: int = 0) -> None:
+        """`most`: bytes of a stream in a row. Raises Misconfigured if it cannot be written."""
         self._path = path
+        self._most = most
         self._separator = SEPARATORS[kind]
         self._columns = 0  # of arguments; 0 before the first row
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -48,18 +50,21 @@ class Table:
 
     def add(self, task: Task, spool: Spool) -> None:
         """Add the row of a task that has its end. Raises Failure."""
-        data = self._row(task, spool) if self._separator else as_json(task, spool)
+        row = self._row(task, spool) if self._separator else as_json(task, spool, self._most)
         size = os.fstat(self._fd).st_size
         try:
-            write_all(self._fd, data)
+            for piece in values.gathered(row):
+                write_all(self._fd, piece)
         except OSError as error:
             # A full disk takes a part. The next run added its first row behind it, and that was read as a part of it.
             with contextlib.suppress(OSError):  # no file
                 os.ftruncate(self._fd, size)
             why = (error.strerror or str(error)).lower()
             raise Failure(LOST, f"--results {self._path}: {why}") from None
+        self._headed = True
 
-    def _row(self, task: Task, spool: Spool) -> bytes:
+    def _row(self, task: Task, spool: Spool) -> Iterator[bytes]:
+        """Yield the row of a task, below the names of the columns if it is the first one."""
         entry, args, fields = task.entry, task.item.args, task.item.fields or {}
         named = len(fields) == len(args)
         self._columns = self._columns or len(args)
@@ -71,16 +76,18 @@ class Table:
             *(str(entry.sent), str(entry.received), str(entry.code), str(entry.signal)),
             *(joined(task.argv), *shown),
         ]
-        streams = outputs(spool)
-        row = self._line([*map(os.fsencode, cells), streams[1], streams[2]])
-        if self._headed:
-            return row
-        self._headed = True
-        names = list(fields) if named else [f"V{at}" for at in range(1, self._columns + 1)]
-        return self._line(map(os.fsencode, [*PARALLEL.split("\t"), *names, "Stdout", "Stderr"])) + row
+        head = b""
+        if not self._headed:
+            names = list(fields) if named else [f"V{at}" for at in range(1, self._columns + 1)]
+            head = self._cells([*PARALLEL.split("\t"), *names, "Stdout", "Stderr"]) + b"\n"
+        yield head + self._cells(cells)
+        for stream in values.STREAMS:
+            yield self._separator
+            yield from values.cell(spool, stream, self._most, self._separator)
+        yield b"\n"
 
-    def _line(self, cells: Iterator[bytes] | list[bytes]) -> bytes:
-        return self._separator.join(map(self._quoted, cells)) + b"\n"
+    def _cells(self, cells: Sequence[str]) -> bytes:
+        return self._separator.join(self._quoted(os.fsencode(cell)) for cell in cells)
 
     def _quoted(self, cell: bytes) -> bytes:
         if not any(byte in cell for byte in (self._separator, b'"', b"\n", b"\r", b" ")):
@@ -95,26 +102,6 @@ def joined(argv: list[str]) -> str:
     from shlex import join
 
     return join(argv)
-
-
-def outputs(spool: Spool) -> dict[int, bytes]:
-    """Return all that stdout and stderr of a job have."""
-    streams: dict[int, list[bytes]] = {1: [], 2: []}
-    for stream, data in spool.chunks():
-        streams[stream].append(data)
-    return {stream: b"".join(pieces) for stream, pieces in streams.items()}
-
-
-def texts(spool: Spool) -> dict[str, str]:
-    """Return `stdout` and `stderr` of a job as JSON has them: as `stdout_base64` where they are not UTF-8."""
-    found = {}
-    for stream, data in outputs(spool).items():
-        name = "stdout" if stream == 1 else "stderr"
-        try:
-            found[name] = data.decode()
-        except UnicodeDecodeError:
-            found[f"{name}_base64"] = _base64(data)
-    return found
 
 
 def _words(name: str, words: Sequence[str]) -> dict[str, list[str]]:
@@ -132,10 +119,8 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def as_json(task: Task, spool: Spool) -> bytes:
-    """One line for an item; outputs that are not UTF-8 are in base64."""
-    import json
-
+def as_json(task: Task, spool: Spool, most: int) -> Iterator[bytes]:
+    """Yield one line for an item; outputs that are not UTF-8 are in base64."""
     entry = task.entry
     found: dict[str, object] = {
         **{"seq": entry.seq, **_words("args", task.item.args), **_words("command", task.argv)},
@@ -144,4 +129,4 @@ def as_json(task: Task, spool: Spool) -> bytes:
         "seconds": round(entry.seconds, 3),
         **task.facts,
     }
-    return json.dumps({**found, **texts(spool)}, ensure_ascii=False).encode() + b"\n"
+    return values.object_line(found, spool, most)
