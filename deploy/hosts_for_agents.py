@@ -15,7 +15,6 @@ from deploy import paths
 from transport import quickjson
 from transport.atomic import write_aside
 from transport.lean import contextlib
-from transport.text import harmless
 
 try:  # hashlib loads OpenSSL, which takes longer than all of the rest
     from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]
@@ -30,7 +29,10 @@ if TYPE_CHECKING:
     from deploy.host import Host
 
 FORM = "2"  # of the kept lists; another form has another name
-LONGEST = 100  # characters of a system's name, which another machine chooses
+LONGEST = 64  # characters of a system's name, which another machine chooses,
+LETTERS = (
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"  # and the characters of its two words
+)
 MOST_LISTS = 500  # lists that are kept, of each content of an inventory the whole one and those of its hosts
 
 
@@ -162,18 +164,29 @@ def systems() -> dict[str, str]:
     """Return the systems of hosts that were reached from here: place -> "Linux x86_64"."""
     known = _kept("systems")
     return (
-        {str(place): harmless(str(system)[:LONGEST], instead="?") for place, system in known.items()}
+        {place: system for place, system in known.items() if _is_system(system)}
         if isinstance(known, dict)
         else {}
     )
 
 
 def remember(host: Host, system: object) -> None:
-    """Keep the system that a host reports. If two processes write at once, one entry is lost until the next visit."""
+    """Keep the system that a host reports. If two processes write at once, one entry is lost until the next visit.
+
+    Agents read it in their first message, where words of another form could be an instruction: those are not kept.
+    """
     known, place = systems(), place_of(host)
-    if isinstance(system, str) and known.get(place) != (shown := harmless(system[:LONGEST], instead="?")):
+    if _is_system(system) and known.get(place) != system:
         known.pop(place, None)
-        _keep("systems", {**known, place: shown})
+        _keep("systems", {**known, place: system})
+
+
+def _is_system(told: object) -> bool:
+    """Whether this is the name of a system and of its kind of processor, as "Linux x86_64"."""
+    if not isinstance(told, str) or len(told) > LONGEST:
+        return False
+    words = told.split(" ")
+    return len(words) == 2 and all(word and not word.strip(LETTERS) for word in words)
 
 
 def _digest(data: bytes) -> str:

@@ -15,7 +15,7 @@ from quine.fanout.output.tags import Tags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from quine.fanout.output.sinks import Sink
     from quine.fanout.output.spool import Spool
@@ -126,7 +126,10 @@ class Lines(Output):
             self._sink.end_line(self)
 
     def close(
-        self, done: Callable[[], None], instead: Callable[[Spool], bytes] | None = None, whole: bool = True
+        self,
+        done: Callable[[], None],
+        instead: Callable[[Spool], Iterable[bytes]] | None = None,
+        whole: bool = True,
     ) -> None:
         self.drop()
         self._sink.between_lines(self, lambda: self._sink.close(self._number, iter(()), self._spool, done))
