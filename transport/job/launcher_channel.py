@@ -10,12 +10,11 @@ from transport import quickjson
 from transport.carrier.unix import rights
 from transport.launcher import spare
 from transport.launcher.launcher import MESSAGE
+from transport.launcher.outgoing import AGAIN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-AGAIN = 0.05  # seconds until a message that the kernel did not take is sent again
 
 
 class Channel:

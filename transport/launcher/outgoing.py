@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from transport import quickjson
 from transport.launcher import spare
 from transport.lean import deque, socket
 
 MOST = 16384  # bytes from which on a message is full
+AGAIN = 0.05  # seconds until a message that the kernel did not take, though there is room, is sent again
 
 
 class Outgoing:
-    """`waits`: the kernel had no room for all of it; `due`: time at which what is held back is to be sent, or None."""
+    """`waits`: for the channel to be writable; `due`: time at which what is held back is to be sent, or None."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -42,8 +44,13 @@ class Outgoing:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(fds))] if fds else []
             try:
                 self._channel.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                self.waits = True
+                return
             except OSError:
-                self.waits = True  # no room; or the node is gone, and the next poll reports that
+                # Too many descriptors are on their way, or memory is short: the channel is writable all the same. Or
+                # the node is gone, and the next poll reports that.
+                self._until = time.monotonic() + AGAIN
                 return
             for _ in range(count):
                 fd = self._queue.popleft()[1]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from transport import quickjson
-from transport.launcher import child, termination, workdir
+from transport.launcher import child, outgoing, termination, workdir
 from transport.launcher.launcher import Launcher, Made
 
 
@@ -183,3 +186,21 @@ def test_what_a_node_that_is_busy_does_not_take_waits_for_it(ends: tuple[Launche
         got += [each[1] for each in (words if isinstance(words[0], list) else [words])]
         launcher._out.flush()
     assert got == list(range(2000))
+
+
+@pytest.mark.parametrize("number", [errno.ETOOMANYREFS, errno.ENOBUFS], ids=errno.errorcode.__getitem__)
+def test_what_the_kernel_refuses_though_there_is_room_is_sent_after_a_pause(
+    ends: tuple[Launcher, socket.socket], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The channel is writable: a launcher that waited for that used up a processor."""
+    launcher, node = ends
+    channel = mock.Mock(sendmsg=mock.Mock(side_effect=OSError(number, os.strerror(number))))
+    begun = time.monotonic()
+    with monkeypatch.context() as refuses:
+        refuses.setattr(launcher._out, "_channel", channel)
+        for at in (1, 2):
+            launcher._tell("left", at, 0)
+    assert not launcher._out.waits and launcher._out.due
+    assert launcher._out.due >= begun + outgoing.AGAIN
+    launcher._out.turn(launcher._out.due)
+    assert json.loads(node.recv(1 << 16, socket.MSG_DONTWAIT)) == [["left", 1, 0], ["left", 2, 0]]
