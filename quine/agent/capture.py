@@ -5,7 +5,8 @@ Laws
    output, or says why there is none.
 2. Truncation never splits a character.
 3. No line of output can be taken for a line of the host loop: a line that begins with one of `HEADERS`, after any
-   number of backslashes, gets one more backslash in front, as mboxrd does with From.
+   number of backslashes, gets one more backslash in front, as mboxrd does with From. Characters that nobody sees and
+   the escape sequences of terminals do not count.
 """
 
 from __future__ import annotations
@@ -19,6 +20,18 @@ from quine.base import dirs
 LIMIT = 1 << 30  # bytes kept of one stream; a command that prints more is ended, and the result says so
 CHUNK = 1 << 18
 COMMON = ("x86_64", "i686", "aarch64", "armv7l", "riscv64", "s390x", "loongarch64")  # they have one FIONREAD
+
+# Of ECMA-48: control sequences, whole strings as titles and links have them, and what begins any other one.
+ESCAPES = (
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-~]?"
+)
+# Characters without a width that count as printable: Unicode has them as ignorable by default.
+UNSEEN = {
+    *"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0",
+    *map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))),
+}
 
 # beginnings of the lines of a result that are not output; a test compares this list with the sources
 HEADERS = (
@@ -146,10 +159,26 @@ def _fionread() -> int:
 
 def quoted(text: str) -> str:
     """Escape the lines of `text` that begin like a header of the host loop (law 3)."""
-    if not any(header in text for header in HEADERS):
+    hides = _hides(text.replace("\n", "").replace("\t", ""))
+    if not hides and not any(header in text for header in HEADERS):
         return text
     lines = text.splitlines(keepends=True)  # also at carriage returns, which a guest may read as newlines
-    return "".join("\\" + line if line.lstrip("\\").startswith(HEADERS) else line for line in lines)
+    return "".join("\\" + line if _seen(line).lstrip("\\").startswith(HEADERS) else line for line in lines)
+
+
+def _hides(text: str) -> bool:
+    """Return whether something in `text` is not seen by its reader."""
+    return not text.isprintable() or not (text.isascii() or UNSEEN.isdisjoint(text))
+
+
+def _seen(line: str) -> str:
+    """Return `line` as it is read."""
+    if not _hides(line.rstrip("\r\n")):
+        return line
+    import re
+
+    line = re.sub(ESCAPES, "", line)
+    return "".join(c for c in line if c.isprintable() and c not in UNSEEN)
 
 
 def _whole_head(data: bytearray) -> str:
