@@ -36,6 +36,7 @@ TRIES = 4  # of one inference that workers cut
 PAUSE = 0.05  # seconds before the next one, doubled each time
 PATIENCE = 10.0  # seconds that a broker may take to answer a greeting
 _SHUT_RDWR = 2  # of shutdown(2)
+_living: set[ref[Broker]] = set()  # the brokers of this process
 GONE = "the process that holds the keys has ended"
 CURE = "start the agent anew, from where the key is"
 
@@ -141,8 +142,7 @@ class Broker:
         self._lock = _thread.allocate_lock()
         self._free: list[tuple[int, socket.socket]] = []  # with the process that each belongs to
         # A copy in a fork would keep the end of the maker from being heard: its inference would go on, and be paid.
-        maker = ref(self)
-        os.register_at_fork(after_in_child=lambda: _let_go(maker()))
+        _living.add(ref(self, _living.discard))
         try:
             line, self.guest = self._greeted(line)
         except OSError as error:
@@ -179,6 +179,12 @@ class Broker:
     def close(self) -> None:
         with self._lock:
             free, self._free = self._free, []
+        for _, line in free:
+            line.close()
+
+    def let_go(self) -> None:
+        """Close a fork's copies of its maker's connections. The lock may be held by a thread that is not here."""
+        free, self._free = self._free, []
         for _, line in free:
             line.close()
 
@@ -234,12 +240,14 @@ def _end(line: socket.socket | None) -> None:
         line.close()
 
 
-def _let_go(broker: Broker | None) -> None:
-    """Close a fork's copies of its maker's connections. The lock may be held by a thread that is not here."""
-    if broker is not None:
-        free, broker._free = broker._free, []
-        for _, line in free:
-            line.close()
+def _forked() -> None:
+    for living in list(_living):
+        if broker := living():
+            broker.let_go()
+
+
+# Once for all brokers: what is registered is never forgotten, and each fork calls it.
+os.register_at_fork(after_in_child=_forked)
 
 
 def _refusal(answer: dict[str, Any]) -> Failure:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from quine.broker import wire
+from quine.broker import client, wire
 from quine.broker.gate import START
 from quine.budget.ledger import MOST_REPLY
 from quine.providers.metering import TOOLS
@@ -325,3 +328,23 @@ print(keeper._has_threads(), flush=True)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert done.stdout == b"False\nTrue\n", done.stderr
+
+
+def test_a_fork_closes_the_connections_of_living_brokers_and_pays_for_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered: list[Any] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **calls: registered.append(calls))
+    monkeypatch.setattr(client.Broker, "_greeted", lambda self, line: (line, client.Guest("", "")))
+    before = set(client._living)
+    near, far = socket.socketpair()
+    with near, far:
+        makes = functools.partial(client.Broker, "", mock.MagicMock(), 1, ())
+        for _ in range(100):
+            makes(line=near.dup()).close()
+        broker = makes(line=near)
+        assert not registered and {living() for living in client._living - before} == {broker}
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if near.fileno() < 0 else 1)
+        assert os.waitpid(pid, 0)[1] == 0 and near.fileno() >= 0
