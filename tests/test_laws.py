@@ -261,6 +261,27 @@ def test_every_module_says_what_it_is() -> None:
     assert not [name_of(path) for path in FILES if not (ast.get_docstring(TREES[path]) or "").strip()]
 
 
+# They create what a user has named: there a link means the file that it leads to, as for `>`.
+NAMED_BY_USERS = {
+    "quine/fanout/joblog.py",
+    "quine/fanout/output/results.py",
+    "quine/fanout/output/tables.py",
+    "transport/carrier/ssh/known_hosts.py",
+}
+
+
+def test_no_file_of_ours_is_created_through_a_link() -> None:
+    """Someone who may write there first could have any file of the user's overwritten."""
+    found = []
+    for path in FILES:
+        if name_of(path) not in NAMED_BY_USERS and "O_CREAT" in path.read_text():
+            for node in ast.walk(TREES[path]):
+                text = ast.unparse(node) if isinstance(node, ast.Call | ast.Assign | ast.AugAssign) else ""
+                if "O_CREAT" in text and not ("O_NOFOLLOW" in text or "O_EXCL" in text):
+                    found.append(f"{name_of(path)}:{node.lineno}")
+    assert not found
+
+
 def test_files_stay_below_their_ceiling() -> None:
     lines = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
     assert not {name: n for name, n in lines.items() if n > CEILING}

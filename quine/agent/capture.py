@@ -98,7 +98,9 @@ class Capture:
         self._spilt = True
         try:
             dirs.make(os.path.dirname(self._path))
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(
+                self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_TRUNC | os.O_CLOEXEC, 0o600
+            )
         except OSError as error:
             self._fault = error.strerror or str(error)
         self._keep(self._kept)

@@ -33,6 +33,8 @@ class Log:
     def write(self, text: str) -> None:
         """Append `text` unchanged. Raises OSError."""
         if self.path:
-            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = os.open(
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC, 0o600
+            )
             with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)

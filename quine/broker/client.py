@@ -246,7 +246,7 @@ def _forked() -> None:
             broker.let_go()
 
 
-# Once for all brokers: what is registered is never forgotten, and each fork calls it.
+# Once for all brokers: a registered function is never forgotten, and each fork calls it.
 os.register_at_fork(after_in_child=_forked)
 
 

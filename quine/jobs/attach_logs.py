@@ -258,7 +258,10 @@ class _Proxy:
 
 
 def logs(agent: Agent, options: RunOptions) -> int:
-    """Print the output of a job from an offset on; with --follow until the job has ended."""
+    """Print the output of a job from an offset on; with --follow until the job has ended.
+
+    Raises Failure if it is lost: more may have been written than is kept.
+    """
     if not agent.directory:
         hint = (
             f"its output went to the process that started it; for its actions see: quine tape show {agent.id}"
@@ -294,6 +297,8 @@ def logs(agent: Agent, options: RunOptions) -> int:
             going = not procs.wait(held, INTERVAL)
         for source, target in opened:
             _copy(source, target)
+    if options.follow and (end := agent.end()).state == "lost":
+        raise Failure(LOST, f"{agent.id}: {end.detail}", end.hint)
     return OK
 
 

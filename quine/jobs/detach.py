@@ -294,7 +294,7 @@ def _alone(job: str) -> None:
     jobs = os.path.join(state_directory(), "jobs")
     try:
         dirs.make(jobs)
-        low = os.open(f"{jobs}/.laying", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        low = os.open(f"{jobs}/.laying", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fd = fcntl.fcntl(low, fcntl.F_DUPFD, inherit.FIRST_FD)
         finally:

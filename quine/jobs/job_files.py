@@ -55,7 +55,7 @@ def unwritable(error: OSError, jobs: str) -> Failure:
 
 
 def keep_mission(directory: str, mission: str) -> None:
-    fd = os.open(f"{directory}/mission", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(f"{directory}/mission", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "w", encoding="utf-8") as file:
         file.write(mission)
 

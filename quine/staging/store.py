@@ -99,7 +99,11 @@ class Objects:
         fd = -1
         with contextlib.suppress(OSError):
             dirs.make(self.folder)
-            fd = os.open(f"{self.folder}/{what}-{name[:2]}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(
+                f"{self.folder}/{what}-{name[:2]}",
+                os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o600,
+            )
         try:
             until = time.monotonic() + PATIENCE
             while fd >= 0 and time.monotonic() < until:
@@ -249,7 +253,7 @@ def _rows(table: memoryview, digests: set[bytes]) -> Iterator[tuple[bytes, int, 
 def clean(folder: str, bound: int = BOUND) -> None:
     """Delete the packs unused for longest, and partial files of dead processes. One process cleans at a time."""
     with contextlib.suppress(OSError):
-        fd = os.open(f"{folder}/cleaner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(f"{folder}/cleaner", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _clean(folder, bound)

@@ -163,7 +163,13 @@ def _make_index(folder: str) -> None:
     for tries in range(TRIES, 0, -1):
         try:
             dirs.make(folder)
-            os.close(os.open(os.path.join(folder, INDEX), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            os.close(
+                os.open(
+                    os.path.join(folder, INDEX),
+                    os.O_CREAT | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC,
+                    0o600,
+                )
+            )
             return
         except FileNotFoundError:
             if tries == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,35 @@ def open_to_all(clone: Path) -> None:
     (clone / ".quine").chmod(0o777)
 
 
-@pytest.mark.parametrize("fill", [outer_link, inner_link, tracked, open_to_all])
+def link_to_a_file(clone: Path) -> None:
+    (clone / ".quine").symlink_to("../secret")
+
+
+def pipe(clone: Path) -> None:
+    os.mkfifo(clone / ".quine")
+
+
+def inner_pipe(clone: Path) -> None:
+    """In the place of the shared files, and of a tape."""
+    (clone / ".quine").mkdir()
+    for name in ("fs", f"{ID}.jsonl"):
+        os.mkfifo(clone / ".quine" / name)
+    (clone / ".quine").chmod(0o777)
+
+
+def of_another_user(clone: Path) -> None:
+    if os.getuid():
+        pytest.skip("needs root to give files away")
+    open_to_all(clone)
+    (clone / ".quine").chmod(0o755)
+    for path in (clone / ".quine", *(clone / ".quine").rglob("*")):
+        os.chown(path, 65534, -1)
+
+
+FILLS = [outer_link, inner_link, link_to_a_file, tracked, open_to_all, pipe, inner_pipe, of_another_user]
+
+
+@pytest.mark.parametrize("fill", FILLS)
 def test_a_data_directory_of_somebody_else(lab: Lab, tmp_path: Path, fill: Callable[[Path], None]) -> None:
     clone = tmp_path / "clone"
     clone.mkdir()

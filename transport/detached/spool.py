@@ -100,7 +100,8 @@ class Spool:
 def reserve(name: str, room: int) -> None:
     """Take the room that a record of at most `room` bytes will need. Raises OSError if there is none."""
     with open(
-        os.open(f"{name}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
+        os.open(f"{name}.part", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_TRUNC | os.O_CLOEXEC, 0o600),
+        "wb",
     ) as file:
         file.write(b" " * room)
         file.flush()
@@ -110,7 +111,7 @@ def reserve(name: str, room: int) -> None:
 def record(name: str, value: dict[str, Any]) -> None:
     """Write a record; it is whole and on the disk when this returns."""
     data = quickjson.dumps(value).encode()
-    fd = os.open(f"{name}.part", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(f"{name}.part", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         write_at(fd, data, 0)
         os.ftruncate(fd, len(data))

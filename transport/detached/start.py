@@ -41,5 +41,5 @@ def start(directory: str, order: Order) -> Status | None:
 def _note_defect(path: str) -> None:
     import traceback
 
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND, 0o600), "a") as file:
         traceback.print_exc(file=file)

@@ -68,7 +68,7 @@ class Table:
         """Make an empty table, locked before it gets its name."""
         path = f"{address.runtime_directory()}/{node_socket.node_name()}.{os.getpid()}.{SUFFIX}"
         aside = f"{path}.new"
-        fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             os.posix_fallocate(fd, 0, ROOM * SLOT)

@@ -89,7 +89,7 @@ def rotate_log() -> None:
         if facts.st_size <= LOG_LIMIT or os.stat(path).st_ino != facts.st_ino:
             return
         os.rename(path, f"{path}.old")
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND, 0o600)
     except OSError:
         return  # the directory was removed meanwhile
     os.dup2(log, 2)
@@ -99,7 +99,7 @@ def rotate_log() -> None:
 def _start() -> None:
     """Start the node as a daemon: in its own session, without this process's streams and secrets."""
     ready, announce = os.pipe()
-    log = os.open(log_path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(log_path(), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND, 0o600)
     begin = os.fstat(log).st_size
     null = os.open(os.devnull, os.O_RDWR)
     try:
@@ -146,7 +146,7 @@ def _unstarted(begin: int) -> Refused:
     """
     folder, trial = address.runtime_directory(), beside("trial")
     try:
-        fd = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, bytes(ROOM))
         finally:
@@ -173,7 +173,7 @@ def bind() -> tuple[Listener, dict[str, object]] | None:
     """
     import socket
 
-    lock = os.open(beside("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(beside("lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if not _lock(lock):
         if living := try_connect():
             living.close()

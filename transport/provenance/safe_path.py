@@ -56,6 +56,13 @@ def refuse_link(name: str, directory: int | None = None) -> None:
         raise Unsafe(f"{name} is a symlink, which is not followed here", f"rm {name}")
 
 
+def require_folder(name: str) -> None:
+    """Raise Unsafe if `name` exists and is no directory: a link, a pipe, a file."""
+    refuse_link(name)
+    if os.path.lexists(name) and not os.path.isdir(name):
+        raise Unsafe(f"{name} is no directory", f"look at it, then rm {name}")
+
+
 def named(path: str, flags: int = FILE) -> int:
     """Open a path from the home, an option or the inventory. Raises Unsafe; OSError as open(2)."""
     todo = _parts(path if path.startswith("/") else os.path.join(os.getcwd(), path))

@@ -80,7 +80,9 @@ class Arrived(Inputs):
 
     def keep(self, directory: str) -> None:
         if self._hosts:
-            fd = os.open(f"{directory}/{INVENTORY}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(
+                f"{directory}/{INVENTORY}", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
             with open(fd, "wb") as file:
                 file.write(quickjson.dumps(self._hosts).encode())
 
