@@ -179,7 +179,9 @@ def clear(table: Table, abandoned: bool = False) -> None:
             entry.pid = holder(entry.memo)
         elif not entry.start and abandoned and entry.pid not in holders(entry.memo):
             entry.pid = 0  # another process may have the number by now
-        if entry.pid and not entry.start:
+        if (
+            entry.pid and not entry.start and entry.ended is None
+        ):  # once it was reaped its number is free for others
             entry.start = address.start_time(entry.pid)
     termination.end(lambda: {entry.pid for entry in entries if _is_same(entry, abandoned)})
     _tidy(table, entries)

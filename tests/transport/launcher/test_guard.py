@@ -355,6 +355,16 @@ def test_what_a_dead_leader_left(table: Table, abandoned: bool) -> None:
         processes.kill(pid)
 
 
+def test_the_number_of_a_job_that_was_reaped_may_be_somebody_elses(table: Table) -> None:
+    """A short job whose start time there was no time to note: none is taken later."""
+    with Sleeper() as sleeper, open(os.devnull) as memo:
+        slot = table.expect(memo.fileno())
+        table.made(slot, sleeper.pid)
+        table.mark(slot, True, 0)
+        clear(table)
+        assert sleeper.process.poll() is None
+
+
 def test_only_abandoned_tables_are_taken(table: Table) -> None:
     directory = os.path.dirname(table.path)
     assert list(Table.abandoned(directory)) == []  # ours is held
