@@ -40,12 +40,11 @@ def make(path: str, key: bytes, keys: Mapping[str, str], environ: Mapping[str, s
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     ready, told = os.pipe2(os.O_CLOEXEC)
     try:
-        before = os.umask(0o177)
-        try:
-            with wire.reachable(beside) as name:
-                listener.bind(name)
-        finally:
-            os.umask(before)
+        os.fchmod(
+            listener.fileno(), 0o600
+        )  # its file gets that mode; the umask belongs to all threads of a program
+        with wire.reachable(beside) as name:
+            listener.bind(name)
         node = os.stat(beside).st_ino
         if _has_threads():
             # A thread that is not in the fork may hold the lock of an import there, for ever.

@@ -106,6 +106,7 @@ def test_other_keys_have_another_broker(served: Served) -> None:
     done = served.run(mission=FIRST, env={"OPENROUTER_API_KEY": "another-key-0123456789"})
     assert done.returncode == 0, done.stderr
     assert len(served.brokers()) == 4 and len(served.sockets()) == 2
+    assert {path.stat().st_mode & 0o777 for path in served.sockets()} == {0o600}
     assert served.run(mission=FIRST).returncode == 0
     assert len(served.brokers()) == 4
 

@@ -103,15 +103,13 @@ class Peer(Wire):
 def listen() -> socket.socket:
     """Listen in the current directory: its path may be longer than an address. Raises OSError if it cannot."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    mask = os.umask(0o177)
     try:
+        os.fchmod(listener.fileno(), 0o600)  # its file gets that mode
         listener.bind(NAME)
         listener.listen(BACKLOG)
     except BaseException:
         listener.close()
         raise
-    finally:
-        os.umask(mask)
     return listener
 
 

@@ -186,11 +186,8 @@ def bind() -> tuple[Listener, dict[str, object]] | None:
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(mask)
+    os.fchmod(listener.fileno(), 0o600)  # its file gets that mode
+    listener.bind(path)
     listener.listen(BACKLOG)
     return listener, seat(lock)  # the lock's descriptor stays open, by intent, as long as the process lives
 
