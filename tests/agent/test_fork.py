@@ -11,9 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from quine.agent.child_start import Given, _be_proxy
 from quine.agent.children import Job
 from quine.agent.session import SessionSpec
+from quine.agent.tools import fork as fork_tool
 from quine.base.sessions import new_session
 from quine.tape.lines import message_of
 from tests.support.agents import OK, UNTIL_ENDED, Agents, call, left, says, section, sh
@@ -362,6 +365,27 @@ def test_a_directory_or_a_named_pipe_as_stdin_is_refused(agents: Agents) -> None
     directory, pipe = agents.results()
     assert directory.startswith("[FORK ERROR] stdin /: a directory, nothing was started")
     assert "a named pipe" in pipe
+
+
+def test_a_named_pipe_that_takes_the_place_of_a_stdin_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, look = tmp_path / "material", os.stat
+    path.write_text("text")
+    loop: Any = SimpleNamespace(shell=SimpleNamespace(cwd=str(tmp_path)))
+    fd = fork_tool._open_stdin(loop, "material")
+    assert os.get_blocking(fd)
+    os.close(fd)
+
+    def replaced(given: Any, **more: Any) -> os.stat_result:
+        facts = look(given, **more)
+        path.unlink()
+        os.mkfifo(path)
+        return facts
+
+    monkeypatch.setattr(os, "stat", replaced)
+    with pytest.raises(OSError, match="a named pipe"):
+        fork_tool._open_stdin(loop, "material")
 
 
 def test_a_proxy_leaves_its_status_where_nobody_reads(tmp_path: Path) -> None:

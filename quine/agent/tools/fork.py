@@ -249,9 +249,19 @@ def _open_stdin(loop: Running, wanted: str) -> int:
     if wanted == "inherit":
         return os.dup(0)
     path = os.devnull if wanted == "null" else os.path.join(loop.shell.cwd, os.path.expanduser(wanted))
-    mode = os.stat(path).st_mode
+    _require_file(os.stat(path).st_mode)  # not opened: that alone would end the wait of a pipe's writer
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        _require_file(os.fstat(fd).st_mode)  # another process may have put something else in its place
+        os.set_blocking(fd, True)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _require_file(mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(0, "a directory")
     if stat.S_ISFIFO(mode):
         raise OSError(0, "a named pipe, which would be waited for; let the child open it")
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
