@@ -53,16 +53,16 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
     inherit.hold_standard_streams()
     settings = env.adopt(options)
     former = settings.memo.get("exec")
-    if isinstance(former, dict) and former.get("pid") == os.getpid():
-        return _again(settings, former, proxy or _no_proxy)
-    _require_directory()
-    inventory = find_inventory(options, os.environ)
-    if options.cwd:
-        # After adopt: paths in options and variables are relative to the directory of the caller.
-        _change_directory(options.cwd)
     signals = Signals()
-    signals.install()
     try:
+        if isinstance(former, dict) and former.get("pid") == os.getpid():
+            return ending.leave(_again(settings, former, proxy or _no_proxy, signals))
+        _require_directory()
+        inventory = find_inventory(options, os.environ)
+        if options.cwd:
+            # After adopt: paths in options and variables are relative to the directory of the caller.
+            _change_directory(options.cwd)
+        signals.install()
         return ending.leave(_run(mission, options, proxy or _no_proxy, settings, inventory, signals))
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
@@ -175,9 +175,8 @@ def spec_from(
     return spec, settings, tree.ledger
 
 
-def _again(settings: Settings, former: dict[str, Any], proxy: Proxy) -> int:
-    """Continue the same process after exec: signals were blocked meanwhile; it still has its slots and children."""
-    signals = Signals()
+def _again(settings: Settings, former: dict[str, Any], proxy: Proxy, signals: Signals) -> End:
+    """As `_run`, after exec: signals were blocked meanwhile, and this process still has its slots and children."""
     spec = SessionSpec.from_json(former["life"])
     tree = env.join_tree(settings, settings.limits)
     slots = [int(fd) for fd in former["slots"]]
@@ -189,7 +188,7 @@ def _again(settings: Settings, former: dict[str, Any], proxy: Proxy) -> int:
     guest, spec, price = _guest(settings, tree, spec, ask)
     held = _make_data_dir(settings.data_dir, shared=ask is not None)
     process = Process(settings, tree, guest, price, ask, signals, proxy)
-    return ending.leave(_lives(process, spec, slots, held, former["record"], former["jobs"]))
+    return _lives(process, spec, slots, held, former["record"], former["jobs"])
 
 
 def _lives(

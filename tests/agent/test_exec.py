@@ -8,10 +8,15 @@ import resource
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from quine.agent import main
+from quine.agent.signals import Terminated
+from quine.base.cli_options import RunOptions
 from tests.support.agents import OK, UNTIL_ENDED, Agents, call, says, section, sh, until
 
 NONE, SOME = "^\\{\\}$", "."
@@ -24,6 +29,16 @@ def again(**wisdom: str) -> dict[str, Any]:
 def told(agents: Agents, life: int) -> list[str]:
     """The results of one of the lives, by its number."""
     return [e["data"]["content"] for e in agents.tapes()[life] if e["type"] == "tool_result"]
+
+
+def test_a_signal_before_the_next_life_begins_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tape is opened at the origin, say, and the origin does not answer."""
+    settings = SimpleNamespace(memo={"exec": {"pid": os.getpid()}})
+    monkeypatch.setattr(main.inherit, "hold_standard_streams", lambda: None)
+    monkeypatch.setattr(main.env, "adopt", lambda options: settings)
+    monkeypatch.setattr(main, "_again", mock.Mock(side_effect=Terminated(signal.SIGTERM)))
+    monkeypatch.setattr(main.ending, "leave", lambda end: (end.status, end.signal))
+    assert main.start("", RunOptions()) == (143, signal.SIGTERM)
 
 
 def test_a_new_life_in_the_same_process(agents: Agents) -> None:
