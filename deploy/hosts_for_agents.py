@@ -83,14 +83,10 @@ def prepare(path: str, host: str) -> None:
     if len(os.listdir("/proc/self/task")) == 1 and not os.path.exists(
         os.path.join(_folder(), _name(path, host))
     ):
-        keep_reach(path, host)
-
-
-def keep_reach(path: str, host: str) -> None:
-    """Make the list of `of_reach` in a process of its own, and keep it."""
-    listed = _made_apart(path, host)
-    if listed is not None:
-        _keep(_name(path, host), listed)
+        with contextlib.suppress(OSError):  # no room for a process: the proxy reads the inventory
+            listed = _made_apart(path, host)
+            if listed is not None:
+                _keep(_name(path, host), listed)
 
 
 def _name(path: str, host: str = "") -> str:
@@ -104,12 +100,17 @@ def _name(path: str, host: str = "") -> str:
 
 
 def _made_apart(path: str, host: str = "") -> list[dict[str, Any]] | None:
-    """Make the list in a process of its own; return None if there is none.
+    """Make the list in a process of its own; return None if there is none. OSError: there is no room for a process.
 
     The caller keeps its memory small, because its children are copies of it.
     """
     heard, said = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(heard)
+        os.close(said)
+        raise
     if not pid:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import struct
 
-from quine.base.errors import Misconfigured
+from quine.base.errors import NOT_STARTED, Failure, Misconfigured
 from quine.files.urls import RESERVED
 from quine.providers.choice import KEYS
 from transport import inherit
@@ -54,8 +54,16 @@ def of_the_store(secrets: Mapping[str, str]) -> dict[str, str]:
 def begin(session: str, environ: Mapping[str, str], secrets: Mapping[str, str]) -> None:
     """Start the archive daemon of the tree whose root this process is. It is orphaned, and ends after the tree.
 
-    It reports its failures in the log of the root.
+    It reports its failures in the log of the root. Raises Failure if it cannot be started.
     """
+    try:
+        _begin(session, environ, secrets)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise Failure(NOT_STARTED, f"the archive of the tree cannot be started: {why}") from None
+
+
+def _begin(session: str, environ: Mapping[str, str], secrets: Mapping[str, str]) -> None:
     # Bind the socket before starting the daemon, so that an early client queues instead of failing.
     listener = _listen(session)
     if listener is None:

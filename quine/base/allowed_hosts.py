@@ -30,7 +30,8 @@ def asks_origin(named: bool, inventory: str | None, memo: Mapping[str, object]) 
 
 
 def at_start(inventory: str | None, ask: Ask | None) -> str:
-    """Return the hosts that an agent which starts here may use, as a JSON text; "" if there are none."""
+    """Return the hosts that an agent which starts here may use, as a JSON text, "" if there are none. Failure."""
+    from quine.base.errors import NOT_STARTED, Failure
     from transport.errors import RequestError
 
     if ask is not None:
@@ -42,7 +43,11 @@ def at_start(inventory: str | None, ask: Ask | None) -> str:
         return ""
     from deploy.hosts_for_agents import of_all
 
-    return text(of_all(inventory))
+    try:
+        return text(of_all(inventory))
+    except OSError as error:  # no room for the process that reads it
+        why = (error.strerror or str(error)).lower()
+        raise Failure(NOT_STARTED, f"the hosts of {inventory} cannot be listed: {why}") from None
 
 
 def from_origin() -> list[dict[str, Any]]:

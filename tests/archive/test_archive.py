@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -237,6 +238,14 @@ def test_a_wrong_switch_is_a_usage_error(agents: Kept) -> None:
     agents.env["QUINE_FS_TAPES"] = "yes"
     done = agents.run(says(OK))
     assert done.returncode == 2 and b"QUINE_FS_TAPES" in done.stderr
+
+
+def test_a_tree_whose_archive_cannot_be_started_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = mock.Mock(side_effect=BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+    monkeypatch.setattr(os, "fork", full)
+    with pytest.raises(Failure, match=r"archive .* resource temporarily unavailable") as caught:
+        policy.begin(new_session(), {}, {})
+    assert caught.value.status == 69
 
 
 @pytest.mark.long

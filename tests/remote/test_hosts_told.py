@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -18,6 +20,8 @@ from deploy.host import Host
 from deploy.inventory import Inventory
 from quine.agent import prompt
 from quine.agent.session import SessionSpec
+from quine.base import allowed_hosts
+from quine.base.errors import Failure
 from quine.base.sessions import new_session
 from quine.jobs import hosts_service
 from tests.lab import Lab
@@ -335,6 +339,12 @@ def test_the_list_of_an_inventory_is_kept_by_its_contents(
     assert [entry.get("system") for entry in hosts_for_agents.of_all(str(path))] == [None]
     kept.write_text("[1")
     assert hosts_for_agents.systems() == {}
+    full = mock.Mock(side_effect=BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+    monkeypatch.setattr(os, "fork", full)
+    path.write_text("[hosts.a]\nabout = 'three'\n")
+    hosts_for_agents.prepare(str(path), "a")  # it hurries only
+    with pytest.raises(Failure, match="resource temporarily unavailable"):
+        allowed_hosts.at_start(str(path), None)
 
 
 def test_an_inventory_is_read_once_for_all_agents_and_again_when_it_has_changed(
