@@ -36,6 +36,7 @@ IMPORTERS = {
         "transport/carrier/ssh/connect.py",
         "transport/carrier/ssh/contact.py",
         "transport/carrier/ssh/keys.py",
+        "transport/carrier/ssh/private.py",
         "transport/carrier/ssh/settings.py",
     },
     "httpx": {"quine/providers/http.py"},

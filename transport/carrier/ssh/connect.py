@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, cast
 
 from transport.carrier.dialer import TRIES, Note, SshTarget, connected, handshakes, of_sshd, pause
-from transport.carrier.ssh import asyncssh_imports, cipher, quick
+from transport.carrier.ssh import asyncssh_imports, cipher, private, quick
 from transport.carrier.ssh.channel import SshDuplex
 from transport.carrier.ssh.contact import Contact, ServerKeys, version_step
 from transport.carrier.ssh.keys import message
@@ -35,7 +35,8 @@ with asyncssh_imports.quickly():
     import asyncssh
     from asyncssh.constants import MSG_IGNORE
 
-cipher.install()
+if private.fit():
+    cipher.install()
 
 News = Callable[[str], None]
 
@@ -94,7 +95,8 @@ async def connect(target: SshTarget, command: str, note: Note, news: News = _unh
         raise
     duplex = cast(SshDuplex, cast(object, session))
     duplex.connections = connections
-    duplex.quick = quick.Sender(connections[-1], duplex._channel).send
+    if private.fit():
+        duplex.quick = quick.Sender(connections[-1], duplex._channel).send
     return duplex
 
 
@@ -143,7 +145,7 @@ def _in_packets(connection: asyncssh.SSHClientConnection) -> None:
 
     A read of the socket brings sixteen packets. Data of a session goes past it.
     """
-    if "gcm" in str(connection.get_extra_info("recv_cipher")):
+    if private.fit() and "gcm" in str(connection.get_extra_info("recv_cipher")):
         quick.Arrivals.begin(connection)
 
 
