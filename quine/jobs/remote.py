@@ -1,9 +1,9 @@
 """Verbs on jobs of other machines: each runs on that machine, by the same program, with a proxy here.
 
 Laws
-1. All hosts are asked at the same time, each by a process of its own and for a bounded time: a host that hangs hides no
-   other. If the answer may be incomplete without it, stderr and the exit status say so. If one answer is enough, the
-   others have MORE seconds.
+1. All hosts are asked at the same time, over one connection to the node here and for a bounded time: a host that hangs
+   hides no other. If the answer may be incomplete without it, stderr and the exit status say so. If one answer is
+   enough, the others have MORE seconds.
 2. The answer of a host is foreign (`foreign.py`), and at most MOST bytes of it are read.
 3. A host is asked for an id only if no local job has it. An id that two hosts claim is refused until --on names one.
    No host is told the id that is sought, and a whole one cannot be guessed: its first claim is enough, and the others
@@ -14,37 +14,31 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
 import time
 from collections.abc import Callable
 
 from quine.base.cli_options import RunOptions, find_inventory
-from quine.base.errors import DEFECT, NOT_STARTED, OK, USAGE, Failure, Misconfigured, complain
+from quine.base.errors import NOT_STARTED, USAGE, Failure, Misconfigured, complain
 from quine.base.sessions import SHORT
 from quine.base.text import plain
 from quine.jobs import foreign
 from quine.jobs.detach import verb_there
 from quine.tape.registry import ALIVE
-from transport import quickjson
 from transport.client import client
-from transport.errors import NothingThere, Refused
-from transport.lean import Any, NamedTuple, NoReturn
+from transport.errors import NothingThere
+from transport.lean import Any, NamedTuple
 from transport.node import rendezvous
 from transport.status import LONGEST, Status
-from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from transport.client.batch import Batch
     from transport.spawn import Spawn
 
 ASK = 45.0  # seconds for all hosts to answer; a dial may have to send this build to a host that has another
 MORE = 1.0  # seconds for the other hosts, if one answer is enough
 MOST = 16 << 20  # bytes of one answer
-REPORT = "please report it"
-STOPS = 2.0  # seconds for an asking process to end
 
 
 class Remote(NamedTuple):
@@ -249,131 +243,58 @@ def ask(
 
     `enough` gets a host and its stdout, and returns whether the others need not be waited for.
     """
-    rendezvous.connect().close()  # start one node here, not one by each asking process
-    null = os.open(os.devnull, os.O_RDONLY)
+    from transport.client.batch import Batch
+
+    rendezvous.connect().close()  # that no node can be had here is no fault of a host
+    batch = Batch()
+    ended: list[_Asked] = []
     try:
-        asked = [_Asked(words, name, options, null) for name in names]
-    finally:
-        os.close(null)
-    begun = time.monotonic()
-    deadline = begun + seconds
-    open_ones = {fd: one for one in asked for fd in one.pipes}
-    poll = select.poll()
-    for fd in open_ones:
-        poll.register(fd, select.POLLIN)
-    while open_ones and (left := deadline - time.monotonic()) > 0:
-        for fd, _ in poll.poll(left * 1000):
-            if fd in open_ones and not (one := open_ones[fd]).read(fd):
-                for over in one.pipes if one.wrong else (fd,):
-                    if open_ones.pop(over, None):
-                        poll.unregister(over)
-                if enough and enough(one.host, one.answer):
+        asked = [_Asked(batch, _asking(words, name, options), name, ended.append) for name in names]
+        begun = time.monotonic()
+        deadline = begun + seconds
+        while len(batch) and (left := deadline - time.monotonic()) > 0:
+            batch.turn(left)
+            while ended:
+                one = ended.pop()
+                if enough and enough(one.host, one.stdout):
                     deadline, enough = min(deadline, time.monotonic() + MORE), None
-    seconds = time.monotonic() - begun
-    for one in asked:
-        one.hurry()
-    return {one.host: one.end(seconds) for one in asked}
+        took = time.monotonic() - begun
+    finally:
+        batch.close()
+    return {one.host: one.answer(took) for one in asked}
 
 
 class _Asked:
-    """One host, asked by a child process."""
+    """One host that is asked, and what it has answered."""
 
-    def __init__(self, words: list[str], host: str, options: RunOptions, null: int) -> None:
+    def __init__(self, batch: Batch, spawn: Spawn, host: str, ended: Callable[[_Asked], None]) -> None:
         self.host = host
-        self.pid, self._pidfd = 0, -1
-        self.pipes: dict[int, bytearray] = {}
-        self._open = 3
-        self.wrong = ""  # why there is no answer, but for a time-out
-        ends: list[tuple[int, int]] = []
-        try:
-            for _ in range(3):  # stdout, stderr, status
-                ends.append(os.pipe())
-            self.pid = os.fork()
-            if not self.pid:
-                _answer_to(ends, words, host, options, null)
-            self._pidfd = os.pidfd_open(self.pid)
-        except OSError as error:
-            self.wrong = f"no process of this machine can ask: {(error.strerror or '').lower()}"
-            for read, _ in ends:
-                os.close(read)
-        else:
-            self.pipes = {read: bytearray() for read, _ in ends}
-        for _, write in ends:
-            os.close(write)
-
-    def read(self, fd: int) -> bool:
-        data = os.read(fd, 1 << 16)
-        self.pipes[fd] += data
-        if len(self.pipes[fd]) > MOST:
-            self.wrong = self.wrong or f"an answer of more than {MOST >> 20} MiB"
-            return False
-        self._open -= not data
-        return bool(data)
+        self._kept = {1: bytearray(), 2: bytearray()}  # stdout and stderr
+        self._status: Status | None = None
+        self._is_large = False
+        self._ended = ended
+        self._job = batch.start(spawn, on_output=self._take, on_exit=self._end)
 
     @property
-    def answer(self) -> bytes:
-        """All of its stdout; empty before its end."""
-        return b"" if self._open or self.wrong else bytes(next(iter(self.pipes.values())))
+    def stdout(self) -> bytes:
+        return bytes(self._kept[1])
 
-    def hurry(self) -> None:
-        """Send TERM to the asking process if it has no answer; called for all hosts first, so that all end at once."""
-        if self._open and self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+    def _take(self, stream: int, data: memoryview) -> None:
+        self._kept[stream] += data
+        if len(self._kept[stream]) > MOST:
+            self._is_large = True
+            self._job.abandon()
 
-    def end(self, seconds: float) -> Answer:
-        """Return the answer, or the reason why there is none."""
-        out, err, report = (bytes(data) for data in self.pipes.values()) if self.pipes else (b"", b"", b"")
-        for fd in self.pipes:
-            os.close(fd)
-        how = self._reap()
-        if not self.wrong:
-            with contextlib.suppress(ValueError):
-                return Answer(Status.from_json(quickjson.loads(report)), out, err)
-        why = self.wrong or how or f"no answer within {seconds:.0f} s"
-        hint = "" if self.wrong or how else "try again later"
-        return Answer(Status("unreachable", NOT_STARTED, detail=why, hint=hint), b"", b"")
+    def _end(self, status: Status) -> None:
+        self._status = status
+        self._ended(self)
 
-    def _reap(self) -> str:
-        """Wait for the child after `hurry`, or kill it. Return how it ended by itself, "" if it did not."""
-        if not self.pid:
-            return ""
-        ended = False
-        if self._pidfd >= 0:
-            poll = select.poll()
-            poll.register(self._pidfd, select.POLLIN)
-            ended = not self._open and bool(poll.poll(STOPS * 1000))
-            if not ended and not poll.poll(STOPS * 1000):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-                poll.poll(STOPS * 1000)
-            os.close(self._pidfd)
+    def answer(self, seconds: float) -> Answer:
+        """Return the answer, or the reason why there is none after so many seconds."""
+        if self._is_large:
+            why, hint = f"an answer of more than {MOST >> 20} MiB", ""
+        elif self._status:
+            return Answer(self._status, self.stdout, bytes(self._kept[2]))
         else:
-            os.kill(self.pid, signal.SIGKILL)
-        word = os.waitpid(self.pid, 0)[1]
-        if not ended:
-            return ""
-        how = Status.from_wait(word)
-        return (
-            f"the process that asked ended: {f'signal {how.signal}' if how.signal else f'status {how.code}'}"
-        )
-
-
-def _answer_to(
-    ends: list[tuple[int, int]], words: list[str], host: str, options: RunOptions, null: int
-) -> NoReturn:
-    """In the child: run the verb, and report its status, whatever goes wrong."""
-    try:
-        for read, _ in ends:
-            os.close(read)
-        out, err, report = (write for _, write in ends)
-        try:
-            status = client.run(_asking(words, host, options), null, out, err)
-        except Refused as refused:
-            status = Status("unreachable", refused.status, detail=refused.detail, hint=refused.hint)
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            status = Status("unreachable", DEFECT, detail=f"a defect in quine: {what}", hint=REPORT)
-        write_all(report, quickjson.dumps(status.to_json()).encode())
-        os._exit(OK)
-    finally:
-        os._exit(DEFECT)
+            why, hint = f"no answer within {seconds:.0f} s", "try again later"
+        return Answer(Status("unreachable", NOT_STARTED, detail=why, hint=hint), b"", b"")

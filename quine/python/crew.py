@@ -97,7 +97,10 @@ class Crew:
 
     def fail(self, error: BaseException) -> None:
         """A turn has failed: give up all jobs, and this is the end of them."""
-        self.close()
+        try:
+            self.close()
+        except Exception:  # the same defect; whoever waits for a job must hear of its end all the same
+            log.exception("the connection of a failed executor cannot be closed")
         for task in list(self._tasks.values()):
             self._end(task, error)
 

@@ -231,7 +231,7 @@ class Executor(concurrent.futures.Executor):
         task.stdin = stdin_of(stdin, decoding)
         try:
             with self._lock:
-                self._loop.call(lambda crew: crew.add(task))
+                self._loop.call(lambda crew: crew.add(task), fail=task.end)
                 self._jobs.add(job)
         except BaseException:
             task.release()

@@ -28,31 +28,40 @@ class Loop:
 
     def __init__(self, make: Callable[[], Crew]) -> None:
         self._make = make
-        self._crew = make()
+        self._crew: Crew | None = make()
         self._owner = os.getpid()
         self._lock = threading.RLock()  # the garbage collector may call `close` anywhere
-        self._calls: deque[Callable[[Crew], None]] = deque()
+        self._calls: deque[tuple[Callable[[Crew], None], Callable[[Exception], None]]] = deque()
         self._thread: threading.Thread | None = None  # the last one
         self._active = False  # it takes calls
         self._closed = False
         self.callbacks = Callbacks()
 
-    def call(self, function: Callable[[Crew], None], last: bool = False) -> None:
-        """Have `function` called with the crew, in its thread; with `last` even after `close`. Raises RuntimeError."""
+    def call(
+        self,
+        function: Callable[[Crew], None],
+        last: bool = False,
+        fail: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        """Have `function` called with the crew, in its thread; with `last` even after `close`. Raises RuntimeError.
+
+        If there is no crew and none can be made, `fail` is called with the reason in its place.
+        """
         if self._owner != os.getpid():
             raise RuntimeError("this executor belongs to the process that this one was forked from")
         with self._lock:
             if self._closed and not last:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             if self._active:
-                self._crew.wake()
+                if self._crew:
+                    self._crew.wake()
             elif last:
                 return  # nothing is under way
             else:
                 self._thread = threading.Thread(target=self._run, name="quine.Executor")
                 self._thread.start()  # it waits for the lock
                 self._active = True
-            self._calls.append(function)
+            self._calls.append((function, fail))
 
     def close(self) -> None:
         """Take no more calls. The connection is closed once nothing is under way."""
@@ -61,7 +70,7 @@ class Loop:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                if not self._active:
+                if not self._active and self._crew:
                     self._crew.close()
 
     def join(self) -> None:
@@ -71,32 +80,45 @@ class Loop:
                 thread.join()
 
     def _run(self) -> None:
+        self._try(lambda crew: crew.look())
+        while self._more():
+            self._try(self._turn)
+
+    def _try(self, turn: Callable[[Crew], None]) -> None:
         try:
-            self._crew.look()
+            with self._lock:
+                crew = self._crew = self._crew or self._make()
+            turn(crew)
         except Exception as error:
             self._fail(error)
-        while self._more():
-            try:
-                while self._calls:
-                    self._calls.popleft()(self._crew)
-                self._crew.turn()
-            except Exception as error:
-                self._fail(error)
+
+    def _turn(self, crew: Crew) -> None:
+        while self._calls:
+            self._calls.popleft()[0](crew)
+        crew.turn()
 
     def _more(self) -> bool:
         with self._lock:
-            if self._calls or not self._crew.idle:
+            if self._calls or (self._crew and not self._crew.idle):
                 return True
             self._active = False
-            if self._closed:
+            if self._closed and self._crew:
                 self._crew.close()
             return False
 
     def _fail(self, error: Exception) -> None:
-        """A turn has failed: its jobs have ended with it, and the next ones have another crew."""
+        """A turn has failed: its jobs have ended with it, and the next turn makes another crew.
+
+        Not this one: where descriptors have run out, a new crew needs those of the failed one. If a crew cannot be
+        made, the calls that wait for it fail.
+        """
         with self._lock:
-            failed, self._crew = self._crew, self._make()
-        failed.fail(error)
+            failed, self._crew = self._crew, None
+        if failed:
+            failed.fail(error)
+        else:
+            while self._calls:
+                self._calls.popleft()[1](error)
 
 
 class Callbacks:

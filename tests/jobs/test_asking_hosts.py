@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import signal
-import sys
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,58 +15,67 @@ from quine.base.cli_options import RunOptions
 from quine.cli import visits
 from quine.jobs import remote
 from quine.jobs.remote import Answer
+from tests.lab import Lab
+from tests.support.agents import PATIENCE, QUINE
+from transport.client import batch
 from transport.errors import Refused, Unreachable
 from transport.status import Status
 
-Run = Callable[..., Status]
+class Hosts:
+    """A batch whose jobs behave as the names of their hosts say."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def start(self, host: str, **calls: Any) -> Any:
+        self.jobs[host] = SimpleNamespace(abandon=lambda: self._end(host, Status("lost", 74)), **calls)
+        return self.jobs[host]
+
+    def _end(self, host: str, status: Status) -> None:
+        self.jobs.pop(host).on_exit(status)
+
+    def turn(self, seconds: float) -> None:
+        for host, job in list(self.jobs.items()):
+            if host == "refused":
+                self._end(host, Status("unreachable", 69, detail="no node here", hint="start one"))
+            elif host == "talks":
+                job.on_output(1, memoryview(bytes(1 << 16)))
+            elif host != "silent":
+                job.on_output(1, memoryview(b"fine"))
+                job.on_output(2, memoryview(b"a word"))
+                self._end(host, Status("exited", 0, host=host))
+
+    def close(self) -> None:
+        self.jobs.clear()
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Answer]]:
-    """`ask` with a client that behaves as each host's name says."""
-
-    def run(host: str, _stdin: int, out: int, err: int) -> Status:
-        if host == "defect":
-            raise ZeroDivisionError("division by zero")
-        if host == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if host == "leaves":
-            sys.exit(3)
-        if host == "refused":
-            raise Refused("no node here", "start one")
-        if host == "silent":
-            signal.pause()
-        if host == "talks":
-            while True:
-                os.write(out, bytes(1 << 16))
-        os.write(out, b"fine")
-        return Status("exited", 0, host=host)
-
+    """`ask` with such a batch."""
     monkeypatch.setattr(remote, "_asking", lambda words, host, options: host)
-    monkeypatch.setattr(remote.client, "run", run)
+    monkeypatch.setattr(batch, "Batch", Hosts)
     monkeypatch.setattr(remote.rendezvous, "connect", lambda: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(remote, "MOST", 1 << 20)
+    monkeypatch.setattr(remote, "MORE", 0.1)
     return lambda *names, **more: remote.ask(["ps"], list(names), RunOptions(), **more)
 
 
-def test_each_failure_of_an_asking_process_is_told_as_it_is(asked: Callable[..., dict[str, Answer]]) -> None:
-    answers = asked("defect", "killed", "leaves", "refused", "talks", "good")
-    told = {host: answer.status.detail for host, answer in answers.items()}
-    assert told == {
-        "defect": "a defect in quine: ZeroDivisionError: division by zero",
-        "killed": "the process that asked ended: signal KILL",
-        "leaves": "the process that asked ended: status 70",
+def test_what_each_host_does_is_told_as_it_is(asked: Callable[..., dict[str, Answer]]) -> None:
+    answers = asked("refused", "talks", "good")
+    assert {host: answer.status.detail for host, answer in answers.items()} == {
         "refused": "no node here",
         "talks": "an answer of more than 1 MiB",
         "good": "",
     }
-    assert answers["good"] == Answer(Status("exited", 0, host="good"), b"fine", b"")
-    assert answers["defect"].status.code == 70
+    assert answers["good"] == Answer(Status("exited", 0, host="good"), b"fine", b"a word")
+    assert (answers["talks"].status.code, answers["talks"].out) == (69, b"")
 
 
-@pytest.mark.clock  # half a second is enough for a fork to answer
 def test_only_a_host_that_is_silent_is_said_to_be_late(asked: Callable[..., dict[str, Answer]]) -> None:
-    answers = asked("silent", "good", seconds=0.5)
+    answers = asked("silent", "good", seconds=0.1)
     assert answers["silent"].status.detail.startswith("no answer within") and answers["good"].out == b"fine"
 
 
@@ -80,23 +86,13 @@ def test_an_answer_that_is_enough_does_not_wait_for_a_host_that_is_silent(
     assert answers["good"].out == b"fine" and answers["silent"].status.detail.startswith("no answer within")
 
 
-def test_a_machine_without_descriptors_asks_as_many_as_it_can(
-    asked: Callable[..., dict[str, Answer]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipe, left = os.pipe, [4]
-
-    def scarce() -> tuple[int, int]:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return pipe()
-
-    before = os.listdir("/proc/self/fd")
-    monkeypatch.setattr(os, "pipe", scarce)
-    answers = asked("good", "none")
-    assert answers["good"].out == b"fine"
-    assert answers["none"].status.detail == "no process of this machine can ask: too many open files"
-    assert os.listdir("/proc/self/fd") == before
+def test_many_hosts_are_asked_by_few_descriptors(lab: Lab) -> None:
+    names = [f"many{number}" for number in range(8)]
+    for name in names:
+        lab.by_command(name, "h1")
+    few = ["sh", "-c", 'ulimit -n 20 && exec "$@"', "-", *QUINE, "ps", "--on", ",".join(names), "--json"]
+    done = subprocess.run(few, env=lab.env, cwd=lab.directory, capture_output=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"[]\n", b"")
 
 
 def test_a_defect_in_one_visit_leaves_the_others_their_results(tmp_path: Path) -> None:
