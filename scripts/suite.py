@@ -12,7 +12,8 @@ Laws
 3. At most NAMES flaky tests are known at one time, and none for longer than DAYS. Beyond that the run is red.
 
 A line of FILE is a JSON object: `test` (a node id, "" where no test is to blame), `first` (the first lines of its
-failure), `env` (the variables QUINE_TEST_… that chose its hosts). This module is the plugin of pytest that writes them.
+failure), `env` (the variables QUINE_TEST_… that chose its hosts), `python` (that ran it). This module is the plugin of
+pytest that writes them.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ class Failure:
     test: str
     first: str
     env: dict[str, str]
+    python: str = sys.executable
 
     def passes_alone(self) -> bool:
-        command = [sys.executable, "-m", "pytest", "-n0", "-p", "scripts.suite", self.test]
+        command = [self.python, "-m", "pytest", "-n0", "-p", "scripts.suite", self.test]
         with tempfile.TemporaryDirectory() as directory:
             passed = Path(directory) / "passed"
             environment = {**os.environ, **self.env, PASSES: str(passed)}
@@ -63,6 +65,8 @@ class Failure:
 
     def __str__(self) -> str:
         chosen = " ".join(f"{name}={value}" for name, value in self.env.items())
+        if self.python != sys.executable:
+            chosen = f"{chosen} {self.python}".lstrip()
         return f"{self.test} {chosen}".rstrip() + "\n" + self.first
 
 

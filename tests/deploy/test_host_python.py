@@ -26,6 +26,7 @@ OF_ORIGINS = {
     "transport/carrier/ssh/connect.py": {"asyncssh"},
     "transport/carrier/ssh/contact.py": {"asyncssh"},
     "transport/carrier/ssh/keys.py": {"asyncssh"},
+    "transport/carrier/ssh/private.py": {"asyncssh"},
     "transport/carrier/ssh/settings.py": {"asyncssh"},
 }
 OPTIONAL = {"_json"}  # looked for, and done without

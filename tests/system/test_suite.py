@@ -53,8 +53,8 @@ class Place:
         )
         return done.returncode, done.stdout + done.stderr
 
-    def run(self, *words: str) -> int:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
+    def run(self, *words: str, python: str = sys.executable) -> int:
+        command = [python, "-m", "pytest", "-p", "no:cacheprovider", *words]
         return self.suite("run", "notes", *command)[0]
 
     def judge(self) -> tuple[int, str]:
@@ -82,6 +82,17 @@ def test_green_alone_is_flaky_and_red_twice_is_red(place: Place) -> None:
     assert place.run("test_always.py") == 0
     status, said = place.judge()
     assert status == 1 and "red: test_always.py::test_always\nAssertionError: for a reason" in said
+
+
+def test_a_test_is_run_again_by_the_python_that_it_failed_with(place: Place) -> None:
+    ours = Path(sys.executable)
+    other = ours.with_name("python3" if ours.name == "python" else "python")
+    (place.directory / "test_a.py").write_text(
+        f"import sys\ndef test_a():\n    assert sys.executable == {str(ours)!r}\n"
+    )
+    assert place.run("test_a.py", python=str(other)) == 0
+    status, said = place.judge()
+    assert status == 1 and f"red: test_a.py::test_a {other}" in said
 
 
 def test_no_more_than_three_are_known_and_none_for_longer_than_two_weeks(place: Place) -> None:
