@@ -38,6 +38,7 @@ from transport.wire.frames import (
     pack,
 )
 from transport.wire.outbox import Outbox
+from transport.wire.parts import MAX_OPENING, Parts, cut
 from transport.wire.states import (
     ENDED,
     GONE,
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from transport.spawn import Template
 
 MAX_CONTROL = 20_000  # frames queued for a peer that sends but does not read
-MAX_OPENING = 4 * 1024 * 1024  # argv and environment of one job; the kernel takes less than that
 MAX_CHANNELS = 20_000  # opened by each end of one link: neither makes the other keep more accounts
 GROWTH_BUDGET = 32 * 1024 * 1024  # bytes by which all windows of a link may grow together
 ASKED = 16 * 1024 * 1024  # bytes under way in all bodies of the accepting end: beyond that its senders wait
@@ -101,7 +101,7 @@ class Session:
         self.highest = 0  # highest channel number the peer opened
         self._theirs = 0  # channels that the peer has opened
         self._templates = Templates()
-        self._parts = bytearray()  # of the spawn or request that is arriving
+        self._parts = Parts()
         self._outbox = Outbox()
         if hello is not None:
             self._outbox.control.append(GREETING)
@@ -184,14 +184,9 @@ class Session:
         self.peer = greeted(frame)
 
     def _opened(self, frame: Frame) -> bool:
-        """Gather the parts of a spawn or request (stream 1: more follow); True when it is whole."""
-        self._parts += frame.payload
-        if len(self._parts) > MAX_OPENING:
-            raise ProtocolError(f"{NAMES[frame.kind].lower()} of more than {MAX_OPENING} bytes")
-        if frame.stream == 1:
+        """Take a spawn or request, or a part of it; True when it is whole."""
+        if not self._parts.take(frame):
             return False
-        frame.payload = bytes(self._parts)
-        self._parts.clear()
         number = frame.channel
         if number <= self.highest or number % 2 == self._next % 2:
             raise ProtocolError(f"channel {number} is not a new one")
@@ -264,10 +259,8 @@ class Session:
         self._next += 2
         self.channels[number] = Channel(number, mine=True, request=kind == Kind.REQUEST)
         self.channels[number].asker = asker
-        while len(payload) > MAX_PAYLOAD:
-            self._outbox.put(kind, number, 1, 0, payload[:MAX_PAYLOAD])
-            payload = payload[MAX_PAYLOAD:]
-        self._outbox.put(kind, number, 0, by, payload)
+        for stream, part in cut(payload):
+            self._outbox.put(kind, number, stream, 0 if stream else by, part)
         return number
 
     def tell(self, number: int, kind: int, body: dict[str, Any] | bytes, offset: int = 0) -> None:

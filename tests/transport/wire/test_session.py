@@ -204,6 +204,13 @@ def test_a_long_argv_travels_in_parts_and_too_long_a_one_is_refused(wire: Wire) 
             list(wire.server.receive(part))
 
 
+@pytest.mark.parametrize("kind, number", [(Kind.SPAWN, 7), (Kind.REQUEST, 5)])
+def test_the_parts_of_one_opening_are_not_those_of_another(wire: Wire, kind: int, number: int) -> None:
+    first = Frame(Kind.SPAWN, 5, 1, 0, b'{"argv": ["rm", "-r"')
+    with pytest.raises(ProtocolError, match=f"of channel {number} among the parts of channel 5"):
+        list(wire.server.receive(encode(first) + encode(Frame(kind, number, 0, 0, b', "/"]}'))))
+
+
 @pytest.mark.parametrize("kind", [Kind.HELLO, Kind.PING, Kind.SEEN, Kind.BYE])
 def test_words_about_a_connection_are_not_for_a_session_that_has_one(wire: Wire, kind: int) -> None:
     with pytest.raises(ProtocolError, match="none is due"):
