@@ -18,7 +18,8 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from transport.carrier.duplex import STDERR_KEPT, DuplexProtocol, FdDuplex
+from transport.carrier.duplex import DuplexProtocol, FdDuplex
+from transport.carrier.tail import Tail
 from transport.inherit import scrubbed
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL, or between the end of its output and that
@@ -41,9 +42,9 @@ class ChildDuplex(FdDuplex):
 
     def __init__(self, pid: int, streams: Sequence[int], lost: Lost) -> None:
         """`streams`: our ends of the child's stdin, stdout and stderr, which this object owns."""
-        stdin, stdout, self._stderr_fd = streams
+        stdin, stdout, stderr = streams
         super().__init__(stdout, stdin)
-        self.stderr = b""
+        self._tail = Tail(stderr)
         self.exit: int | None = None
         self._says_lost = lost
         self._ran_on = False  # behind the end of its output, until it was killed for that
@@ -53,13 +54,15 @@ class ChildDuplex(FdDuplex):
         self._kill: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
         self._reaped = asyncio.Event()
-        os.set_blocking(self._stderr_fd, False)
-        self._loop.add_reader(self._stderr_fd, self._stderr_readable)
         self._pidfd = os.pidfd_open(pid)
         self._loop.add_reader(self._pidfd, self._ended)
         _running.add(self)
 
     # Called by the bootstrap
+
+    @property
+    def stderr(self) -> bytes:
+        return self._tail.text
 
     @property
     def broken(self) -> str:
@@ -107,7 +110,7 @@ class ChildDuplex(FdDuplex):
         if self._kill is None:
             self._kill = self._loop.call_later(GRACE, self._insist)
         await self._reaped.wait()
-        self._stderr_readable()
+        self._tail.drain()
 
     def _insist(self) -> None:
         self._ran_on = not self._reaped.is_set()
@@ -149,7 +152,7 @@ class ChildDuplex(FdDuplex):
         self.send_signal(signal.SIGTERM)
         if not self._reaped.is_set() and self._kill is None:
             self._kill = self._loop.call_later(GRACE, self.send_signal, signal.SIGKILL)
-        self._close_stderr()
+        self._tail.close()
 
     # Called by the event loop
 
@@ -167,22 +170,6 @@ class ChildDuplex(FdDuplex):
     def _writable(self) -> None:
         super()._writable()
         self._news.set()
-
-    def _stderr_readable(self) -> None:
-        while self._stderr_fd >= 0:
-            try:
-                data = os.read(self._stderr_fd, self.READ_SIZE)
-            except BlockingIOError:
-                return
-            self.stderr = (self.stderr + data)[-STDERR_KEPT:]
-            if not data:
-                self._close_stderr()
-
-    def _close_stderr(self) -> None:
-        if self._stderr_fd >= 0:
-            self._loop.remove_reader(self._stderr_fd)
-            os.close(self._stderr_fd)
-            self._stderr_fd = -1
 
     def _ended(self) -> None:
         self.send_signal(signal.SIGTERM)  # its group: programs that it has started, as a ProxyCommand

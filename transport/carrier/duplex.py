@@ -96,11 +96,14 @@ class Duplex(Protocol):
 class Bootstrap(Duplex, Protocol):
     """A duplex to a command over there, which is first talked to by awaiting; the bootstrap ends with `attach`.
 
-    `stderr` is the tail of its stderr. `exit` is its exit status, None where it is not known; it says nothing of jobs.
+    `exit` is its exit status, None where it is not known; it says nothing of jobs.
     """
 
-    stderr: bytes
     exit: int | None
+
+    @property
+    def stderr(self) -> bytes:
+        """The tail of its stderr."""
 
     @property
     def ending(self) -> str:

@@ -13,9 +13,10 @@ import contextlib
 import os
 import signal
 import socket
-import tempfile
 
-SAID = 200  # bytes kept of its stderr
+from transport.carrier.tail import Tail
+
+SAID = 200  # characters that an error has of the last line on its stderr
 
 
 class ProxyCommand:
@@ -24,24 +25,28 @@ class ProxyCommand:
     def __init__(self, command: str) -> None:
         self._command = command
         self.said = ""
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self._stderr: Tail | None = None
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> socket.socket:
         """Start it with the user's shell, as ssh does; return our end. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        shell = os.environ.get("SHELL") or "/bin/sh"
+        read, write = os.pipe2(os.O_CLOEXEC)
+        self._stderr = Tail(read)
+        shell, ours = os.environ.get("SHELL") or "/bin/sh", None
         try:
-            with theirs:
-                self._process = await asyncio.create_subprocess_exec(
-                    *(shell, "-c", f"exec {self._command}"),
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    stderr=self._stderr,
-                    process_group=0,  # the node takes a child of another session for the job of a dead launcher
-                )
+            with open(write, "wb", buffering=0) as stderr:
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    self._process = await asyncio.create_subprocess_exec(
+                        *(shell, "-c", f"exec {self._command}"),
+                        stdin=theirs.fileno(),
+                        stdout=theirs.fileno(),
+                        stderr=stderr,
+                        process_group=0,  # the node takes a child of another session for the job of a dead launcher
+                    )
         except BaseException:
-            ours.close()
+            if ours:
+                ours.close()
             self.end()
             raise
         ours.setblocking(False)
@@ -52,10 +57,10 @@ class ProxyCommand:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGHUP)
-        if self._stderr.closed:
+        if self._stderr is None:
             return
-        with self._stderr as stderr:
-            size = stderr.seek(0, os.SEEK_END)
-            stderr.seek(max(0, size - SAID))
-            lines = stderr.read().decode("utf-8", "replace").strip().splitlines() or [""]
-            self.said = "".join(each for each in lines[-1] if each.isprintable())
+        self._stderr.drain()
+        self._stderr.close()
+        lines = self._stderr.text.decode("utf-8", "replace").strip().splitlines() or [""]
+        self.said = "".join(each for each in lines[-1] if each.isprintable())[-SAID:]
+        self._stderr = None
