@@ -70,13 +70,18 @@ class Register:
     ) -> tuple[Cap, tuple[int, ...]]:
         """Admit a process. Return the caps on what it spends, and descriptors of the purses that it spends from.
 
-        `around` is the result of `purses_around`, which this takes over. Raises Denied.
+        `around` are descriptors of purses of this ledger, which this takes over in any case. Raises Denied.
         """
+        try:
+            cap, orphan = (own, False) if proved else self._above(pid, inode, own)
+            member = self._member(pid)
+        except Denied:
+            for fd in around:
+                os.close(fd)
+            raise
         purses = self._purses_of(inode, around)
-        cap, orphan = (own, False) if proved else self._above(pid, inode, own)
         if orphan:
             purses = tuple(self._purses[inode].values())
-        member = self._member(pid)
         member.caps[inode] = cap
         line = member.lines[inode] = _line(pid, member.start, inode, cap)
         self._narrow(inode, cap)

@@ -25,7 +25,7 @@ class Client:
         line.setblocking(False)
         self.line = line
         self.pid, self.uid = wire.peer(line)
-        self.fds: list[int] = []
+        self.fds: list[int] = []  # that were given, and belong to nobody else: they are closed at the end
         self.proved = False
         self._rest = b""
 
@@ -96,12 +96,12 @@ class Client:
         """Return once the client has gone, or has said what it may not say during an inference."""
         await _readable(self.line)
 
-    def take_fds(self) -> tuple[int, list[int]]:
-        """Return the descriptors that came: of a ledger, and of purses. Raises Denied."""
-        fds, self.fds = self.fds, []
-        if not fds:
+    @property
+    def ledger(self) -> int:
+        """The descriptor of a ledger, which came before those of purses. All of them stay in `fds`. Raises Denied."""
+        if not self.fds:
             raise Denied("it has given no ledger")
-        return fds[0], fds[1:]
+        return self.fds[0]
 
     def close(self) -> None:
         for fd in self.fds:

@@ -224,20 +224,18 @@ class _Worker:
             raise ConnectionResetError("the client has gone")
         if hello.get("build") != build_hash():
             raise Denied("it is of another build")
-        fd, given = client.take_fds()
         # Whatever waits comes first: a ledger is closed when no living process has it.
-        around = await asyncio.to_thread(purses_around, client.pid, os.fstat(fd).st_ino)
-        inode, book = self._register.book(fd)
+        client.fds += await asyncio.to_thread(purses_around, client.pid, os.fstat(client.ledger).st_ino)
         try:
             cap = Cap(*(kind(value) for kind, value in zip((int, float, float), hello["mark"])))
             concurrent, limited = int(hello["concurrent"]), bool(hello["limited"])
             asked = {name: str(hello["env"][name]) for name in GUEST if hello["env"].get(name)}
             tools = tuple(Tool(str(name), str(text), dict(schema)) for name, text, schema in hello["tools"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise OSError("a hello that is none") from None
-        cap, purses = self._register.admit(
-            client.pid, inode, cap, client.proved, [*around, *purses_of(given, inode)]
-        )
+            raise OSError("malformed hello") from None
+        inode, book = self._register.book(client.fds.pop(0))
+        given, client.fds = client.fds, []
+        cap, purses = self._register.admit(client.pid, inode, cap, client.proved, purses_of(given, inode))
         self._look()
         ledger = Ledger(book, cap, purses)
         concurrent = ledger.bound(Limits(concurrent=max(0, concurrent))).concurrent

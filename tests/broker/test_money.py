@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,11 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from quine.broker import server, wire
 from quine.broker.admission import Denied, Register
+from quine.broker.server import Seat, _Worker
+from quine.budget import purse
 from quine.budget.purse import Cap
+from quine.budget.shared_counters import Numbers, SharedCounters
 from tests.broker.serving import BYE, FIRST, Served, said
-from tests.support.agents import QUINE
+from tests.support.agents import PATIENCE, QUINE
 from tests.vendors.server import KEY, Said
+from transport.this_build import build_hash
 
 COST = (1500, 100, 0)
 EACH = sum(COST)
@@ -79,3 +86,76 @@ def test_a_process_below_one_agent_does_not_let_another_tree_pay() -> None:
         for member in register.members.values():
             os.close(member.pidfd)
         os.close(memory)
+
+
+class Greeted:
+    """A worker of a broker in this process, and clients of it that give a ledger and purses."""
+
+    def __init__(self, directory: str) -> None:
+        self.book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0))
+        self.purses = [purse.create(self.book, "x", "cmd", (9, 0.0, 0.0), (1, 1)) for _ in range(3)]
+        path, state = f"{directory}/x.broker", os.memfd_create("state")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            self.path = path
+            self.seat = Seat(os.dup(listener.fileno()), state, path, b"k", {}, {}, os.getpid(), 0)
+        self.worker = _Worker(self.seat)
+
+    async def greet(self, hello: dict[str, object], ledger: int) -> bytes:
+        """Return the answer to a hello, b"" if there is none; the worker has then closed the connection."""
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(self.path)
+            line.settimeout(PATIENCE)
+            await asyncio.to_thread(wire.receive, line)
+            wire.send(line, wire.packed(hello), [ledger, *self.purses])
+            answer = await asyncio.to_thread(line.recv, 4096)
+            if answer:
+                assert await asyncio.to_thread(line.recv, 4096) == b""
+            return answer
+
+    async def refusals(self) -> None:
+        whole = {
+            "build": build_hash(),
+            "mark": [0, 0, 0],
+            "concurrent": 1,
+            "limited": False,
+            "env": {},
+            "tools": [],
+        }
+        for hello, ledger, why in (
+            ({**whole, "mark": None}, self.book.fd, b""),
+            ({**whole, "build": "another"}, self.book.fd, b"it is of another build"),
+            (whole, self.purses[0], b"its ledger is none"),
+            (whole, self.book.fd, b"no agent of this broker is above it"),
+        ):
+            answer = await self.greet(hello, ledger)
+            assert why in answer if why else not answer, answer
+
+    async def run(self) -> None:
+        serving = asyncio.create_task(self.worker.run())
+        await self.refusals()  # the ledger is kept for a time, in case an orphan comes
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            await self.refusals()
+        assert len(os.listdir("/proc/self/fd")) == before
+        for _ in range(2):
+            self.worker._register.forget_books()
+        self.worker._over.set_result(None)
+        await serving
+
+    def close(self) -> None:
+        self.worker._listener.close()
+        for fd in (self.seat.listener, self.seat.state, self.book.fd, *self.purses):
+            os.close(fd)
+
+
+def test_a_client_that_is_refused_leaves_no_descriptor_in_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short:
+        greeted = Greeted(short)
+        # Those of another process are opened anew, and the client is this process here.
+        monkeypatch.setattr(server, "purses_around", lambda pid, ledger: tuple(map(os.dup, greeted.purses)))
+        try:
+            asyncio.run(greeted.run())
+        finally:
+            greeted.close()
