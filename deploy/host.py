@@ -21,6 +21,7 @@ _PATH = re.compile(r"(?:~/|/)[A-Za-z0-9_.,:+@%=/-]{1,254}")
 _PROGRAM = re.compile(r"(?:~/|/)?[A-Za-z0-9_][A-Za-z0-9_.,:+@%=/-]{0,254}")
 _MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,127}")
 JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+)(?::(?P<port>\d{1,5}))?")
+_DESTINATION = re.compile(f"{_USER.pattern}@{_ADDRESS.pattern}")
 
 
 Check = Callable[[Any], None]  # raises ValueError: [.PLACE in the value]: MESSAGE
@@ -121,10 +122,11 @@ def _environment(value: Any) -> None:
             raise ValueError(f": {name!r} cannot be an environment variable")
 
 
-_name = _matching(NAME, "a name (letters, digits, . _ - and no leading dash)")
+A_NAME = "a name (letters, digits, . _ - and no leading dash)"
+_name = _matching(NAME, A_NAME)
 _directory = _matching(_PATH, "an absolute path, or one below ~/, of plain characters")
 _CHECKS: dict[str, Check] = {  # of values that are not None
-    "name": _name,
+    "name": lambda value: None if type(value) is str and _DESTINATION.fullmatch(value) else _name(value),
     "address": lambda value: value == "" or _matching(_ADDRESS, "an address")(value),
     "port": _number(1, 65535),
     "user": _matching(_USER, "a user name"),
@@ -218,6 +220,27 @@ class Host:
 
 KEYS = tuple(each.name for each in fields(Host))
 OF_SSH = ("address", "port", "user", "identity", "jump")
+
+
+def destination(text: str) -> dict[str, Any] | None:
+    """Return the keys of a table for [USER@]HOST[:PORT], as ssh takes it; None if it is something else."""
+    user, _, address = text.rpartition("@")
+    parts = JUMP.fullmatch(address)
+    if parts is None:
+        return None
+    keys: dict[str, Any] = {"address": parts["host"].strip("[]")}
+    keys.update({"user": user} if user else {})
+    return {**keys, "port": int(parts["port"])} if parts["port"] else keys
+
+
+def by_destination(where: str) -> Host | None:
+    """Return the host that USER@HOST[:PORT] names, if `where` is that."""
+    if not _DESTINATION.fullmatch(where) or (keys := destination(where)) is None:
+        return None
+    try:
+        return Host(where, **keys)
+    except ValueError:
+        return None  # a port of 0 or 70000
 
 
 def misplaced(table: Mapping[str, object], defaults: Mapping[str, object]) -> str:

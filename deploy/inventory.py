@@ -2,8 +2,10 @@
 
 Laws
 1. Foreign data enters here and nowhere else: every key is validated; an error names file, table and key.
-2. WHERE chooses among inventory hosts only. "local" is decided before this module is called, and nothing
-   ever falls back to it.
+2. WHERE chooses among inventory hosts. "local" is decided before this module is called, and nothing ever falls back
+   to it.
+3. A WHERE that the user typed may name a host by the literal name after a `Host` of ssh's configuration, or by
+   USER@HOST[:PORT] (`naming`). Such a host has no tags, and `any`, `@tag` and `!x` never mean it.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy import paths, trust
-from deploy.host import JUMP, KEYS, NAME, Host, misplaced
-from transport.errors import Denied, Misconfigured, NoSuchHost, Refused
+from deploy.host import A_NAME, KEYS, NAME, Host, by_destination, destination, misplaced
+from transport.carrier.config_files import Stamp
+from transport.errors import Denied, Misconfigured, NoSuchHost, Refused, Unreachable
 from transport.lean import blake2b
 from transport.provenance import safe_path
 
@@ -33,27 +36,53 @@ class ConfigError(Misconfigured):
 class Inventory:
     """The hosts by name, in the order of the file. `path` is None if there is no inventory.
 
-    `gone` are names and tags that it had once: in a WHERE they mean no host, and are no error.
+    `gone` are names and tags that it had once: in a WHERE they mean no host, and are no error. `unread` is the file of
+    the current directory that was not used, and why. `unlisted` are the hosts of law 3, `stamps` those of their files.
     """
 
+    stamps: Mapping[str, Stamp] = {}
+
     def __init__(
-        self, hosts: Mapping[str, Host], path: Path | None = None, gone: frozenset[str] = frozenset()
+        self,
+        hosts: Mapping[str, Host],
+        path: Path | None = None,
+        gone: frozenset[str] = frozenset(),
+        unread: tuple[str, str] | None = None,
+        unlisted: Mapping[str, Host] | None = None,
     ) -> None:
         self.hosts = dict(hosts)
         self.path = path
         self.gone = gone
+        self.unread = unread
+        self.unlisted = dict(unlisted or {})
         self._found: dict[str, list[Host]] = {}  # by a WHERE of this machine, not of a job on another one
+
+    @property
+    def everyone(self) -> dict[str, Host]:
+        return {**self.hosts, **self.unlisted} if self.unlisted else self.hosts
+
+    def naming(self, where: str) -> Inventory:
+        """Return this one with the hosts that a WHERE of the user names and no table has. Raises Unreachable."""
+        terms = {term.strip() for term in where.replace("!", ",").split(",")}
+        terms = {each for each in terms if each not in self.hosts and each not in (*self.gone, *RESERVED)}
+        unlisted = {term: host for term in terms if (host := by_destination(term))}
+        named, stamps = _of_ssh({term for term in terms if NAME.fullmatch(term)})
+        if not unlisted and not named:
+            return self
+        found = Inventory(self.hosts, self.path, self.gone, self.unread, {**named, **unlisted})
+        found.stamps = stamps
+        return found
 
     def after(self, before: Inventory) -> Inventory:
         """Return this one for a batch that began with the one `before`."""
         known = {*before.hosts, *(f"@{tag}" for host in before.hosts.values() for tag in host.tags)}
-        return Inventory(self.hosts, self.path, before.gone | known)
+        return Inventory(self.hosts, self.path, before.gone | known, self.unread)
 
     def host(self, name: str) -> Host:
         """Return the host of that name; NoSuchHost names the known ones."""
-        if name not in self.hosts:
-            raise self._nobody(name)
-        return self.hosts[name]
+        if host := self.hosts.get(name) or self.unlisted.get(name):
+            return host
+        raise self._nobody(name)
 
     def matching(self, where: str) -> list[Host]:
         """Return all hosts that WHERE means, in the order of the file; raises NoSuchHost if there are none.
@@ -74,7 +103,7 @@ class Inventory:
         if not positive and "!" in where:
             wanted = set(self.hosts)
         wanted -= refused  # once: for each host it made placing among a thousand take milliseconds
-        chosen = [host for name, host in self.hosts.items() if name in wanted]
+        chosen = [host for name, host in self.everyone.items() if name in wanted]
         if not chosen:
             raise self._nobody(where)
         return chosen
@@ -131,17 +160,18 @@ class Inventory:
         may = {name}.union(
             *({each.name for each in self.matching(where)} for where in host.may_fork if where != "local")
         )
-        return Inventory({each: found for each, found in self.hosts.items() if each in may}, self.path)
+        within, apart = ({n: h for n, h in each.items() if n in may} for each in (self.hosts, self.unlisted))
+        return Inventory(within, self.path, unlisted=apart)
 
     def _allowed(self, asking: str, where: str) -> list[Host]:
         """Return the hosts of `matching` that an agent on host `asking` may use. Denied names no other one."""
-        if asking not in self.hosts:
+        if asking not in self.everyone:
             raise Denied("this host is not in the inventory of the origin any more", host=asking)
         reach = self.within_reach(asking)
         try:
             return reach.matching(where)
         except NoSuchHost:
-            known = ", ".join(reach.hosts)
+            known = ", ".join(reach.everyone)
             hint = f"see may_fork of [hosts.{asking}] in the inventory of the origin"
             raise Denied(
                 f"may_fork does not allow {where!r} from here; allowed: {known}", hint, asking
@@ -157,7 +187,7 @@ class Inventory:
         if term.startswith("@"):
             found = {name for name, host in self.hosts.items() if term[1:] in host.tags}
         else:
-            found = {term} & set(self.hosts)
+            found = {term} & self.everyone.keys()
         if not found and term not in self.gone:
             raise self._nobody(term)
         return found
@@ -175,17 +205,16 @@ class Inventory:
         return [folded[name] for name in difflib.get_close_matches(where.lower(), folded, 1)]
 
     def _nobody(self, where: str) -> Refused:
-        if skipped := paths.unread():
-            return Misconfigured(
-                f"no such host: {where!r}; {skipped[0]} is not read: {skipped[1]}", trust.CURE
-            )
+        if self.unread:
+            path, why = self.unread
+            return Misconfigured(f"no such host: {where!r}; {path} is not read: {why}", trust.CURE)
         if self.path is None:
             named = where != "any" and NAME.fullmatch(where)
             return NoSuchHost(
                 f"no such host: {where!r}; there is no inventory"
                 if named
                 else f"there is no inventory, so {where!r} means no host",
-                "write ./inventory.toml with a table [hosts.NAME], or name one with --inventory",
+                "quine hosts add NAME USER@HOST, or a Host NAME in ~/.ssh/config; or name one with --inventory",
             )
         known = ", ".join(self.hosts) or "none"
         tags = sorted({f"@{tag}" for host in self.hosts.values() for tag in host.tags})
@@ -203,37 +232,51 @@ class Inventory:
         return NoSuchHost(f"no such host: {where!r}; known: {known}", hint)
 
     def _with_user(self, where: str) -> str:
-        """Return the cure for USER@HOST[:PORT], as ssh takes it."""
-        user, _, address = where.rpartition("@")
-        parts = JUMP.fullmatch(address)
-        name, port = (parts["host"].strip("[]"), parts["port"]) if parts else (address, "")
-        keys = f'user = "{user}"' + (f" and port = {port}" if port else "")
+        """Return the cure for USER@HOST[:PORT] where it means no host: in a tree, or with a wrong user or port."""
+        given = destination(where) or {"address": where}
+        name, port = given["address"], given.get("port")
+        keys = f'user = "{given.get("user", "")}"' + (f" and port = {port}" if port else "")
         if name in self.hosts:
             return f"name the host {name}, with {keys} in the table [hosts.{name}] of {self.path}"
         return f'add a table [hosts.NAME] with address = "{name}" and {keys} to {self.path}'
 
 
-def find(env: Mapping[str, str]) -> Path | None:
-    """Return the path of the inventory: $QUINE_INVENTORY, ./inventory.toml, the user's configuration directory."""
-    found = paths.find(env)
-    return Path(found) if found else None
-
-
 def load(path: Path | None, env: Mapping[str, str]) -> Inventory:
     """Read and validate the inventory; return an empty one if there is none. ConfigError says what is wrong."""
-    path = path or find(env)
-    if path is None:
-        return Inventory({})
+    return opened(paths.Found(str(path)) if path else paths.find(env))
+
+
+def opened(found: paths.Found) -> Inventory:
+    """Return the inventory that `paths.find` has found, as `load` does."""
+    if found.path is None:
+        return Inventory({}, unread=found.unread)
+    path = Path(found.path)
+    known = parsed(content(path) if found.data is None else found.data, path)
+    known.unread = found.unread
+    return known
+
+
+def content(path: Path) -> bytes:
+    """Return the content of an inventory. ConfigError says why it cannot be read."""
     try:
         with os.fdopen(safe_path.named(str(path)), "rb") as file:
-            data = file.read()
+            return file.read()
     except safe_path.Unsafe as unsafe:
         raise ConfigError(f"{path} is not read: {unsafe}", unsafe.hint) from None
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such inventory", "see --inventory and QUINE_INVENTORY") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {_lowered(error.strerror or '')}") from None
-    return parsed(data, path)
+
+
+def _of_ssh(wanted: set[str]) -> tuple[dict[str, Host], Mapping[str, Stamp]]:
+    """Return those of the names that ssh's configuration has as literal ones, and its files. Raises Unreachable."""
+    if not wanted:
+        return {}, {}
+    from transport.carrier.ssh import names
+
+    found, stamps = names.literal(wanted)
+    return {name: Host(name) for name in found}, stamps
 
 
 def parsed(data: bytes, path: Path) -> Inventory:
@@ -275,6 +318,8 @@ def _hosts(data: dict[str, Any], path: Path) -> dict[str, Host]:
             raise ConfigError(f"{path}: [hosts.{name}]: must be a table")
         if name in RESERVED:
             raise ConfigError(f"{path}: [hosts.{name}]: {name} is a word of WHERE", "give it another name")
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"{path}: [hosts.{name}]: {name!r} is not {A_NAME}")
         if wrong := misplaced(table, defaults):
             raise ConfigError(f"{path}: [hosts.{name}]: {wrong}")
         hosts[name] = _check(f"hosts.{name}", {**defaults, **table}, path, name)
@@ -309,13 +354,9 @@ def jump_of(host: Host, inventory: Inventory) -> Host | None:
         return None
     if known := inventory.hosts.get(host.jump):
         return known
-    parts = JUMP.fullmatch(host.jump)
-    assert parts is not None  # the model has checked it
-    port = parts["port"]
-    address = parts["host"].strip("[]")
-    return Host(
-        name=address.replace(":", "_"), address=address, user=parts["user"], port=int(port) if port else None
-    )
+    keys = destination(host.jump)
+    assert keys is not None  # the model has checked it
+    return Host(name=keys["address"].replace(":", "_"), **keys)
 
 
 def _check_jump(host: Host, hosts: dict[str, Host], path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 
 from deploy import trust
 from transport.address import user_directory
+from transport.lean import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,26 +18,31 @@ def cache() -> str:
     return os.path.join(user_directory("cache"), "quine")
 
 
-_unread: list[tuple[str, str]] = []  # the inventory of the current directory that was not read, and why
+class Found(NamedTuple):
+    """The inventory in force: its absolute path, None if there is none; its content, if that was read already.
+
+    `unread` is the inventory of the current directory that is not used, and why.
+    """
+
+    path: str | None
+    data: bytes | None = None
+    unread: tuple[str, str] | None = None
 
 
-def find(env: Mapping[str, str]) -> str | None:
-    """Return the absolute path of the inventory, or None if there is none.
+def find(env: Mapping[str, str]) -> Found:
+    """Return the inventory in force.
 
     It is $QUINE_INVENTORY, ./inventory.toml if the user trusts it, or the one in the user's configuration directory.
     """
-    _unread.clear()
     if named := env.get("QUINE_INVENTORY"):
-        return os.path.abspath(os.path.expanduser(named))
-    path, why = trust.found(env or os.environ)
-    if why:
-        _unread.append((path, why))
+        return Found(os.path.abspath(os.path.expanduser(named)))
+    path, data, why = trust.found(env or os.environ)
     if path and not why:
-        return path
-    path = f"{user_directory('config', env)}/quine/{trust.NAME}"
-    return os.path.abspath(path) if os.path.isfile(path) else None
+        return Found(path, data)
+    own = users(env)
+    return Found(own if os.path.isfile(own) else None, unread=(path, why) if why else None)
 
 
-def unread() -> tuple[str, str] | None:
-    """Return the inventory of the current directory that `find` has not read in this process, and why."""
-    return _unread[0] if _unread else None
+def users(env: Mapping[str, str]) -> str:
+    """Return the path of the inventory in the user's configuration directory, whether it exists or not."""
+    return os.path.abspath(f"{user_directory('config', env)}/quine/{trust.NAME}")

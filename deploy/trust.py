@@ -20,24 +20,26 @@ MOST = 16 << 20  # bytes
 CURE = "look at it, then: quine hosts trust; or name it with --inventory"
 
 
-def found(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the path of ./inventory.toml, and the reason not to read it.
+def found(environ: Mapping[str, str]) -> tuple[str, bytes, str]:
+    """Return the path of ./inventory.toml, its content, and the reason not to use it.
 
     The path is "" if the file does not exist, the reason is "" if the user trusts it.
     """
+    data = b""
     try:
         path = os.path.join(os.getcwd(), NAME)
         data = read(path)
     except FileNotFoundError:
-        return "", ""
+        return "", data, ""
     except safe_path.Unsafe as unsafe:
-        return path, str(unsafe)
+        return path, data, str(unsafe)
     except OSError as error:
-        return path, (error.strerror or str(error)).lower()
+        return path, data, (error.strerror or str(error)).lower()
     before = former(path, environ)
     if before == data:
-        return path, ""
-    return path, "it has changed since you trusted it" if before is not None else "you have not trusted it"
+        return path, data, ""
+    why = "it has changed since you trusted it" if before is not None else "you have not trusted it"
+    return path, data, why
 
 
 def read(path: str) -> bytes:

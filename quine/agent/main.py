@@ -20,7 +20,7 @@ from quine.agent.session import SessionSpec
 from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
 from quine.base import allowed_hosts, data_directory, exposure
-from quine.base.cli_options import RunOptions, find_inventory
+from quine.base.cli_options import RunOptions
 from quine.base.errors import DEADLINE, LOST, NOT_STARTED, Denied, Failure, Misconfigured, NoGuest, complain
 from quine.base.log import Log
 from quine.base.messages import Guest
@@ -58,7 +58,7 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
         if isinstance(former, dict) and former.get("pid") == os.getpid():
             return ending.leave(_again(settings, former, proxy or _no_proxy, signals))
         _require_directory()
-        inventory = find_inventory(options, os.environ)
+        inventory = allowed_hosts.find(options, os.environ).path
         if options.cwd:
             # After adopt: paths in options and variables are relative to the directory of the caller.
             _change_directory(options.cwd)

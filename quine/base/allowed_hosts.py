@@ -2,10 +2,14 @@
 
 Laws
 1. An agent starts without its list if the inventory is wrong; a command that uses the inventory then reports it.
-2. Standard library only.
+2. A host without a table is for a WHERE that the user typed outside any tree. The jobs that it started know it too: the
+   WHERE goes with their context.
+3. Standard library only.
 """
 
 from __future__ import annotations
+
+import os
 
 from quine.base.errors import say
 from transport import quickjson
@@ -14,6 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
+
+    from deploy.inventory import Inventory
+    from deploy.paths import Found
+    from quine.base.cli_options import RunOptions
 
     Ask = Callable[[str, bytes], bytes]
 
@@ -102,19 +110,57 @@ def asker() -> Callable[[str, bytes], bytes]:
     return ask
 
 
-def say_unread(skipped: tuple[str, str], path: str | None, where: str) -> None:
-    """Say once which inventory is not read. Raises Misconfigured if WHERE is known in no other one, at `path`."""
+def find(options: RunOptions, environ: Mapping[str, str]) -> Found:
+    """Return the inventory in force: of --inventory, or else of the environment; say once which one is not read.
+
+    Raises Misconfigured if --on is known in none that is read.
+    """
+    from deploy import paths
+
+    if options.inventory:
+        return paths.Found(os.path.abspath(os.path.expanduser(options.inventory)))
+    found = paths.find(environ)
+    if found.unread:
+        _say_unread(found, found.unread, options.on)
+    return found
+
+
+def known(options: RunOptions, environ: Mapping[str, str] = os.environ, *wheres: str) -> Inventory:
+    """Return the inventory in force, with the hosts that --on, or another WHERE of the user, names beside it."""
+    from deploy.inventory import opened
+
+    return naming(opened(find(options, environ)), ",".join(wheres) or typed(options))
+
+
+def typed(options: RunOptions) -> str:
+    """Return the WHERE of the options that may name hosts."""
+    return ",".join(filter(None, (options.on, options.from_)))
+
+
+def naming(inventory: Inventory, where: str) -> Inventory:
+    """Return the inventory with the hosts that a WHERE of these options names beside it: law 2."""
+    return inventory.naming(where) if where and not in_tree() else inventory
+
+
+def in_tree() -> bool:
+    """Return whether this process is below an agent or in a job, by what it has inherited, or else by the kernel."""
+    from quine.base.sessions import LEDGER
+    from transport import inherit
+
+    memo = inherit.read()
+    return "token" in memo or "lineage" in memo or any(inherit.held_above(LEDGER, inherit.APART).values())
+
+
+def _say_unread(found: Found, skipped: tuple[str, str], where: str) -> None:
     from deploy import trust
     from transport import inherit
 
     if "token" in inherit.read():
         return  # the origin of a job places its children
     if where and where != "local":
-        from pathlib import Path
+        from deploy.inventory import opened
 
-        from deploy.inventory import Inventory, load
-
-        (load(Path(path), {}) if path else Inventory({})).matching(where)
+        naming(opened(found), where).matching(where)
     if skipped not in _said:
         _said.append(skipped)
         say(f"quine: note: {skipped[0]} is not read: {skipped[1]}\nquine: hint: {trust.CURE}\n")

@@ -10,8 +10,6 @@ Laws
 
 from __future__ import annotations
 
-import os
-
 from quine.base.errors import Misconfigured
 
 TYPE_CHECKING = False
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 # option, short form, value name ("" for a switch), verbs it belongs to (VERB:COMMAND for one command of a verb), help
 TABLE: tuple[Row, ...] = (
-    ("on", "", "WHERE", "agent run", "where it runs: a host, @tag, any, local; a,b = either; !x = not"),
+    ("on", "", "WHERE", "agent run", "where it runs: a host, @tag, any, local, user@host[:port]; a,b = either; !x = not"),
     ("on", "", "WHERE", "ps top", "on these hosts, too: a host, @tag, any; a,b = either; !x = not"),
     ("on", "", "WHERE", "wait logs kill attach", "its host; left out: here, then all hosts are asked"),
     ("file", "f", "FILE", "agent", "read the mission from FILE, - for stdin"),
@@ -385,16 +383,3 @@ def limits(options: RunOptions) -> dict[str, str]:
         except ProtocolError as error:
             raise Misconfigured(f"--limit: {error}") from None
     return found
-
-
-def find_inventory(options: RunOptions, environ: Mapping[str, str]) -> str | None:
-    """Return the inventory's absolute path: of --inventory, or else of the environment; None if there is none."""
-    from deploy import paths
-    from quine.base import allowed_hosts
-
-    if options.inventory:
-        return os.path.abspath(os.path.expanduser(options.inventory))
-    path = paths.find(environ)
-    if skipped := paths.unread():
-        allowed_hosts.say_unread(skipped, path, options.on)
-    return path

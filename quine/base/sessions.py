@@ -8,6 +8,7 @@ import time
 SHORT = 18  # characters of an id in a table: its time, and enough of its random part
 SHOWN = 4096  # characters of a mission in an argv
 TAPE = ".jsonl"  # suffix of the file name of a tape
+LEDGER = "quine-ledger"  # the memory file that the processes of a tree share
 COURIER = "courier"  # in the memo of a job that infers by itself: its socket, and the folder of its tapes
 
 

@@ -19,6 +19,7 @@ import struct
 import time
 
 from quine.base.errors import DEFECT, Failure, Misconfigured
+from quine.base.sessions import LEDGER
 from transport.inherit import reopened
 from transport.lean import Any, NamedTuple, contextlib, signal
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-NAME = "quine-ledger"
+NAME = LEDGER
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two tries for a free slot
 PATIENCE = 60.0  # seconds to wait for the lock of the numbers, which is held for microseconds
 

@@ -85,8 +85,9 @@ def hosts(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="check|trust|WHERE",
-            help="check: log in and look; trust [FILE]: use ./inventory.toml as it is now; which hosts",
+            metavar="check|add|import|trust|WHERE",
+            help="check: log in and look; add NAME [USER@HOST[:PORT]]: write a table; import: a table for each Host of "
+            "~/.ssh/config; trust [FILE]: use ./inventory.toml as it is now; which hosts",
         ),
     ] = None,
     inventory: InventoryOption = None,
@@ -98,12 +99,10 @@ def hosts(
     In a job whose origin is elsewhere: the hosts that it may use.
     """
     where = list(words or ())
-    if where[:1] == ["trust"]:
-        from quine.cli.trusting import show_and_trust
+    if where[:1] in (["trust"], ["add"], ["import"]):
+        from quine.cli import own_inventory
 
-        return show_and_trust(where[1:])
-    from deploy import paths, trust
-
+        return own_inventory.main(where, inventory)
     checks = where[:1] == ["check"]
     if checks:
         del where[0]
@@ -115,11 +114,13 @@ def hosts(
             raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
         print(reachable(allowed_hosts.from_origin(), json), end="")
         return OK
-    known = _inventory(inventory)
-    if known.path is None:
-        if skipped := paths.unread():
-            raise Misconfigured(f"{skipped[0]} is not read: {skipped[1]}", trust.CURE)
-        raise Misconfigured("there is no inventory", "write ./inventory.toml; see inventory.example.toml")
+    known = _inventory(inventory, where)
+    if known.path is None and not known.unlisted:
+        if known.unread:
+            from deploy import trust
+
+            raise Misconfigured(f"{known.unread[0]} is not read: {known.unread[1]}", trust.CURE)
+        raise Misconfigured("there is no inventory", "quine hosts add NAME USER@HOST, or quine hosts import")
     chosen = _chosen(known, where) if where else list(known.hosts.values())
     if checks:
         from quine.cli.visits import check
@@ -184,7 +185,7 @@ def deploy(
         raise Misconfigured("--remove needs WHERE", "quine deploy --remove any removes it from every host")
     from quine.cli import deployment
 
-    known = _inventory(inventory)
+    known = _inventory(inventory, where)
     chosen = _chosen(known, where or ["any"])
     if remove:
         return deployment.remove(chosen, known, verbose)
@@ -203,13 +204,15 @@ def _asks_origin(inventory: Path | None) -> bool:
     from quine.base.allowed_hosts import asks_origin
     from transport import inherit
 
-    return inventory is None and asks_origin(False, find(os.environ), inherit.read())
+    return inventory is None and asks_origin(False, find(os.environ).path, inherit.read())
 
 
-def _inventory(path: Path | None) -> Inventory:
+def _inventory(path: Path | None, words: list[str] | None) -> Inventory:
+    """Return the inventory, with the hosts that a WHERE among the words names beside it."""
     from deploy.inventory import load
+    from quine.base.allowed_hosts import naming
 
-    return load(path, os.environ)
+    return naming(load(path, os.environ), ",".join(words or ()))
 
 
 # -- doctor and node ----------------------------------------------------------------------------------
@@ -232,7 +235,7 @@ def doctor(
     if host:
         from quine.cli.doctor_host import examine as go
 
-        known = _inventory(inventory)
+        known = _inventory(inventory, host)
         return go(_chosen(known, host), known)
     from quine.cli.doctor import examine
 

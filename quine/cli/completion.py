@@ -45,10 +45,16 @@ ACTIONS = {
     "fs": " ".join([*options.COMMANDS, *options.OTHERS]) + " --help",
 }
 SHELLS = ("bash", "zsh", "fish")
-HOSTS = (
+LISTED = (
     "quine hosts 2>/dev/null | awk "
     '\'NR > 1 { print $1; n = split($6, tags, ","); for (i = 1; i <= n; i++) if (tags[i] != "-") print "@" tags[i] }\''
 )
+# Those that a WHERE may name without a table. An Include is not followed.
+NAMED = (
+    "awk "
+    '\'tolower($1) == "host" { for (i = 2; i <= NF; i++) if ($i !~ "[*?!#]") print $i }\' ~/.ssh/config 2>/dev/null'
+)
+HOSTS = f"{LISTED}; {NAMED}"
 JOBS = "quine ps{} 2>/dev/null | awk 'NR > 1 {{ print $1 }}'"
 IDS = {  # verbs on jobs, and the command that lists the jobs they accept
     **dict.fromkeys(("wait", "logs"), JOBS.format(" --all")),

@@ -178,14 +178,14 @@ def _served(config: Config, request: Request) -> Reply:
 
 
 def _inventory(named: str | None) -> Finding:
-    from deploy import paths, trust
+    from deploy import trust
     from deploy.inventory import load
 
     known = load(Path(named) if named else None, os.environ)
-    if not named and (skipped := paths.unread()):
-        return Finding("warn", "inventory", f"{skipped[0]} is not read: {skipped[1]}", trust.CURE)
+    if known.unread:
+        return Finding("warn", "inventory", f"{known.unread[0]} is not read: {known.unread[1]}", trust.CURE)
     if known.path is None:
-        cure = "write ./inventory.toml (see inventory.example.toml); without it everything runs here"
+        cure = "quine hosts add NAME USER@HOST, or quine hosts import; without it everything runs here"
         return Finding("warn", "inventory", "there is none", cure)
     count = len(known.hosts)
     return Finding(

@@ -39,7 +39,7 @@ def _hosts(as_json: bool) -> int:
     from quine.cli.visits import reachable
     from transport import inherit
 
-    if not asks_origin(False, find(os.environ), inherit.read()):
+    if not asks_origin(False, find(os.environ).path, inherit.read()):
         raise Misconfigured(
             "no origin to ask: this is not a job of one", "quine hosts, where quine was installed"
         )

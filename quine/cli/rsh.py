@@ -4,7 +4,8 @@
 
 Laws
 1. The words after HOST are joined by blanks and given to the account's shell, as sshd does. They start in its home.
-2. HOST is a host of the inventory. A user or a port that neither the inventory nor ~/.ssh/config gives it is refused.
+2. HOST is a host as `--on` takes it. With a user, one without a table is USER@HOST:PORT; for one with a table a user or
+   a port that neither the inventory nor ~/.ssh/config gives it is refused.
 3. Standard library only.
 """
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import os
 
-from quine.base.cli_options import RunOptions, find_inventory, listing
+from quine.base.allowed_hosts import known as known_to
+from quine.base.cli_options import RunOptions, listing
 from quine.base.errors import NOT_STARTED, Failure, Misconfigured, say
 from quine.cli.run import by_node, version_text
 from quine.cli.ssh_line import Line
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: quine rsh [OPTIONS] [USER@]HOST [CMD…]
 
-Run a command line on a host of the inventory as ssh does: the words are joined by blanks and given to
+Run a command line on a host, by its name for --on, as ssh does: the words are joined by blanks and given to
 the login shell of the account, in its home directory; without CMD it is a login shell, with a terminal
 if there is one. For programs that start ssh: rsync -e 'quine rsh', GIT_SSH_COMMAND='quine rsh',
 parallel --ssh 'quine rsh', borg --rsh 'quine rsh'; `quine-rsh` is the same as one word, for sftp -S.
@@ -39,8 +41,8 @@ connection (-4 -6 -A -C -F -i -x -X …): the node of this machine makes it, as 
 # rows as those of the table of cli_options.py; an option of ssh has a letter alone
 OPTIONS: tuple[Row, ...] = (
     ("inventory", "", "FILE", "rsh", "the hosts (QUINE_INVENTORY, ./inventory.toml)"),
-    ("", "l", "USER", "rsh", "must be the user of the host, by the inventory or ~/.ssh/config"),
-    ("", "p", "PORT", "rsh", "must be the port of the host, by the inventory or ~/.ssh/config"),
+    ("", "l", "USER", "rsh", "must be the user of a host of the inventory, by that or ~/.ssh/config"),
+    ("", "p", "PORT", "rsh", "must be the port of a host of the inventory, by that or ~/.ssh/config"),
     ("", "n", "", "rsh", "an empty stdin"),
     ("", "t", "", "rsh", "a terminal for the command, if stdin is one"),
     ("", "T", "", "rsh", "no terminal"),
@@ -80,7 +82,7 @@ def main(words: list[str]) -> int:
     if line.config:
         print(_config(line.host, options), end="")
         return 0
-    _check(line, options)
+    where = _where(line, options)
     command = _command(line)
     choose_store(options)
     if line.no_stdin:
@@ -88,7 +90,7 @@ def main(words: list[str]) -> int:
         os.dup2(null, 0)
         os.close(null)
     options = options.replace(
-        on=line.host,
+        on=where,
         cwd="~",
         env=tuple(f"{name}={value}" for name, value in line.env.items()),
         terminal=_terminal(line),
@@ -118,17 +120,21 @@ def _terminal(line: Line) -> bool:
     return False
 
 
-def _check(line: Line, options: RunOptions) -> None:
-    """Raise Failure if HOST is no name, or if USER or PORT are not those of the connection to it."""
+def _where(line: Line, options: RunOptions) -> str:
+    """Return the WHERE of the line. Raise Failure if HOST is no name, or has a table with another USER or PORT."""
     plain = line.host.replace("-", "").replace(".", "").replace("_", "")
     if not (plain.isascii() and plain.isalnum()) or line.host in ("any", "local"):
         raise Failure(
             NOT_STARTED, f"no such host: {line.host[:200]!r}", "HOST is one of those that quine hosts lists"
         )
     if not line.user and not line.port:
-        return  # the node reads the inventory, and this process need not
-    host, path = _entry(line.host, options)
-    where = f"the table [hosts.{line.host}] of {path}"
+        return line.host  # the node reads the inventory, and this process need not
+    place = f"{line.user}@{line.host}" + (f":{line.port}" if line.port else "")
+    inventory = known_to(options, os.environ, line.host, place)
+    if line.host not in inventory.hosts and place in inventory.unlisted:
+        return place
+    host = inventory.host(line.host)
+    where = f"the table [hosts.{line.host}] of {inventory.path or 'an inventory'}"
     for name, given, known in (("user", line.user, host.user), ("port", line.port, host.port)):
         if not given or given == str(known or ""):
             continue
@@ -144,6 +150,7 @@ def _check(line: Line, options: RunOptions) -> None:
             f"put {name} = {value} into {where}",
             host.name,
         )
+    return line.host
 
 
 def _by_ssh(host: Host, name: str) -> str:
@@ -162,23 +169,13 @@ def _by_ssh(host: Host, name: str) -> str:
     return config.user if name == "user" else str(config.port)
 
 
-def _entry(name: str, options: RunOptions) -> tuple[Host, str]:
-    """Return the table of a host, and the path of the inventory. Raises Failure, or NoSuchHost."""
-    from pathlib import Path
-
-    from deploy.inventory import load
-
-    path = find_inventory(options, os.environ)
-    return load(Path(path) if path else None, {}).host(name), path or ""
-
-
 def _config(name: str, options: RunOptions) -> str:
     """Return what `ssh -G` prints first. git asks so whether a program takes the options of ssh."""
     from transport.errors import TransportError
 
     lines = [f"host {name}"]
     try:
-        host, _ = _entry(name, options)
+        host = known_to(options, os.environ, name).host(name)
         facts = {"user": host.user, "hostname": host.address or name, "port": host.port}
         lines += [f"{key} {value}" for key, value in facts.items() if value]
     except (Failure, TransportError, ModuleNotFoundError):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 
-from quine.base.cli_options import find_inventory
+from quine.base.allowed_hosts import find, naming
 from quine.base.errors import Misconfigured
 from quine.fanout.journal import version_of
 from quine.jobs.client import caller
@@ -77,7 +77,7 @@ class Loads:
         self._asked: set[str] = set()
         self._mute: set[str] = set()  # hosts that cannot answer,
         self._away: set[str] = set()  # and those that cannot be reached
-        self._path = find_inventory(options.spawn, os.environ)
+        self._path = find(options.spawn, os.environ).path
         self._version: object = None  # of the file
         self._inventory: Inventory | None = None  # the last one that could be read
         self._known: list[str] | None = None  # hosts that --on means, in the order of the inventory
@@ -142,7 +142,7 @@ class Loads:
 
         self._version = version_of(self._path)
         try:
-            inventory = load(Path(self._path) if self._path else None, {})
+            inventory = naming(load(Path(self._path) if self._path else None, {}), self._options.spawn.on)
             if self._inventory:
                 inventory = inventory.after(self._inventory)
             found = inventory.matching(self._options.spawn.on)

@@ -13,7 +13,7 @@ import gc
 import os
 import time
 
-from quine.base.cli_options import find_inventory, limits
+from quine.base.cli_options import limits
 from quine.base.errors import Misconfigured, complain, say
 
 LONG = 10.0  # seconds without a connection until it is reported, also without -v
@@ -55,7 +55,8 @@ def reach(context: dict[str, object]) -> Callable[[bytes, str], bytes]:
 
         inventory = context.get("inventory")
         path = inventory if isinstance(inventory, str) else None
-        return answer(body, host, path, asker() if "token" in context else None)
+        ask = asker() if "token" in context else None
+        return answer(body, host, path, ask, str(context.get("named") or ""))
 
     return made
 
@@ -149,10 +150,10 @@ def caller(options: RunOptions) -> dict[str, object]:
     `token` says that it is, or belongs to, a job of this node; if that came from elsewhere, its origin places the new
     job. A user's own inventory on this machine is for plain jobs, and for callers that name it.
     """
-    from quine.base.allowed_hosts import asks_origin
+    from quine.base.allowed_hosts import asks_origin, find, in_tree, typed
     from transport import inherit
 
-    inventory, memo = find_inventory(options, os.environ), inherit.read()
+    inventory, memo = find(options, os.environ).path, inherit.read()
     context: dict[str, object] = {
         "inventory": inventory,
         "cwd": current_directory(),
@@ -160,6 +161,8 @@ def caller(options: RunOptions) -> dict[str, object]:
     }
     if asks_origin(bool(options.inventory), inventory, memo):
         context["token"] = str(memo["token"])
+    elif (where := typed(options)) and not in_tree():
+        context["named"] = where
     if store := options.fs or os.environ.get("QUINE_FS", ""):
         from quine.files.urls import shareable
 
@@ -200,17 +203,12 @@ def umask_here() -> int | None:
 
 def infers_there(options: RunOptions) -> bool:
     """Return whether every host that --on means infers by keys of its own, so that none is needed here."""
-    from pathlib import Path
-
-    from deploy.inventory import ConfigError, load
+    from quine.base.allowed_hosts import known
     from transport.errors import Refused
 
-    path = find_inventory(options, os.environ)
     try:
-        return path is not None and all(
-            host.inference == "direct" for host in load(Path(path), {}).matching(options.on)
-        )
-    except (ConfigError, Refused, OSError, ImportError):
+        return all(host.inference == "direct" for host in known(options).matching(options.on))
+    except (Refused, OSError, ImportError):
         return False  # the node tells it better
 
 

@@ -5,11 +5,9 @@ Loaded only after an error.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from shlex import join, quote
 
-from quine.base.cli_options import UNBUILT, VERBS, find_inventory
+from quine.base.cli_options import UNBUILT, VERBS
 from quine.base.errors import Misconfigured
 from quine.base.text import plain
 
@@ -77,12 +75,10 @@ def is_one_edit(one: str, other: str) -> bool:
 
 
 def _hosts(options: RunOptions) -> set[str]:
-    path = find_inventory(options, os.environ)
-    if not path:
-        return set()
-    from deploy.inventory import ConfigError, load
+    from deploy.inventory import ConfigError
+    from quine.base.allowed_hosts import known
 
     try:
-        return set(load(Path(path), {}).hosts)
+        return set(known(options).hosts)
     except (ConfigError, ModuleNotFoundError):  # the latter on a host whose Python reads no TOML
         return set()

@@ -31,33 +31,48 @@ class _Hosts(Strict):
     host: str = text(default="")
 
 
-def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None) -> bytes:
+def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None, named: str = "") -> bytes:
     """Return the list for a job on `host`; an empty `host` is this machine. Raises RequestError.
 
-    `ask` asks our own origin, if that places the jobs started here; else `inventory` is the file.
+    `ask` asks our own origin, if that places the jobs started here; else `inventory` is the file, and `named` the WHERE
+    of the user, which may name hosts beside it.
     """
     asked = parse(_Hosts, body).host or host
     if ask is not None:
         return ask(NAME, quickjson.dumps({"host": asked} if asked else {}).encode())
-    if inventory is None:
+    if inventory is None and not named:
         return b"[]"
-    if asked == host and (kept := of_reach(inventory, host)) is not None:
+    # A host of the inventory has at least itself in its list.
+    if (
+        inventory
+        and asked == host
+        and (kept := of_reach(inventory, host)) is not None
+        and (kept or not named)
+    ):
         return quickjson.dumps(kept).encode()
     try:
-        known = _inventory(inventory)
+        known = _inventory(inventory, named)
     except Refused as error:
         raise RequestError(error.detail) from None
     if host and asked != host and asked not in _closure(known, host):
         raise RequestError("hosts: not a host of this job")
-    if asked in known.hosts:
+    if asked in known.everyone:
         known = known.within_reach(asked)
     elif asked:
         return b"[]"  # it was removed from the inventory
-    able = [each for each in known.hosts.values() if not each.unbuilt()]
+    able = [each for each in known.everyone.values() if not each.unbuilt()]
     return quickjson.dumps(told(able, asked)).encode()
 
 
-def _inventory(path: str) -> Inventory:
+def _inventory(path: str | None, named: str) -> Inventory:
+    """Return the inventory with the hosts that the WHERE `named` names beside it. Raises Refused."""
+    from deploy.inventory import Inventory
+
+    known = _whole(path) if path else Inventory({})
+    return known.naming(named) if named else known
+
+
+def _whole(path: str) -> Inventory:
     """Read the inventory, or take it as it was read before if its file is the same: a batch answers for each agent."""
     from pathlib import Path
 
@@ -79,10 +94,10 @@ def _inventory(path: str) -> Inventory:
 def _closure(known: Inventory, host: str) -> set[str]:
     """The hosts that a job on `host`, its children and theirs can reach."""
     found: set[str] = set()
-    todo = [host] if host in known.hosts else []
+    todo = [host] if host in known.everyone else []
     while todo:
         name = todo.pop()
         if name not in found:
             found.add(name)
-            todo += known.within_reach(name).hosts
+            todo += known.within_reach(name).everyone
     return found

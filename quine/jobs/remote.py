@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable
 
-from quine.base.cli_options import RunOptions, find_inventory
+from quine.base.cli_options import RunOptions
 from quine.base.errors import NOT_STARTED, USAGE, Failure, Misconfigured, complain
 from quine.base.sessions import SHORT
 from quine.base.text import plain
@@ -78,15 +78,15 @@ def has_nothing(status: Status) -> bool:
 
 def hosts(where: str, options: RunOptions) -> list[str]:
     """The host names that `where` means. If it is empty: all, or none if there is no inventory."""
-    from pathlib import Path
+    from quine.base import allowed_hosts
 
-    path = find_inventory(options, os.environ)
-    if path is None and not where:
+    found = allowed_hosts.find(options, os.environ)
+    if found.path is None and not where:
         return []
-    from deploy.inventory import ConfigError, load
+    from deploy.inventory import ConfigError, opened
 
     try:
-        known = load(Path(path) if path else None, {})
+        known = allowed_hosts.naming(opened(found), where)
     except ModuleNotFoundError:  # a host whose Python reads no TOML dials nobody
         if where:
             raise

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     # The version of the file, what is in it, and that for batches that began before.
     Read = tuple[tuple[int, int, int], Inventory, Inventory]
 
+MOST_NAMED = 256  # WHEREs of users that are remembered
 DETACHED_LEASE = 30 * 86400.0  # seconds that the agent of a detached proxy waits for that proxy
 
 
@@ -37,12 +38,16 @@ class Placer:
         self._faults: dict[str, tuple[tuple[int, int, int], str, str]] = {}  # by path: version, detail, hint
         self._wrong = ""  # with the inventory that a batch goes on without
         self._ways: Ways | None = None
+        self._named: dict[
+            str, tuple[Inventory, Inventory]
+        ] = {}  # by WHERE: one that was read, and it with named hosts
+        self._none: Inventory | None = None
 
     def __call__(self, spawn: Spawn, loads: Loads) -> Target:
         from transport.errors import NoSuchHost
         from transport.node.host import Target
 
-        inventory = self._inventory(spawn)
+        inventory = self._with_named(spawn, self._inventory(spawn))
         if spawn.where == "local":
             raise NoSuchHost("local is this machine")
         avoid = spawn.context.get("avoid")
@@ -112,12 +117,15 @@ class Placer:
         return self._ways.text(host, inventory, keep)
 
     def _inventory(self, spawn: Spawn) -> Inventory:
-        from deploy.inventory import Inventory
         from transport.errors import Misconfigured
 
         named = spawn.context.get("inventory")
         if not isinstance(named, str):
-            return Inventory({})
+            if self._none is None:
+                from deploy.inventory import Inventory
+
+                self._none = Inventory({})
+            return self._none
         late = spawn.context.get("late") is True
         before = self._cache.get(named)
         try:
@@ -128,6 +136,27 @@ class Placer:
             raise
         # A batch goes on with the hosts that it has left.
         return for_batches if late else now
+
+    def _with_named(self, spawn: Spawn, inventory: Inventory) -> Inventory:
+        """Return the inventory with the hosts that the WHERE of the user names beside it, if he has typed one.
+
+        It is the same object while ssh's configuration is as it was, and for a batch always.
+        """
+        where = spawn.context.get("named")
+        if not isinstance(where, str):
+            return inventory
+        from transport.carrier.config_files import stamp
+
+        base, named = self._named.get(where, (None, inventory))
+        late = spawn.context.get("late") is True
+        if base is inventory and (late or all(stamp(path) == was for path, was in named.stamps.items())):
+            return named
+        found = inventory.naming(where)
+        if late or found is not inventory:
+            if len(self._named) >= MOST_NAMED:
+                self._named.clear()
+            self._named[where] = inventory, found
+        return found
 
     def _read(self, named: str, before: Read | None) -> Read:
         """Return what is in an inventory, which is read once for each version of its file. Raises Misconfigured."""

@@ -33,8 +33,13 @@ CASES = [
     ("quine tape ls --", {"--json", "--data-dir"}, {"--dry"}),
     ("quine tape replay --", {"--dry"}, {"--json"}),
     ("quine tape show 01", {"0123-tape"}, {"other"}),
-    ("quine run --on ", {"any", "local", "gpu1", "db1", "@gpu", "@a100"}, {"@-", "-"}),
+    (
+        "quine run --on ",
+        {"any", "local", "gpu1", "db1", "@gpu", "@a100", "of-ssh", "too"},
+        {"@-", "-", "*.lan"},
+    ),
     ("quine run --on @ g", {"@gpu"}, {"gpu", "gpu1"}),
+    ("quine hosts ", {"check", "add", "import", "trust"}, {"WHERE"}),
     ("quine hosts check ", {"any", "gpu1", "@gpu"}, {"local"}),
     ("quine deploy ", {"build", "gpu1", "@a100"}, {"local"}),
     ("quine doctor ", {"gpu1", "@a100"}, {"local", "build"}),
@@ -69,6 +74,8 @@ def place(tmp_path: Path) -> Path:
     """Where the shell stands: a file, a tape, a command, and a quine that lists two hosts and two jobs."""
     (tmp_path / "in.txt").touch()
     (tmp_path / ".quine").mkdir()
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host of-ssh *.lan\n  User me\nhost too # of them\n")
     for name in ("0123-tape.jsonl", "0123-tape.log", "other.jsonl"):
         (tmp_path / ".quine" / name).touch()
     tools = tmp_path / "tools"
@@ -80,7 +87,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def shell(words: list[str], place: Path) -> str:
-    env = {**PLAIN, "PATH": f"{place}/tools:{os.environ['PATH']}"}
+    env = {**PLAIN, "HOME": str(place), "PATH": f"{place}/tools:{os.environ['PATH']}"}
     done = subprocess.run(words, env=env, cwd=place, capture_output=True, check=True, timeout=120)
     assert not done.stderr
     return done.stdout.decode()

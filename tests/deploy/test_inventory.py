@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy import trust
+from deploy import paths, trust
 from deploy.host import KEYS, Host
-from deploy.inventory import MOST_FOUND, ConfigError, Inventory, find, jump_of, load
+from deploy.inventory import MOST_FOUND, ConfigError, Inventory, jump_of, load
 from quine.remote.placement import settle
 from tests.support.loads import idle, jobs
 from transport import rlimits
-from transport.errors import Misconfigured, NoSuchHost
+from transport.errors import Denied, Misconfigured, NoSuchHost, Unreachable
 from transport.spawn import Spawn
 
 ROOT = Path(__file__).parents[2]
@@ -250,18 +250,97 @@ def test_an_inventory_that_is_named_must_be_there(tmp_path: Path) -> None:
 def test_where_the_inventory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     env = {"HOME": str(tmp_path / "home")}
-    assert find(env) is None
+    assert paths.find(env).path is None
     assert load(None, env).hosts == {}
     config = tmp_path / "home" / ".config" / "quine" / "inventory.toml"
     config.parent.mkdir(parents=True)
     config.write_text("[hosts.far]")
-    assert find(env) == config
+    assert paths.find(env).path == str(config)
     near = tmp_path / "inventory.toml"
     near.write_text("[hosts.near]")
     assert list(load(None, env).hosts) == ["far"]
     trust.trust(str(near), near.read_bytes(), env)
     assert list(load(None, env).hosts) == ["near"]
-    assert find({**env, "QUINE_INVENTORY": "~/x"}) == Path("~/x").expanduser()
+    assert paths.find({**env, "QUINE_INVENTORY": "~/x"}).path == str(Path("~/x").expanduser())
+
+
+SSH = """
+Host prod *.lan web[1] !not
+  User ada
+  Include below
+Host GPU gpu1
+  HostName 10.0.0.9
+"""
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
+    """An inventory beside a configuration of ssh, which names more hosts."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(SSH)
+    (tmp_path / ".ssh" / "below").write_text("Host never\nHost prod\n Port 7\n")
+    return inventory(tmp_path, FLEET)
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("prod", "prod"), (" prod , db1", "db1 prod"), ("GPU", "GPU"), ("gpu1", "gpu1"), ("any!prod", ""),
+        ("me@10.0.0.1", "me@10.0.0.1"), ("me@[::1]:2200,prod", "me@[::1]:2200 prod"), ("a@b@c:22", "a@b@c:22"),
+        ("prod,db1!prod", "db1"),
+    ],
+)  # fmt: skip
+def test_a_where_that_was_typed_names_hosts_without_a_table(named: Inventory, where: str, names: str) -> None:
+    found = {host.name for host in named.naming(where).matching(where)}
+    assert found == set(names.split()) if names else found == set(named.hosts)
+
+
+def test_a_host_without_a_table_is_the_one_that_was_named(named: Inventory) -> None:
+    host = named.naming("me@[::1]:2200").host("me@[::1]:2200")
+    assert (host.user, host.address, host.port, host.may_fork) == ("me", "::1", 2200, ())
+    both = named.naming("prod,me@far")
+    assert both.host("prod") == Host("prod")  # all else by ssh's configuration
+    for where in ("any", "@gpu", "!gpu1"):
+        assert {host.name for host in both.matching(where)} <= named.hosts.keys()
+    # from there an agent may use that host, and no other
+    idle_there = both.select("prod", idle, asking="prod")
+    assert idle_there.name == "prod"
+    for where in ("me@far", "gpu1"):
+        with pytest.raises(Denied, match="allowed: prod"):
+            both.select(where, idle, asking="prod")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "x.lan",
+        "*.lan",
+        "web1",
+        "not",
+        "never",
+        "PROD",
+        "gpu",
+        "-o@h",
+        "me@-oX",
+        "me@h:0",
+        "me@h:99999",
+        "me@",
+        "@h",
+    ],
+)
+def test_patterns_and_slips_name_nothing(named: Inventory, where: str) -> None:
+    with pytest.raises(NoSuchHost):
+        named.naming(where).matching(where)
+
+
+def test_a_configuration_that_cannot_be_used_is_told_where_it_would_count(
+    named: Inventory, tmp_path: Path
+) -> None:
+    (tmp_path / ".ssh" / "config").chmod(0o666)
+    assert named.naming("any,gpu1") is named
+    with pytest.raises(Unreachable, match="bad permissions"):
+        named.naming("prod")
 
 
 def test_a_jump_is_a_host_or_a_place(tmp_path: Path) -> None:

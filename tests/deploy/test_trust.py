@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy import paths, trust
+from deploy.inventory import opened
 from tests.lab import Lab
 
 HOSTILE = """
@@ -113,18 +114,32 @@ def test_what_cannot_be_trusted(clone: Path, tmp_path: Path, monkeypatch: pytest
         path.write_text(text)
 
     trust.trust(str(path), trust.read(str(path)), environ)
-    assert paths.find(environ) == str(path) and paths.unread() is None
+    assert paths.find(environ) == (str(path), path.read_bytes(), None)
     (clone / "other").write_text(text)
     steps: list[tuple[Callable[[], object], str]] = [
         (lambda: path.chmod(0o666), "bad permissions"), (pipe, "no regular file"), (link, "symlink"),
     ]  # fmt: skip
     for step, why in steps:
         step()
-        assert paths.find(environ) is None
-        assert why in str(paths.unread()), why
+        assert paths.find(environ).path is None and why in str(paths.find(environ).unread), why
         again()
-        assert paths.find(environ) == str(path)
+        assert paths.find(environ).path == str(path)
     (clone.parent / "copy").mkdir()
     monkeypatch.chdir(clone.parent / "copy")
     Path("inventory.toml").write_text(text)
-    assert paths.find(environ) is None and "not trusted" in str(paths.unread())
+    found = paths.find(environ)
+    assert found.path is None and "not trusted" in str(found.unread)
+
+
+def test_a_trusted_inventory_is_opened_once(
+    clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables come from the content that was compared with the trusted one, not from a second look at the file."""
+    monkeypatch.chdir(clone)
+    path = clone / "inventory.toml"
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    trust.trust(str(path), trust.read(str(path)), environ)
+    found = paths.find(environ)
+    path.write_text("[hosts.b]\n")
+    assert list(opened(found).hosts) == ["a"]
+    assert opened(paths.find(environ)).unread == (str(path), "it has changed since you trusted it")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 
-from quine.base.cli_options import RunOptions, as_words, environment, find_inventory
+from quine.base.cli_options import RunOptions, as_words, environment
 from quine.base.errors import LOST, Misconfigured, say
 from quine.base.sessions import is_session, new_session
 from quine.fanout.detached.here import command_line
@@ -56,13 +56,10 @@ def _hosts(options: Options) -> tuple[Host, dict[str, object], list[str]]:
 
     Raises Misconfigured and NoSuchHost.
     """
-    from pathlib import Path
-
-    from deploy.inventory import load
     from deploy.onward import tables
+    from quine.base.allowed_hosts import known
 
-    path = find_inventory(options.spawn, os.environ)
-    inventory = load(Path(path) if path else None, {})
+    inventory = known(options.spawn)
     starts = inventory.matching(options.spawn.from_)
     if len(starts) > 1:
         names = ", ".join(host.name for host in starts[:8])

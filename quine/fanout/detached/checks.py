@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from quine.base.cli_options import environment, limits
 from quine.base.errors import Misconfigured
@@ -34,10 +33,9 @@ def check_here(options: Options) -> None:
     check_log(options)
     context = caller(options.spawn)
     if options.spawn.elsewhere and "token" not in context:
-        from deploy.inventory import load
+        from quine.base.allowed_hosts import known
 
-        path = context["inventory"]
-        load(Path(str(path)) if path else None, {}).matching(options.spawn.on)
+        known(options.spawn).matching(options.spawn.on)
 
 
 def check_log(options: Options) -> None:

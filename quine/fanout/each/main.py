@@ -47,12 +47,11 @@ def main(words: list[str]) -> int:
 
 def chosen(where: str, options: RunOptions) -> list[str]:
     """Return the names of the hosts, in the order of the inventory. Raises Misconfigured, or NoSuchHost."""
-    from quine.base.allowed_hosts import asks_origin
-    from quine.base.cli_options import find_inventory
+    from quine.base.allowed_hosts import asks_origin, find
     from quine.jobs.remote import hosts
     from transport import inherit
 
-    if asks_origin(bool(options.inventory), find_inventory(options, os.environ), inherit.read()):
+    if asks_origin(bool(options.inventory), find(options, os.environ).path, inherit.read()):
         raise Misconfigured("quine each chooses its hosts where the inventory is", "quine run --on HOST")
     if "local" in where.replace("!", ",").split(","):
         from transport.errors import NoSuchHost

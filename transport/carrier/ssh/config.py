@@ -71,6 +71,8 @@ class Config:
     files: dict[str, Stamp] = field(default_factory=dict)  # all that was read or looked for, with directories
     open: bool = False
     host: str = ""  # as `Host` patterns see it: the canonical name in the second pass
+    names: list[str] = field(default_factory=list)  # that stand after `Host` and are no patterns
+    literal: bool = False  # whether the host asked for is such a name, of a `Host` that counts
     _values: dict[str, list[str]] = field(default_factory=dict)
     _final: bool = False
     _wants_final: bool = False
@@ -196,7 +198,10 @@ class Config:
         if not words:
             raise place.wrong(f"{found[1]} has no value")
         if name == "host":
-            return listed(self.host, words) and not place.never
+            matches = listed(self.host, words) and not place.never
+            self.names += [word for word in words if not re.search("[*?!]", word)]
+            self.literal |= matches and self.asked.host in words
+            return matches
         if name == "match":
             return not place.never and self._matches(words, place)
         if name == "include":

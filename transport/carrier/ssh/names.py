@@ -1,0 +1,42 @@
+"""The hosts that ssh's configuration names: the words after `Host` that are no patterns.
+
+Law: a name counts if `ssh NAME` takes that block. A `Host` in a file that another block includes may never be taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from transport.carrier.config_files import Stamp
+from transport.carrier.ssh.config import SYSTEM_CONFIG, Asked, Config, read
+from transport.errors import Unreachable
+
+NOWHERE = Path("/dev/null")
+
+
+def literal(wanted: Iterable[str]) -> tuple[list[str], dict[str, Stamp]]:
+    """Return those of the names that the configuration has, and its files. Raises Unreachable if it cannot be used."""
+    found: list[str] = []
+    stamps: dict[str, Stamp] = {}
+    for name in wanted:
+        try:
+            config = _read(name, SYSTEM_CONFIG)
+        except (ValueError, OSError) as error:
+            why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+            hint = getattr(error, "hint", "see ~/.ssh/config")
+            raise Unreachable(name, f"cannot use its configuration: {why}", hint) from None
+        found += [name] if config.literal else []
+        stamps.update(config.files)
+    return found, stamps
+
+
+def of_user() -> list[str]:
+    """Return the names in the user's own file and those that it includes, in order. Raises ValueError, OSError."""
+    names = dict.fromkeys(_read("", NOWHERE).names)
+    return [name for name in names if _read(name, NOWHERE).literal]
+
+
+def _read(name: str, system: Path) -> Config:
+    """Run no command and look no name up: neither can make a name of a pattern."""
+    return read(Asked(name), Path("~/.ssh/config").expanduser(), system, Config(Asked(name), runs=False))
