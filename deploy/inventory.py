@@ -19,7 +19,7 @@ from typing import Any
 from deploy import paths, trust
 from deploy.host import A_NAME, KEYS, NAME, Host, by_destination, destination, misplaced
 from transport.carrier.config_files import Stamp
-from transport.errors import Denied, Misconfigured, NoSuchHost, Refused, Unreachable
+from transport.errors import Denied, Misconfigured, NoSuchHost, Refused
 from transport.lean import blake2b
 from transport.provenance import safe_path
 

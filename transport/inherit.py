@@ -33,6 +33,8 @@ _SECRET_ENDS = (
     "CONNECTION_STRING",  # AZURE_STORAGE_CONNECTION_STRING has the account's key in it
 )
 _SECRET_WORDS = {*_SECRET_ENDS, "PASS", "PWD", "PAT", "AUTH", "SSHPASS"}
+# Their passwords are for a proxy of this network. Commands here need them, and a host has no use for them.
+_PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
 _OUR_SECRETS = ("QUINE_API_KEY", "QUINE_FS_OPTIONS")
 # The AWS and AZURE names say where the role of a machine finds its keys, and hold none: libraries need them.
 _NO_SECRETS = (
@@ -54,20 +56,47 @@ def is_secret(name: str) -> bool:
     return name not in _NO_SECRETS and (upper.endswith(_SECRET_ENDS) or not _SECRET_WORDS.isdisjoint(words))
 
 
-def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment without variables that look like secrets, and without the memo of its owner."""
+def withholds(name: str, value: str, here: bool = False) -> bool:
+    """True if the variable is a secret, by its name or by a password in its value.
+
+    `here`: for a command of this machine, which keeps the proxies: without them it would reach nothing.
+    """
+    return is_secret(name) or (_opens(name, value) and not (here and name.lower() in _PROXIES))
+
+
+def scrubbed(environ: Mapping[str, str], here: bool = False) -> dict[str, str]:
+    """An environment without the secrets of `withholds`, and without the memo of its owner."""
     return {
         name: value
         for name, value in environ.items()
-        if name != VARIABLE and not is_secret(name) and not _opens(name, value)
+        if name != VARIABLE and not withholds(name, value, here)
     }
 
 
 def _opens(name: str, value: str) -> bool:
-    """True if the variable is the URL of the shared files and holds a password or a signature."""
-    places = [part.partition("/")[0] for part in value.split("://")[1:]] if name == "QUINE_FS" else []
-    query = name == "QUINE_FS" and "=" in value.partition("?")[2]
-    return query or any(":" in place.rpartition("@")[0] for place in places)
+    """True if the value holds `user:password@`, or is the URL of the shared files and holds a signature.
+
+    The authority of a URL ends at the first of `/?#`, or where a text or a list goes on. A value without a URL may
+    itself begin so, as data source names do; an address of mail and a digest of an image are no such thing.
+    """
+    if name == "QUINE_FS" and "=" in value.partition("?")[2]:
+        return True
+    if "@" not in value:
+        return False
+    places = value.split("://")
+    if len(places) == 1:
+        user, _, host = value.partition("@")
+        bare = not any(letter.isspace() or letter in "/@" for letter in user) and not user.startswith(
+            "mailto:"
+        )
+        return bare and ":" in user[1:] and not host.startswith("sha256:")
+    return any(":" in _authority(place).rpartition("@")[0] for place in places[1:])
+
+
+def _authority(rest: str) -> str:
+    return next(
+        (rest[:at] for at, letter in enumerate(rest) if letter in "/?#,;'\"<>" or letter.isspace()), rest
+    )
 
 
 def write(memo: Mapping[str, object]) -> int:

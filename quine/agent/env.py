@@ -29,6 +29,7 @@ from quine.budget import caller, purse, shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits, unset
 from quine.files import credentials, urls
+from quine.providers import withholding
 from quine.providers.choice import KEYS, choose
 from quine.providers.vendors import FILES, Config
 from quine.tape import redact
@@ -54,6 +55,7 @@ OPTIONS = {
     "fs": "QUINE_FS",
 }
 WISDOM = "QUINE_WISDOM_"
+WITHHELD = "withheld"  # in the memo: names of variables
 # greatest value of any limit: more is a typing error, and overflows clocks and counters
 MOST = 10**9
 
@@ -68,6 +70,7 @@ class Settings(NamedTuple):
     node: str
     wisdom: dict[str, str]
     secrets: dict[str, str]
+    withheld: tuple[str, ...]  # names of the variables that commands do not get
     memo: dict[str, Any]
     report: str  # --report, prepared by quine/base/run_report.py
     verbose: bool  # -v
@@ -97,7 +100,9 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
             if option in NUMBERS:
                 name = f"--{option.replace('_', '-')}"
                 NUMBERS[option]({name: given}, name, 0)
-    removed = {name: environ.pop(name) for name in [name for name in environ if inherit.is_secret(name)]}
+    passed = withholding.passed(options.env, environ)
+    removed = withholding.taken_out(environ, passed)
+    withheld = withholding.told(removed, memo.get(WITHHELD), passed)
     # A key read from a file ends with a newline.
     secrets.update({name: value.strip() for name, value in removed.items() if name in KEYS and value.strip()})
     masked = _store(environ, removed, secrets)
@@ -120,6 +125,7 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
         node=environ.get("QUINE_NODE_NAME") or "local",
         wisdom=wisdom,
         secrets=secrets,
+        withheld=withheld,
         memo=memo,
         report=options.report or str(former.get("report", "")),
         verbose=options.verbose or bool(former.get("verbose")),
@@ -131,6 +137,7 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
             {
                 *(value for name, value in secrets.items() if name != credentials.URL),
                 *map(str.strip, removed.values()),
+                *(environ[name] for name in passed if inherit.withholds(name, environ.get(name, ""))),
                 *masked,
                 *finding.masks(),
                 *map(redact.from_json, masked_before if isinstance(masked_before, list) else ()),
@@ -221,6 +228,7 @@ def bequeath(
     memo = {key: value for key, value in settings.memo.items() if key != "exec"}
     # The key of a program is for each agent that calls it. All others are with the broker.
     keeps = os.environ.get("QUINE_API_TYPE") == "program"
+    memo[WITHHELD] = list(settings.withheld)
     memo["environ"] = {name: value for name, value in settings.secrets.items() if keeps or name not in KEYS}
     if broker := finding.told():
         memo[finding.VARIABLE] = broker

@@ -143,7 +143,7 @@ class Loop:
             meta["cloned"] = {"session": spec.cloned[0], "lines": spec.cloned[1]}
         self.tape.add("meta", meta)
         self.log.detail(f"session {spec.session}, {spec.born}, level {spec.depth + 1}, model {spec.model}")
-        for message in spec.opening or (prompt.system(spec), prompt.first(spec)):
+        for message in spec.opening or (prompt.system(spec), prompt.first(spec, self.settings.withheld)):
             self._say(message)
 
     def _step(self) -> None:

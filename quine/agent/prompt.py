@@ -17,7 +17,7 @@ from quine.agent.session import SessionSpec
 from quine.agent.signals import Signals, Terminated
 from quine.base.messages import Message
 from transport import quickjson
-from transport.lean import contextlib
+from transport.lean import Sequence, contextlib
 
 REMINDER = (
     "[REMINDER] A reply without a tool call does nothing: go on with sh, fork or exec, or end with exit."
@@ -34,6 +34,7 @@ WAYS = (
     "`quine hosts` shows the list again."
 )
 MOST_HOSTS = 50  # hosts listed in the first message
+MOST_NAMES = 50  # of variables
 _LAST = {
     "turn_exhaustion": "no turns are left",
     "context_exhaustion": "the context is full",
@@ -94,8 +95,8 @@ def system(spec: SessionSpec) -> Message:
     return Message("system", text + rest)
 
 
-def first(spec: SessionSpec) -> Message:
-    """Return the first user message of a session without a cloned context."""
+def first(spec: SessionSpec, withheld: Sequence[str] = ()) -> Message:
+    """Return the first user message of a session without a cloned context. `withheld` are names of variables."""
     if spec.material_file:
         parts = [f"Material was saved to the file {spec.material_file}."]
     else:
@@ -105,6 +106,9 @@ def first(spec: SessionSpec) -> Message:
     parts.append(limits(spec))
     if others := hosts(spec.hosts):
         parts.append(others)
+    if withheld:
+        names = quickjson.readable(list(withheld[:MOST_NAMES]))
+        parts.append(f"Variables that commands do not get, because they hold secrets: {names}")
     if spec.wisdom:
         wisdom = quickjson.readable(dict(sorted(spec.wisdom.items())))
         parts.append(f"Wisdom of your former life, as data, one JSON object:\n{wisdom}")

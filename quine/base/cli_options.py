@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 # option, short form, value name ("" for a switch), verbs it belongs to (VERB:COMMAND for one command of a verb), help
 TABLE: tuple[Row, ...] = (
-    ("on", "", "WHERE", "agent run", "where it runs: a host, @tag, any, local, user@host[:port]; a,b = either; !x = not"),
+    (
+        "on",
+        "",
+        "WHERE",
+        "agent run",
+        "where it runs: a host, user@host[:port], @tag, any, local; a,b = either; !x = not",
+    ),
     ("on", "", "WHERE", "ps top", "on these hosts, too: a host, @tag, any; a,b = either; !x = not"),
     ("on", "", "WHERE", "wait logs kill attach", "its host; left out: here, then all hosts are asked"),
     ("file", "f", "FILE", "agent", "read the mission from FILE, - for stdin"),

@@ -14,7 +14,7 @@ import os
 from quine.base.errors import Misconfigured, NoGuest
 from quine.broker.memory import PIECE
 from quine.budget import prices
-from quine.providers.choice import KEYS, choose
+from quine.providers.choice import BASES, KEYS, choose
 from quine.providers.vendors import FILES, VENDORS, Config
 from transport import quickjson
 from transport.address import boot_id
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE, COMMAND = "QUINE_API_KEY_FILE", "QUINE_API_KEY_COMMAND"
-BASES = ("QUINE_API_BASE", *(base for vendor in VENDORS for base in vendor.bases))
 GUEST = ("QUINE_API_TYPE", "QUINE_MODEL_ID", *BASES)  # variables that a client sends
 _WAY = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 WAYS = (*_WAY, *map(str.upper, _WAY), "SSL_CERT_FILE", "SSL_CERT_DIR")

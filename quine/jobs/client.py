@@ -107,7 +107,7 @@ def callers_environment(options: RunOptions) -> dict[str, str]:
         return {**os.environ, **moved}
     from quine.files.urls import VARIABLES
 
-    kept = {name: value for name, value in scrubbed(os.environ).items() if name not in VARIABLES}
+    kept = {name: value for name, value in scrubbed(os.environ, here=True).items() if name not in VARIABLES}
     return {**kept, **moved}
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 KEYS = ("QUINE_API_KEY", *(key for vendor in VENDORS for key in vendor.keys))
+BASES = ("QUINE_API_BASE", *(base for vendor in VENDORS for base in vendor.bases))
 HINT = (
     "export ANTHROPIC_API_KEY=… QUINE_MODEL_ID=… (or OPENAI_API_KEY, GEMINI_API_KEY), or "
     "QUINE_API_BASE=http://127.0.0.1:8080/v1 for a server of your own, or QUINE_API_TYPE=script "

@@ -76,6 +76,7 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     from quine.archive import policy
     from quine.base.errors import LOST
     from quine.jobs.client import caller, callers_environment, infers_there, show, staging, starting_directory
+    from quine.providers.withholding import passed_on
 
     gc.enable()
     detached = os.environ.pop("QUINE_DETACHED", "") == "1"
@@ -83,7 +84,7 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     settled = dict(given)
     spec, settings, ledger = spec_from(mission, options, settled, infers_there=lambda: infers_there(options))
     spawn = agent_spawn(options.on, spec)
-    spawn.env = {**callers_environment(options), **environment(options, given)}
+    spawn.env = {**callers_environment(options), **environment(options, given), **passed_on(options.env)}
     spawn.env |= {"QUINE_MOUNT": "auto"} if options.mount else {}
     spawn.limits = limits(options)
     spawn.context = {**caller(options), "detached": detached}

@@ -19,6 +19,7 @@ from quine.base.errors import Misconfigured
 from quine.base.sessions import new_session
 from quine.budget.shared_counters import NAME, release
 from quine.jobs.client import caller, callers_environment, infers_there, starting_directory
+from quine.providers.withholding import passed_on
 from quine.remote.compose import agent_spawn, log_of, services_of
 from transport.inherit import held_above
 
@@ -47,7 +48,7 @@ class Crowd:
         )
         self._keep_apart()
         self._environ = {**given, **settled, **policy.of_the_store(self._settings.secrets)}
-        self._env = {**callers_environment(options), **environment(options, given)}
+        self._env = {**callers_environment(options), **environment(options, given), **passed_on(options.env)}
         self._limits = limits(options)
         self._context = {**caller(options), "detached": bool(options.job)}
         self._cwd = starting_directory(options)

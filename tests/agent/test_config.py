@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.lab import processes
@@ -166,6 +168,58 @@ def test_a_nested_quine_infers_with_the_key(agents: Agents) -> None:
 )  # fmt: skip
 def test_which_variables_are_secrets(secret: bool, names: str) -> None:
     assert [name for name in names.split() if inherit.is_secret(name) != secret] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "withheld"),
+    [
+        ("DATABASE_URL", "postgres://ada:pw@db:5432/x", "here there"),
+        ("CELERY_BROKERS", "amqp://a/x,amqp://ada:p%40@b", "here there"),
+        ("REDIS", "--url redis://:pw@cache", "here there"),
+        ("DSN", "root:pw@tcp(10.0.0.1:3306)/x", "here there"),
+        ("HTTPS_PROXY", "http://ada:pw@proxy:3128", "there"),
+        ("all_proxy", "socks5://ada:pw@proxy", "there"),
+        ("HTTPS_PROXY", "http://proxy:3128", ""),
+        ("REPOSITORY", "https://ada@host:8443/x@v1:2", ""),
+        ("REMOTE", "git@host:x/y:z", ""),
+        ("IMAGE", "app:1.2@sha256:aa", ""),
+        ("MAINTAINER", "mailto:ada@host", ""),
+        ("NOTE", "at 12:30 see ada@host", ""),
+    ],
+)
+def test_a_password_in_a_value_is_a_secret(name: str, value: str, withheld: str) -> None:
+    found = [inherit.withholds(name, value, here) for here in (True, False)]
+    assert found == ["here" in withheld.split(), "there" in withheld.split()]
+
+
+def test_what_was_withheld_is_named_and_env_passes_it(agents: Agents) -> None:
+    """Also to a nested agent, and by an exec; a proxy stays."""
+    url, proxy = "postgres://ada:pw-1@db/x", "http://ada:pw-2@127.0.0.1:9"
+    given = {"DATABASE_URL": url, "MY_TOKEN": "t-1234567", "OTHER_TOKEN": "t-7654321", "https_proxy": proxy}
+    show = sh('echo "$DATABASE_URL $MY_TOKEN $OTHER_TOKEN" >&4; [ "$https_proxy" ] && echo proxy >&4')
+    done = agents.run(
+        says(show, match="^outer", wisdom="{}"),
+        says(call("exec", wisdom={"k": "v"}), match="^outer", wisdom="{}"),
+        says(show, match="^outer", wisdom="k"),
+        says(sh("quine inner >&4"), match="^outer", wisdom="k"),
+        says(OK, match="^outer", wisdom="k"),
+        says(show, match="^inner"),
+        says(OK, match="^inner"),
+        mission="outer",
+        options=("--env", "OTHER_TOKEN"),
+        env=given,
+    )
+    assert done.stdout == b"  t-7654321\nproxy\n" * 3, done.stderr
+    line = 'Variables that commands do not get, because they hold secrets: ["DATABASE_URL", "MY_TOKEN"]\n'
+    firsts = [
+        entry["data"]["content"]
+        for path in agents.data.glob("*.jsonl")
+        for entry in map(json.loads, path.read_text().splitlines())
+        if entry["type"] == "message" and entry["data"]["role"] == "user"
+    ]
+    assert [line in text for text in firsts] == [True] * 3
+    text = "".join(path.read_text() for path in agents.data.rglob("*.jsonl"))
+    assert not [value for value in ("pw-1", "t-1234567", "t-7654321") if value in text]
 
 
 def test_a_key_that_no_header_can_carry(agents: Agents) -> None:

@@ -171,6 +171,7 @@ def test_variables(agents: Agents) -> None:
 
 BAD = {
     "a secret": ({"env": {"GITHUB_TOKEN": "x"}}, "env: GITHUB_TOKEN looks like a secret"),
+    "a password": ({"env": {"DB": "pg://me:x@h"}}, "env: DB looks like a secret"),
     "lineage": ({"env": {"QUINE_DEPTH": "0"}}, "env: QUINE_DEPTH is quine's"),
     "a limit": ({"env": {"QUINE_MAX_TOKENS": "9"}}, "env: QUINE_MAX_TOKENS is quine's"),
     "no name": ({"env": {"A=B": "x"}}, "env: 'A=B' is no name of a variable"),

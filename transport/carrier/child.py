@@ -32,7 +32,7 @@ _starting: set[asyncio.Future[tuple[int, list[int]]]] = set()
 
 def environment(env: Mapping[str, str], ssh_agent: str | None) -> dict[str, str]:
     """Return the variables of `env` but those that look like secrets, with the caller's ssh agent."""
-    passed = scrubbed(env)
+    passed = scrubbed(env, here=True)
     passed.pop("SSH_AUTH_SOCK", None)
     return {**passed, "SSH_AUTH_SOCK": ssh_agent} if ssh_agent else passed
 

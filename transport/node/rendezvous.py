@@ -113,7 +113,7 @@ def _start() -> None:
         pid = os.posix_spawn(
             command[0],
             command,
-            {**PYPY, **inherit.scrubbed(os.environ)},
+            {**PYPY, **inherit.scrubbed(os.environ, here=True)},
             file_actions=actions,
             setsid=True,
             setsigmask=[],

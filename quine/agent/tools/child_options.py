@@ -77,7 +77,7 @@ def fault(child: Mapping[str, Any]) -> str:
         shown = validate.short(name)
         if not is_plain(name):
             return f"env: {shown!r} is no name of a variable"
-        if inherit.is_secret(name):
+        if inherit.withholds(name, value):
             return f"env: {shown} looks like a secret, and a child is given none"
         if name.startswith("QUINE_"):
             return f"env: {shown} is quine's; the other arguments set what a child may have"
