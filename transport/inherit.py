@@ -212,6 +212,24 @@ def held_above(*names: str, pid: int = 0) -> dict[str, list[tuple[int, int, str]
     return found
 
 
+def users_environment() -> dict[str, str]:
+    """Return the environment in which the user has started this tree, or this process if it is in none.
+
+    Not that of a command in it, whose PATH or HOME its agent may have chosen. The runtime directory is that of this
+    process: one in another place is not the user's.
+    """
+    own, kept = dict(os.environ), "XDG_RUNTIME_DIR"
+    for pid, _, _ in held_above(NAME)[NAME][-1:]:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")]
+        except OSError:
+            continue
+        found = {name: value for name, given, value in entries if given}
+        return {**found, **({kept: own[kept]} if kept in own else {})}
+    return own
+
+
 def reopened(path: str, flags: int) -> int:
     """Open `path` at a descriptor above those that shells redirect. Raises OSError."""
     import fcntl

@@ -30,6 +30,10 @@ def node(words: list[str]) -> int:
             layer_host.receive(wish)
         return rendezvous.dial()
     ready = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else -1
+    if ready < 0:  # by hand, perhaps by that of an agent
+        users = inherit.users_environment()
+        os.environ.clear()
+        os.environ.update(users)
     inherit.close_others({ready})  # close the memo and ledger of the agent that started this node
     inherit.stand_apart()
     for name in [name for name in os.environ if name.startswith("QUINE_") and name not in NODE_VARIABLES]:

@@ -97,7 +97,10 @@ def rotate_log() -> None:
 
 
 def _start() -> None:
-    """Start the node as a daemon: in its own session, without this process's streams and secrets."""
+    """Start the node as a daemon: in its own session, without this process's streams and secrets.
+
+    It starts the carriers of all later commands of the user, so its environment is the user's and no command's.
+    """
     ready, announce = os.pipe()
     log = os.open(log_path(), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND, 0o600)
     begin = os.fstat(log).st_size
@@ -113,7 +116,7 @@ def _start() -> None:
         pid = os.posix_spawn(
             command[0],
             command,
-            {**PYPY, **inherit.scrubbed(os.environ, here=True)},
+            {**PYPY, **inherit.scrubbed(inherit.users_environment(), here=True)},
             file_actions=actions,
             setsid=True,
             setsigmask=[],

@@ -1,0 +1,37 @@
+"""The environment of a daemon that a command of an agent starts first: that of the user. Real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from transport import inherit
+
+SHOW = "import json; from transport import inherit; print(json.dumps(inherit.users_environment()))"
+# An agent as its descendants see it: it holds a memo, which they inherit or not.
+AGENT = f"""\
+import os, subprocess, sys
+from transport import inherit
+fd = inherit.write({{"lineage": {{}}}})
+os.environ["PATH"] = "/changed"
+theirs = {{"PATH": "/evil", "HOME": "/evil", "LD_X": "1", "XDG_RUNTIME_DIR": "/run/theirs"}}
+subprocess.run([sys.executable, "-c", {SHOW!r}], env=theirs, pass_fds=[fd] if sys.argv[1] == "passed" else [], check=True)
+"""
+
+
+@pytest.mark.parametrize("memo", ["passed", "lost"])
+def test_below_an_agent_it_is_that_of_its_start(memo: str) -> None:
+    env = {**os.environ, "PATH": "/bin:/usr/bin", "HOME": "/home/ada", "XDG_RUNTIME_DIR": "/run/ada"}
+    done = subprocess.run([sys.executable, "-c", AGENT, memo], env=env, capture_output=True, check=True)
+    found = json.loads(done.stdout)
+    assert (found["PATH"], found["HOME"], found.get("LD_X")) == ("/bin:/usr/bin", "/home/ada", None)
+    assert found["XDG_RUNTIME_DIR"] == "/run/theirs"  # where this client looks for the node
+
+
+def test_of_a_shell_of_the_user_it_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/my/own:/bin")
+    assert inherit.users_environment() == dict(os.environ)
