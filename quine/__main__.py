@@ -272,6 +272,10 @@ def agent(words: list[str]) -> int:
 
         if wrong := slip(words, mission):
             raise wrong
+    if not options.detach and (options.file or any(map(str.strip, mission))):
+        from quine.remote.compose import leave_keys
+
+        leave_keys(options)
     began, reported = time.time(), bool(options.report) and not options.detach
     if reported:
         from quine.base import run_report

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from transport import quickjson
-from transport.lean import prctl
+from transport.lean import Any, prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,6 +132,30 @@ def read(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
     except (ValueError, OSError):
         return {}
     return memo if isinstance(memo, dict) else {}
+
+
+def renew(environ: Mapping[str, str], state: Mapping[str, object]) -> None:
+    """Execute this program anew, as the same process with the same words. Raises OSError.
+
+    Its environment is `environ`, and its memo is the one that this names, with `state` for the new program alone.
+    """
+    import sys
+
+    from transport.this_build import same_command
+
+    memo = read(environ)
+    fd = write({**memo, "exec": {"pid": os.getpid(), **state}})
+    os.set_inheritable(fd, True)
+    if memo:
+        os.set_inheritable(int(environ[VARIABLE]), False)  # nothing reads it any more
+    argv = [*same_command(), *sys.argv[1:]]
+    os.execve(argv[0], argv, {**environ, VARIABLE: str(fd)})
+
+
+def renewed(memo: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state that this process has left to itself over an exec; {} if there is none."""
+    state = memo.get("exec")
+    return state if isinstance(state, dict) and state.get("pid") == os.getpid() else {}
 
 
 def _seals() -> int:

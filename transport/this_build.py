@@ -149,6 +149,17 @@ def own_command() -> list[str]:
     return [sys.executable, "-P", "-m", "quine"]
 
 
+def same_command() -> list[str]:
+    """The argv that starts this program again by the script that has started it, so that `ps` shows the same.
+
+    As `own_command` where no script has: by a module, and in a fork of a process that has loaded the program.
+    """
+    script = sys.argv[0]
+    # `orig_argv` is there from Python 3.10 on. An option such as -c is no name of a file.
+    started = script in getattr(sys, "orig_argv", ())[1:2] and not script.startswith("-")
+    return [os.path.abspath(script)] if started and os.access(script, os.X_OK) else own_command()
+
+
 def path_with_own(path: str) -> str:
     """Return `path` with the directory of this build's `quine` executable at its end.
 

@@ -92,8 +92,9 @@ class Tree(NamedTuple):
 
 def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -> Settings:
     """Read the environment, remove the secrets from it and fill in defaults. Raises Misconfigured."""
-    memo = inherit.read(environ) or _recovered(environ)
-    secrets = _texts(memo.get("environ"))
+    memo = _memo(environ)
+    former = inherit.renewed(memo)
+    secrets = {**_texts(memo.get("environ")), **_texts(former.get("environ"))}
     for option, variable in OPTIONS.items():
         if given := getattr(options, option):
             environ[variable] = given
@@ -115,7 +116,6 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
         for name, value in environ.items()
         if name.startswith(WISDOM) and value and name != WISDOM
     }
-    former = _former(memo)
     masked_before = former.get("masked")
     return Settings(
         limits=_limits(environ, memo),
@@ -180,29 +180,29 @@ _ABOVE = (shared_counters.NAME, inherit.NAME, purse.NAME)
 _walks: list[dict[str, list[tuple[int, int, str]]]] = []  # that of `adopt`, for `join_tree` a few ms later
 
 
-def _recovered(environ: MutableMapping[str, str]) -> dict[str, Any]:
-    """Find the memo again that a process above this one has lost, by `env -i` or by closing descriptors."""
-    if environ is not os.environ:
-        return {}
+def _memo(environ: MutableMapping[str, str]) -> dict[str, Any]:
+    """Return the memo, with the one above that this process may have lost by `env -i` or by closing descriptors."""
+    memo = inherit.read(environ)
+    if memo.keys() - {"exec"} or environ is not os.environ:
+        return memo
     _walks[:] = [inherit.held_above(*_ABOVE)]
-    for _, _, path in _walks[0][inherit.NAME]:
+    own = os.fstat(int(environ[inherit.VARIABLE])).st_ino if memo else 0
+    for _, inode, path in _walks[0][inherit.NAME]:
+        if inode == own:
+            continue  # the state that this process has left to itself
         fd = inherit.reopened(path, os.O_RDONLY)
         os.set_inheritable(fd, True)
+        if memo:
+            os.close(int(environ[inherit.VARIABLE]))
         environ[inherit.VARIABLE] = str(fd)
-        return inherit.read(environ)
-    return {}
+        return {**inherit.read(environ), **memo}
+    return memo
 
 
 def _start(memo: Mapping[str, Any]) -> str:
     record = memo.get("lineage")
     start = record.get("start") if isinstance(record, dict) else None
     return start if isinstance(start, str) else ""
-
-
-def _former(memo: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state that the previous session of this same process left in the memo; {} if none."""
-    former = memo.get("exec")
-    return former if isinstance(former, dict) and former.get("pid") == os.getpid() else {}
 
 
 def here() -> str:

@@ -52,10 +52,10 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
     """
     inherit.hold_standard_streams()
     settings = env.adopt(options)
-    former = settings.memo.get("exec")
+    former = inherit.renewed(settings.memo)
     signals = Signals()
     try:
-        if isinstance(former, dict) and former.get("pid") == os.getpid():
+        if "life" in former:
             return ending.leave(_again(settings, former, proxy or _no_proxy, signals))
         _require_directory()
         inventory = allowed_hosts.find(options, os.environ).path

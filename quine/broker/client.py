@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from quine.base.messages import Tool
     from quine.budget.ledger import Ledger
 
+    Proofs = Callable[[tuple[str, str], tuple[int, int]], tuple[str, str]]
+
 TRIES = 4  # of one inference that workers cut
 PAUSE = 0.05  # seconds before the next one, doubled each time
 PATIENCE = 10.0  # seconds that a broker may take to answer a greeting
@@ -94,15 +96,18 @@ def _connect(line: socket.socket, path: str, seconds: float) -> None:
         time.sleep(PAUSE)
 
 
-def proven(path: str, key: bytes) -> socket.socket:
-    """Return a connection to the broker at `path`, each end sure that the other holds `key`. Raises Gone or OSError."""
+def proven(path: str, proofs: Proofs) -> socket.socket:
+    """Return a connection to the broker at `path`, each end sure that the other holds a key. Raises Gone or OSError.
+
+    `proofs` returns the proofs of the client and of the broker, given both nonces and both pids.
+    """
     line, theirs = connected(path)
     try:
         nonces, pids = (theirs, wire.nonce()), (wire.peer(line)[0], os.getpid())
-        hello = {"nonce": nonces[1], "proof": wire.proof(key, "client", nonces, pids)}
-        wire.send(line, wire.packed(hello))
+        ours, due = proofs(nonces, pids)
+        wire.send(line, wire.packed({"nonce": nonces[1], "proof": ours}))
         answer = wire.receive_json(line)
-        if not wire.same(str(answer.get("proof")), wire.proof(key, "broker", nonces, pids)):
+        if not wire.same(str(answer.get("proof")), due):
             raise OSError("it does not hold the keys")
         return line
     except BaseException:

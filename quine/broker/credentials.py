@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 
 from quine.base.errors import Misconfigured, NoGuest
-from quine.broker.memory import PIECE
 from quine.budget import prices
 from quine.providers.choice import BASES, KEYS, choose
 from quine.providers.vendors import FILES, VENDORS, Config
@@ -43,14 +42,11 @@ def sources(environ: Mapping[str, str]) -> bool:
 
 
 def secret(environ: Mapping[str, str], keys: Mapping[str, str]) -> bytes:
-    """Return the bytes that only the holders of this set know, as far as it has a key.
-
-    They are as long as one piece of a key (quine/broker/memory.py), so they are wiped by one look at the memory.
-    """
+    """Return the bytes that only the holders of this set know, as far as it has a key."""
     names = (*BASES, *WAYS, *_PLACES, FILE, COMMAND)
     named = {name: environ[name] for name in names if environ.get(name)}
     facts = [named, {name: keys[name] for name in KEYS if keys.get(name)}, _stamp(environ)]
-    return bytes(blake2b(quickjson.dumps(facts).encode(), digest_size=PIECE, person=b"quine-proof").digest())
+    return bytes(blake2b(quickjson.dumps(facts).encode(), digest_size=32, person=b"quine-proof").digest())
 
 
 def name_of(key: bytes) -> str:

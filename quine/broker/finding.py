@@ -1,8 +1,9 @@
-"""The broker of a process: named by the memo, found by the keys, or made; after that the keys are forgotten.
+"""The broker of a process: named by the memo, found by the keys, or made.
 
 Laws
-1. The keys leave the environment and the memory of this process before an agent begins. Only their marks stay, by which
-   a tape is masked.
+1. A process with keys does not look for their broker itself: its prover does (quine/broker/memory.py), and proves to
+   the broker that the agent comes from a holder of the keys. Of the secrets the agent has marks, by which it masks a
+   tape.
 2. Makers of a broker wait for each other, so that agents that start together share one. The lock is that of the kernel,
    and the wait is bounded.
 3. A broker that cannot prove that it has the keys is a stranger: another one is made, under a name that is told to
@@ -15,14 +16,15 @@ import fcntl
 import os
 import time
 
-from quine.base.errors import NOT_STARTED, Failure
+from quine.base.errors import NOT_STARTED, USAGE, Failure, Misconfigured, NoGuest
 from quine.broker import credentials, memory, wire
 from quine.broker.client import Broker, Gone, Unreachable, proven
 from quine.providers.choice import KEYS, choose
 from quine.tape.redact import Forgotten, forgotten
+from transport import inherit
 from transport.address import runtime_directory
 from transport.errors import Refused
-from transport.lean import contextlib
+from transport.lean import contextlib, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from quine.base.messages import Tool
     from quine.budget.ledger import Ledger
-    from transport.lean import socket
+    from transport.lean import Any
 
 PATIENCE = (
     60.0  # seconds to wait for another process that makes a broker; the kernel ends the lock with its holder
@@ -48,45 +50,96 @@ class _State:
         self.line: tuple[int, socket.socket] | None = None
         self.masks: tuple[Forgotten, ...] = ()
         self.failure: Failure | None = None
-        self.proof = b""  # of `wire.proof`; forgotten with the keys
 
 
 _state = _State()
 
 
 def masks() -> tuple[Forgotten, ...]:
-    """Return the marks of the keys that this process has forgotten."""
+    """Return the marks of the secrets that this process has left behind."""
     return _state.masks
 
 
-def begin(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Take the keys out of the environment and the memory of this process, and find or make their broker.
+# -- the keys of a process that is an agent ----------------------------------------------------------
 
-    An error is kept, and raised once a guest is wanted: then all options have been read.
+
+def prove(line: socket.socket, agent: int, environ: Mapping[str, str], left: Mapping[str, str]) -> None:
+    """Find or make the broker for a process that has left its secrets, tell it, and prove that the keys are here.
+
+    This is the prover. `environ` is the environment that the agent was started with, and `left` the variables that it
+    has no more. Return when the agent has its connection, or has ended. Raises OSError.
     """
+    keys = {name: left[name].strip() for name in KEYS if left.get(name, "").strip()}
+    # A script here: a nested agent may have a server for its guest.
+    unfit = () if credentials.is_elsewhere(environ) else ("QUINE_API_TYPE", "QUINE_API_BASE")
+    own = {name: value for name, value in environ.items() if name not in unfit}
+    _settle(own)
+    told: dict[str, Any] = {"masks": [mark for value in left.values() for mark in forgotten(value.strip())]}
+    broker = 0
+    try:
+        told["path"], found = _own(own, keys)
+        broker = wire.peer(found)[0]
+        found.close()
+    except Failure as failure:
+        told |= {"failure": [failure.status, failure.detail, failure.hint, isinstance(failure, NoGuest)]}
+    wire.send(line, wire.packed(told))
+    key = credentials.secret(own, keys)
+    while True:
+        asked = wire.receive_json(line)
+        # For no other process and no other broker: its answer is worthless to all but them.
+        if asked.get("pids") != [broker, agent]:
+            return
+        nonces = tuple(map(str, asked["nonces"]))
+        ends = [wire.proof(key, end, nonces, (broker, agent)) for end in ("client", "broker")]
+        wire.send(line, wire.packed({"proofs": ends}))
+
+
+def arrive(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Take the broker that the prover has found, if this process has left its keys to one; it has no other key now.
+
+    A failure is kept, and raised once a guest is wanted: then all options have been read.
+    """
+    _settle(environ)
+    state = inherit.renewed(inherit.read(environ))
+    if "prover" in state:
+        line = socket.socket(fileno=state["line"])
+        try:
+            _take(line)
+        except (OSError, ValueError) as error:
+            _state.failure = _unmade(error)
+        finally:
+            line.close()
+        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
+            os.waitpid(state["prover"], 0)
+    memory.reopen()
+
+
+def _settle(environ: MutableMapping[str, str]) -> None:
     if environ.get(credentials.FILE):  # the broker reads it, from another directory
         environ[credentials.FILE] = os.path.abspath(os.path.expanduser(environ[credentials.FILE]))
-    keys = {name: environ[name].strip() for name in KEYS if environ.get(name, "").strip()}
-    if environ.get("QUINE_API_TYPE") == "program":
-        memory.forget(())  # the program gets the key from the agent
+
+
+def _take(line: socket.socket) -> None:
+    told = wire.receive_json(line)
+    _state.masks = tuple(Forgotten(*mark) for mark in told["masks"])
+    if "failure" in told:
+        status, detail, hint, no_guest = told["failure"]
+        usage = (NoGuest if no_guest else Misconfigured)(detail, hint)
+        _state.failure = usage if status == USAGE else Failure(status, detail, hint)
         return
-    if keys:
-        # A script here: a nested agent may have a server for its guest.
-        unfit = () if credentials.is_elsewhere(environ) else ("QUINE_API_TYPE", "QUINE_API_BASE")
-        own = {name: value for name, value in environ.items() if name not in unfit}
-        try:
-            _own(own, keys)
-        except Failure as failure:
-            _state.failure = failure
-        own.clear()
-    found = [value.encode("utf-8", "surrogateescape") for value in keys.values()]
-    _state.masks = tuple(mark for value in keys.values() for mark in forgotten(value))
-    copies = {name for name, value in environ.items() if _holds(value, keys)} if keys else set()
-    for name in copies.union(name for name in KEYS if name in environ):
-        del environ[name]
-    keys.clear()
-    proof, _state.proof = _state.proof, b""
-    memory.forget([*found, proof])
+
+    def proofs(nonces: tuple[str, str], pids: tuple[int, int]) -> tuple[str, str]:
+        wire.send(line, wire.packed({"nonces": nonces, "pids": pids}))
+        client, broker = wire.receive_json(line)["proofs"]
+        return client, broker
+
+    _state.path, _state.keyed = told["path"], True
+    _state.line = (os.getpid(), proven(_state.path, proofs))
+
+
+def _unmade(error: Exception) -> Failure:
+    why = getattr(error, "strerror", None) or str(error)
+    return Failure(NOT_STARTED, f"no process can be made that asks the guest: {why.lower()}")
 
 
 def is_served(environ: Mapping[str, str], memo: Mapping[str, object]) -> bool:
@@ -94,22 +147,16 @@ def is_served(environ: Mapping[str, str], memo: Mapping[str, object]) -> bool:
     return credentials.is_elsewhere(environ) and (VARIABLE in memo or credentials.sources(environ))
 
 
-def _holds(value: str, keys: Mapping[str, str]) -> bool:
-    return any(len(key) >= memory.SHORTEST and key in value for key in keys.values())
-
-
 def _given(environ: Mapping[str, str]) -> dict[str, str]:
     """Return a key in place of the one that a file or a command gives."""
     return {"QUINE_API_KEY": "given"} if credentials.sources(environ) else {}
 
 
-def _own(environ: Mapping[str, str], keys: Mapping[str, str]) -> None:
-    """Find or make the broker of these keys, and keep the connection. Raises Failure."""
+def _own(environ: Mapping[str, str], keys: Mapping[str, str]) -> tuple[str, socket.socket]:
+    """Find or make the broker of these keys; return its path and a connection. Raises Failure."""
     known = {name: environ[name] for name in credentials.GUEST if environ.get(name)}
     choose({"QUINE_MODEL_ID": "any", **known, **_given(environ), **keys})
-    _state.keyed = bool(keys)
-    _state.path, line = _found_or_made(environ, keys)
-    _state.line = (os.getpid(), line)
+    return _found_or_made(environ, keys)
 
 
 def broker(
@@ -131,7 +178,8 @@ def broker(
     if not _state.path and not keys and isinstance(told, list) and len(told) == 2:
         _state.path, _state.keyed = str(told[0]), bool(told[1])
     if keys or not _state.path:
-        _own(environ, keys)
+        _state.path, line = _own(environ, keys)
+        _state.keyed, _state.line = bool(keys), (os.getpid(), line)
     line, _state.line = _state.line, None
     if line and line[0] != os.getpid():
         line = None
@@ -173,12 +221,16 @@ def told() -> list[object] | None:
 
 def _found_or_made(environ: Mapping[str, str], keys: Mapping[str, str]) -> tuple[str, socket.socket]:
     """Return the path of the broker of these credentials, and a connection to it."""
-    key = _state.proof = credentials.secret(environ, keys)
+    key = credentials.secret(environ, keys)
+
+    def proofs(nonces: tuple[str, str], pids: tuple[int, int]) -> tuple[str, str]:
+        return wire.proof(key, "client", nonces, pids), wire.proof(key, "broker", nonces, pids)
+
     try:
         directory = runtime_directory()
         path = f"{directory}/{credentials.name_of(key)}{wire.SUFFIX}"
         try:
-            return path, proven(path, key)
+            return path, proven(path, proofs)
         except Gone:
             pass
         except OSError:
@@ -186,19 +238,18 @@ def _found_or_made(environ: Mapping[str, str], keys: Mapping[str, str]) -> tuple
         lock = _locked(directory)
         try:
             try:
-                return path, proven(path, key)
+                return path, proven(path, proofs)
             except Gone:
                 from quine.broker import keeper  # here: a broker is found a thousand times and made once
 
                 keeper.make(path, key, keys, environ)
         finally:
             os.close(lock)
-        return path, proven(path, key)
+        return path, proven(path, proofs)
     except Refused as refused:
         raise Failure(NOT_STARTED, refused.detail, refused.hint) from None
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise Failure(NOT_STARTED, f"no process can be made that asks the guest: {why}") from None
+        raise _unmade(error) from None
 
 
 def _locked(directory: str) -> int:

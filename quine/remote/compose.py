@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quine.budget.ledger import Ledger
     from quine.files.select import Services
     from quine.tape.redact import Secret
+    from transport.lean import socket
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -27,20 +28,57 @@ AGAIN = 10.0  # seconds to reach the host of a lost agent once more
 SERVICES = ("life", "infer", "tape", "ledger")
 
 
-def agent_here(mission: str, options: RunOptions) -> int:
-    """Run the agent in this very process."""
-    from quine.base.sessions import COURIER
+def leave_keys(options: RunOptions) -> None:
+    """Begin this process anew without the secrets of its environment, if a key of a guest is among them.
+
+    Raises Failure. Nothing of the caller's has been read yet; see quine/broker/memory.py.
+    """
+    from quine.providers.choice import KEYS
+
+    environ = dict(os.environ)
+    keys = [environ[name].strip() for name in KEYS if environ.get(name, "").strip()]
+    if not keys or environ.get("QUINE_API_TYPE") == "program":  # the program gets the key from the agent
+        return
+    from quine.base.errors import NOT_STARTED, Failure
+    from quine.broker import memory
+    from quine.files import credentials
     from transport import inherit
 
-    if os.environ.get("QUINE_INFERENCE") == "direct" or COURIER in inherit.read():
+    passed = {name for name in options.env if name not in KEYS}  # --env NAME
+    secrets = {name for name in environ if name in KEYS or inherit.is_secret(name)}
+    left = {name: environ[name] for name in secrets - passed}
+    url = options.fs or environ.get(credentials.URL, "")
+    state = {"environ": credentials.kept(url, left)}
+    cleaned = {name: value for name, value in environ.items() if name not in left}
+    if credentials.URL in cleaned:
+        cleaned[credentials.URL] = credentials.shown(cleaned[credentials.URL])
+    for name in memory.holders(cleaned, keys):
+        left[name] = cleaned.pop(name)
+    agent, infers_here = os.getpid(), _infers_here()
+
+    def prove(line: socket.socket) -> None:
+        from quine.broker import finding
+
+        if infers_here:
+            _use_client()
+        finding.prove(line, agent, environ, left)
+
+    try:
+        memory.leave(cleaned, state, prove)
+    except OSError as error:
+        raise Failure(NOT_STARTED, f"cannot be started anew: {(error.strerror or '').lower()}") from None
+
+
+def agent_here(mission: str, options: RunOptions) -> int:
+    """Run the agent in this very process."""
+    if _infers_here():
         _use_client()
     gc.disable()  # until its modules are loaded: a collection would find nothing
-    from quine.broker import finding
-
-    finding.begin()  # before the rest is loaded: there is little memory yet in which a key could lie
     import quine.agent.loop  # noqa: F401 - with all that an agent loads
     from quine.agent import main
+    from quine.broker import finding
 
+    finding.arrive()  # after the imports: the prover has made a broker meanwhile
     gc.enable()
     os.environ.pop("QUINE_DETACHED", None)
     if options.mount:
@@ -58,6 +96,14 @@ def agent_here(mission: str, options: RunOptions) -> int:
     return main.start(mission, options, proxy)
 
 
+def _infers_here() -> bool:
+    """Return whether the agents of a job infer with keys of this machine, which is not their origin."""
+    from quine.base.sessions import COURIER
+    from transport import inherit
+
+    return os.environ.get("QUINE_INFERENCE") == "direct" or COURIER in inherit.read()
+
+
 def _use_client() -> None:
     """Let the client of HTTP that came to this host be imported: by the broker, which is a fork of this process."""
     from deploy.there import layers
@@ -68,16 +114,15 @@ def _use_client() -> None:
 def agent_elsewhere(mission: str, options: RunOptions) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's proxy."""
     gc.disable()
-    from quine.broker import finding
-
-    finding.begin()
     from quine.agent.main import spec_from
     from quine.agent.session import another
     from quine.archive import policy
     from quine.base.errors import LOST
+    from quine.broker import finding
     from quine.jobs.client import caller, callers_environment, infers_there, show, staging, starting_directory
     from quine.providers.withholding import passed_on
 
+    finding.arrive()
     gc.enable()
     detached = os.environ.pop("QUINE_DETACHED", "") == "1"
     given = dict(os.environ)

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.lab import processes
 from tests.support.agents import OK, Agents, sh
@@ -71,6 +71,19 @@ class Served(Agents):
 
     def sockets(self) -> list[Path]:
         return sorted(self.runtime.rglob("*.broker"))
+
+
+class Careless:
+    """A server that wants no key."""
+
+    def __init__(self, vendor: Any) -> None:
+        self._vendor = vendor
+
+    def check(self, *_: Any) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._vendor, name)
 
 
 def gone(pids: list[int], seconds: float = 60) -> bool:

@@ -20,7 +20,7 @@ from quine.broker import client, wire
 from quine.broker.gate import START
 from quine.budget.ledger import MOST_REPLY
 from quine.providers.metering import TOOLS
-from tests.broker.serving import BYE, FIRST, Served, gone, said
+from tests.broker.serving import BYE, FIRST, Careless, Served, gone, said
 from tests.support.agents import QUINE
 from tests.vendors.server import KEY, Seen
 
@@ -156,19 +156,6 @@ def test_a_command_cannot_send_the_key_elsewhere(served: Served, tmp_path: Path)
         assert served.run(mission=FIRST).returncode == 0
         (first, *_) = other.provider.requests
         assert KEY not in json.dumps(first)
-
-
-class Careless:
-    """A server that wants no key."""
-
-    def __init__(self, vendor: Any) -> None:
-        self._vendor = vendor
-
-    def check(self, *_: Any) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._vendor, name)
 
 
 # ----------------------------------------------------------------------------------------- its death

@@ -12,6 +12,7 @@ import os
 from quine.base.cli_options import parse, parse_around
 from quine.base.errors import OK, Misconfigured
 from quine.cli.budget.values import MOST, limits, whole
+from transport import inherit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ def main(words: list[str]) -> int:
         raise Misconfigured("no command", EXAMPLE)
     tokens, cost, deadline = limits(options)
     agents, concurrent = (whole(options, name) for name in ("max_agents", "concurrent"))
+    if "command" in (state := inherit.renewed(inherit.read())):
+        from quine.cli.budget.running import wait
+
+        return wait(state["command"])
     purse = _make((tokens or 0, cost or 0.0, deadline or 0.0), agents, concurrent, command)
     from quine.cli.budget.running import run
 

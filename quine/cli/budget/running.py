@@ -16,7 +16,7 @@ import os
 
 from quine.base.errors import complain
 from transport import inherit
-from transport.lean import signal
+from transport.lean import contextlib, signal
 from transport.status import Status, die_of
 
 # Signals that are not taken for others: two that nobody can block, and those of a fault of this process itself.
@@ -24,14 +24,14 @@ OURS = {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
     *(signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT),
 }
+TAKEN = {int(number) for number in signal.valid_signals() - OURS}
 FOREVER = 1e6  # seconds; PyPy has no sigwaitinfo
 STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 def run(command: list[str], purse: int) -> int:
     """Run the command; return its exit status, or die of its signal. `purse` stays open until then."""
-    taken = {int(number) for number in signal.valid_signals() - OURS}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
     )  # ignored by a caller, it would lose the status of the command
@@ -46,27 +46,35 @@ def run(command: list[str], purse: int) -> int:
     except OSError as error:
         complain(f"cannot execute {command[0]}: {error.strerror}")
         return 126
-    _open_to_agents()
-    status = Status.from_wait(_end_of(pid, taken))
+    _leave_secrets(pid)
+    return wait(pid)
+
+
+def wait(pid: int) -> int:
+    """Wait for the command, whose signals are blocked here. Return its exit status, or die of its signal."""
+    status = Status.from_wait(_end_of(pid))
     if status.signal:
         die_of(status.signal)
     return status.code
 
 
-def _open_to_agents() -> None:
-    """Forget the keys, which the command has, so that the kernel shows the purse of this process to agents below it.
+def _leave_secrets(pid: int) -> None:
+    """Begin this program anew without the secrets, which the command has: `main` finds the command, and waits for it.
 
-    A process with keys is closed to others. An agent that had lost its descriptors found no purse above it.
+    A process with secrets is closed to others. An agent that had lost its descriptors found no purse above it.
     """
-    from quine.broker import memory
+    clean = inherit.scrubbed(os.environ)
+    if any(map(inherit.is_secret, os.environ)):
+        if inherit.VARIABLE in os.environ:
+            clean[inherit.VARIABLE] = os.environ[inherit.VARIABLE]
+        with contextlib.suppress(OSError):  # then it waits as it is
+            inherit.renew(clean, {"command": pid})
 
-    memory.forget([os.fsencode(value) for name, value in os.environ.items() if inherit.is_secret(name)])
 
-
-def _end_of(pid: int, taken: set[int]) -> int:
+def _end_of(pid: int) -> int:
     """Pass signals on to the command until it has ended; return its wait status."""
     while True:
-        sent = signal.sigtimedwait(taken, FOREVER)
+        sent = signal.sigtimedwait(TAKEN, FOREVER)
         if sent is None:
             continue
         if sent.si_signo == signal.SIGCHLD:

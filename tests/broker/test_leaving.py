@@ -1,0 +1,109 @@
+"""An agent leaves its keys by an exec: the same process goes on with no secret in its memory or environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker.serving import BYE, FIRST, Careless, Served, said
+from tests.support.agents import QUINE, Started
+from tests.support.detached import go as go
+from tests.support.waiting import until, wait_for
+from tests.system.canary import Search
+from tests.vendors.server import KEY
+from transport.address import start_time
+
+TOKEN = "ghp_canary-0a1b2c3d4e5f"
+SECRETS = {"GITHUB_TOKEN": TOKEN, "COPY": f"https://me:{KEY}@host"}
+SEARCH = Search({"key": KEY.encode(), "token": TOKEN.encode()})
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path) as made:
+        yield made
+
+
+def holding(served: Served, go: Path) -> None:
+    """Let the agent say that it is there, and wait."""
+    served.plan[FIRST] = [said(f"echo $PPID >{served.directory}/there; read x <{go}; cat <&3 >&4"), BYE]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="reads the memory of other processes")
+def test_the_same_process_without_its_secrets(served: Served, tmp_path: Path, go: Path) -> None:
+    """Pid, start, argv and descriptors are those of the process that was started, and stdin is not read before.
+
+    A secret lies in no memory, environment or memory file of it; and the search does find what is there.
+    """
+    holding(served, go)
+    report, theirs = os.pipe()
+    words = [*QUINE, "--report", str(theirs), "--", FIRST]
+    env = {**served.env, **SECRETS}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    try:
+        with Started(words, cwd=tmp_path, env=env, pass_fds=[theirs], **pipes) as agent:  # type: ignore[call-overload]
+            assert agent.stdin
+            begun = start_time(agent.pid)
+            wait_for(tmp_path / "there")
+            until((tmp_path / "there").read_text, "the pid of the agent")
+            assert (tmp_path / "there").read_text() == f"{agent.pid}\n" and start_time(agent.pid) == begun
+            shown = Path(f"/proc/{agent.pid}/cmdline").read_bytes().split(b"\0")
+            assert shown[-5:] == [*(word.encode() for word in words[-4:]), b""]
+            before = SEARCH.bytes
+            assert SEARCH.processes([agent.pid]) == [] and SEARCH.bytes > before + (1 << 20)
+            assert SEARCH.processes(served.brokers()[:1]) != []
+            agent.stdin.write(b"material\n")
+            go.write_text("\n")
+            out, err = agent.communicate(timeout=120)
+        assert (agent.returncode, out, err) == (0, b"material\n", b"")
+        assert json.loads(os.read(report, 65536))["pid"] == agent.pid
+    finally:
+        for fd in (report, theirs):
+            os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "key", ["12345678", "0123456789", "0123456789abcdef", "sk-ant-0123456789abcdef0123456789abcdef", "x"]
+)
+def test_any_text_is_a_key(served: Served, key: str) -> None:
+    """A text that stands in the program, too, as `0123456789abcdef` does; and the mission comes from stdin."""
+    served.provider.vendor = Careless(served.provider.vendor)
+    served.env["QUINE_API_KEY"] = key
+    done = served._end(["-f", "-"], FIRST.encode())
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"hi\n", b"")
+    assert {seen.headers["authorization"] for seen in served.provider.requests} == {f"Bearer {key}"}
+
+
+def test_secrets_of_any_name_are_masked_and_in_no_command(served: Served) -> None:
+    served.plan[FIRST] = [said(f"env | grep -c -e canary -e {KEY}; echo {TOKEN} {KEY}"), BYE]
+    done = served.run(mission=FIRST, env=SECRETS)
+    assert done.returncode == 0, done.stderr
+    (result,) = served.results(FIRST)
+    assert "0\n<secret> <secret>" in result
+    assert TOKEN not in "".join(path.read_text() for path in served.data.glob("*.jsonl"))
+
+
+def test_a_nested_agent_with_a_key_of_its_own_is_of_its_tree(served: Served) -> None:
+    """Also where it has lost the memo of the agent above it."""
+    names = [name for name in served.env if name.startswith(("QUINE_", "XDG_RUNTIME_DIR", "PATH"))]
+    inner = f"QUINE_API_KEY={KEY} {' '.join(QUINE)} inner-errand"
+    served.plan[FIRST] = [
+        said(f"{inner}; env -i {' '.join(f'{name}=${name}' for name in names)} {inner}"),
+        BYE,
+    ]
+    done = served.run(mission=FIRST)
+    assert done.returncode == 0, done.stderr
+    metas = [json.loads(tape.read_text().partition("\n")[0])["data"] for tape in served.data.glob("*.jsonl")]
+    (root,) = {meta["root_session_id"] for meta in metas}
+    parents = sorted(meta["parent_session_id"] or "" for meta in metas)
+    assert parents == ["", root, root]
+
+
+def test_settings_that_name_no_guest_are_told_as_ever(served: Served) -> None:
+    done = served.run(mission=FIRST, env={"QUINE_API_TYPE": "nonsense"})
+    assert done.returncode == 2 and b"QUINE_API_TYPE must be one of" in done.stderr
