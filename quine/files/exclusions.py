@@ -1,20 +1,28 @@
-"""Quine's own directories on this machine, excluded from user trees: the data directory, and a local store.
+"""Names excluded from user trees: quine's own directories on this machine, and names that are obeyed where they lie.
 
 Laws
-1. A put, get or sync of a tree leaves them out, and `--delete` does not remove them:
+1. A put, get or sync of a tree leaves out the data directory and a local store, and `--delete` does not remove them:
    `quine fs sync --delete tier:src .` once removed the tapes, and the very store that it had read.
-2. A path that names one of them, or something in it, explicitly is not excluded.
+2. A tree that comes from another machine lacks the names that quine or git obeys at its top: otherwise an agent that is
+   not trusted could write the user's next inventory, persona or hook. Each name left out is said.
+3. A path that names one of them, or something in it, explicitly is not excluded.
 """
 
 from __future__ import annotations
 
 import os
 
+from quine.base.errors import say
 from quine.files import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from quine.files.api import Tier
+
+
+OBEYED = (".git", ".quine", "inventory.toml", "personas")  # a file or a link of that name, too
 
 
 def own(tier: Tier, top: str) -> frozenset[str]:
@@ -31,6 +39,28 @@ def own(tier: Tier, top: str) -> frozenset[str]:
             if relative != "." and relative.partition("/")[0] != "..":
                 found.add(relative)
     return frozenset(found)
+
+
+def naming(place: str, named: Iterable[str]) -> list[str]:
+    """Return those of `named`, paths or patterns, that name `place` or something in it explicitly."""
+    return [word for word in named if paths.within(word, place)]
+
+
+def left_out(places: Iterable[str], option: Callable[[str], str]) -> str:
+    """Return the message about `places` that were left out; `option` returns what brings one. "" if there are none."""
+    from transport.text import harmless
+
+    found = [harmless(place) for place in sorted(places)]
+    if not found:
+        return ""
+    which = "names" if len(found) > 1 else "a name"
+    return f"{', '.join(found)} left out, {which} that quine or git obeys; to have it: {', '.join(map(option, found))}"
+
+
+def say_left_out(places: Iterable[str], option: Callable[[str], str]) -> None:
+    """Print that message."""
+    if text := left_out(places, option):
+        say(f"quine: {text}\n")
 
 
 def within(path: str, places: frozenset[str]) -> bool:

@@ -61,6 +61,9 @@ class StagedJob:
     def abandon(self) -> None:
         self.job.abandon()
 
+    def _say(self, line: str) -> None:
+        self._on_output(2, memoryview(line.encode()))
+
     def _started(self, _: int, host: str) -> None:
         self._answers.placed(host)
         self._on_started(host)
@@ -70,8 +73,8 @@ class StagedJob:
         stage = self._stage
         if stage and stage.brings(status := stage.judged(status)):
             self.bringing = True
-            over = partial(self._on_exit, status)
-            self.job = bring(self._batch, stage, self._spawn, status, self._on_output, over) or self.job
+            more = self._say, partial(self._on_exit, status)
+            self.job = bring(self._batch, stage, self._spawn, status, self._on_output, *more) or self.job
         else:
             self._on_exit(status)
 
@@ -82,17 +85,21 @@ def bring(
     spawn: Spawn,
     status: Status,
     on_output: Callable[[int, memoryview], int | None],
+    say: Callable[[str], None],
     over: Callable[[], None],
 ) -> BatchJob | None:
     """Bring the returns of a job that has ended with `status`, then call `over`; errors are put into `status`.
 
-    Return the job that sends them. None: there is none, and `over` was called.
+    `say` is given the line about what was left out. Return the job that sends them. None: there is none, and `over` was
+    called.
     """
     taking = stage.taking()
 
     def brought() -> None:
         taking.close()
         stage.brought(taking, status)
+        if line := taking.note(status.host):
+            say(line)
         over()
 
     def on_exit(sent: Status) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from copy import copy
 
-from quine.base.errors import FAILED, NOT_STARTED
+from quine.base.errors import FAILED, NOT_STARTED, say
 from quine.staging import scan, spec
 from transport.client import client
 from transport.spawn import Spawn
@@ -131,7 +131,7 @@ class Staging:
         from quine.staging.returns_receiver import Taking
 
         ours = os.path.relpath(self._data_dir, self._folder) if self._data_dir else ""
-        return Taking(self._returns, os.fsencode(self._folder), os.fsencode(ours))
+        return Taking(self._returns, os.fsencode(self._folder), ours)
 
     @property
     def out(self) -> list[str]:
@@ -143,6 +143,7 @@ class Staging:
         taking = self.taking()
         taking.bring(out, stderr)
         self.brought(taking, status)
+        say(taking.note(status.host), stderr)
         return taking.signal
 
     def brought(self, taking: Taking, status: Status) -> None:

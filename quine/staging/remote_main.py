@@ -22,6 +22,7 @@ import signal
 import time
 
 from quine.base.errors import NOT_STARTED, complain
+from quine.files.exclusions import OBEYED
 from quine.staging import scan
 from quine.staging.apply import Layout
 from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, error_text, tell
@@ -278,7 +279,7 @@ def _clean(names: list[str], directories: list[str]) -> int:
 
     here = os.path.realpath(os.getcwd())
     status = 0
-    for path, _ in spec.matching(names, here)[0]:
+    for path, _ in spec.matching([name for name in names if name != "."], here, OBEYED)[0]:
         if not _inside(path, here):
             continue  # through a symbolic link that leads out of this directory
         try:
@@ -349,11 +350,11 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
             tell(asked, {"say": "out", "in": here})
             try:
                 message, _ = feed.hear()
-                patterns = [str(pattern) for pattern in message.get("returns", [])]
-                sources, missing = spec.matching(patterns, here)
+                patterns, places = (list(map(str, message.get(name, []))) for name in ("returns", "without"))
+                sources, missing, lacking = spec.matching(patterns, here, places)
                 ours = scan.identity(os.environ.get("QUINE_DATA_DIR") or ".quine")
-                tree = Tree(scan.Sources(sources, ours), scan.key_of(here, key, "out"))
-                tell(asked, {"tree": tree.digest, "missing": missing}, tree.packed)
+                tree = Tree(scan.Sources(sources, ours, places), scan.key_of(here, key, "out"))
+                tell(asked, {"tree": tree.digest, "missing": missing, "left": lacking}, tree.packed)
                 said_last = tree.serve(asked, feed)
             except BrokenPipeError:
                 return False  # the caller has given up, and knows why

@@ -2,7 +2,7 @@
 
 Laws
 1. Received names are checked against the request, and files are created in a private directory. They are renamed into
-   place after the sending job has ended.
+   place after the sending job has ended. Names that quine or git would obey here come only if the request names them.
 2. A separate process does the renames, out of reach of signals that kill this one.
 3. A handler that outlives the sending job accepts nothing more.
 """
@@ -14,6 +14,7 @@ import signal
 import threading
 from itertools import compress
 
+from quine.files.exclusions import OBEYED, left_out
 from quine.staging import scan, spec
 from quine.staging.apply import Layout
 from quine.staging.content import KNOWN, Broken, Feed, error_text, tell, text_field
@@ -36,8 +37,9 @@ MOST_BACK = 1 << 44  # bytes that one job may return
 class Taking:
     """Receives the files that match `returns` into `folder`. `ours` is quine's own directory there, or empty."""
 
-    def __init__(self, returns: list[str], folder: bytes, ours: bytes) -> None:
-        self._returns, self._folder, self._ours = returns, folder, ours
+    def __init__(self, returns: list[str], folder: bytes, ours: str) -> None:
+        self._returns, self._folder = returns, folder
+        self._places = sorted({*OBEYED, ours} - {""})  # that a pattern has to name
         self._turn = threading.Lock()
         self._over = False
         self.layout: Layout | None = None
@@ -45,6 +47,7 @@ class Taking:
         self.place = ""  # directory of the sending job
         self.signal = ""  # the signal that ended that job
         self.missing: list[str] = []
+        self.left_out: list[str] = []  # places at which the job has something that no pattern names
 
     def bring(self, out: Spawn, stderr: int) -> None:
         """Fetch the returns by the sending job `out`."""
@@ -93,6 +96,12 @@ class Taking:
             return f"the files cannot be brought back: {self.failure}"
         return spec.not_there(self.missing)
 
+    def note(self, host: str) -> str:
+        """Return the line about what was left out; "" if nothing was."""
+        text = left_out(self.left_out, lambda place: f"--returns {place}")
+        voice = f"quine: {host}: " if host else "quine: "
+        return f"{voice}{text}\n" if text else ""
+
     def taken(self, incoming: Incoming) -> None:
         """Answer one request `stage` of the sending job."""
         with self._turn:
@@ -111,14 +120,14 @@ class Taking:
                 raise Broken("nothing is given here any more")
             self.place = text_field(asked, "in")
             self.failure = "nothing came"  # until this conversation succeeds, whatever the last one did
-            tell(incoming, {"returns": self._returns})
+            tell(incoming, {"returns": self._returns, "without": self._places})
             message, packed = feed.hear()
             manifest = parse(packed, whole="." in self._returns)
             if digest_of(packed) != message.get("tree"):
                 raise Broken("another manifest than was announced")
             self._check(manifest)
-            missing = message.get("missing")
-            self.missing = [name for name in self._returns if isinstance(missing, list) and name in missing]
+            self.missing = _listed(message, "missing", self._returns)
+            self.left_out = _listed(message, "left", self._places)
             self._lay_aside(manifest, incoming, feed)
             tell(incoming, {"say": "done"})
             self.failure = ""
@@ -134,13 +143,20 @@ class Taking:
 
     def _check(self, manifest: Manifest) -> None:
         """Raise BadManifest unless it holds only the names asked for, and the directories above them."""
-        allowed = [spec.allowed(name, self._returns) for name in manifest.names]
+        returns, places = self._returns, self._places
+        met = {os.fsencode(place) for place in places}.intersection(
+            manifest.names
+        )  # each directory is an entry
+        allowed = [
+            spec.allowed(name, spec.heeded(name, returns, places) if met else returns)
+            for name in manifest.names
+        ]
         leading: set[bytes] = set()
         for name in compress(manifest.names, allowed):
             while (name := name.rpartition(b"/")[0]) and name not in leading:
                 leading.add(name)
         for index, name in enumerate(manifest.names):
-            if name.startswith(scan.ASIDE) or (self._ours and (name + b"/").startswith(self._ours + b"/")):
+            if name.startswith(scan.ASIDE):
                 raise BadManifest(f"{shown(name)} is quine's own")
             leads = manifest.is_directory(index) and manifest.modes[index] & IMPLIED and name in leading
             if not (allowed[index] or leads):
@@ -160,6 +176,12 @@ class Taking:
         if wanted:
             tell(incoming, {"say": "want"}, bits(list(wanted.values()), len(manifest)))
         layout.fill(feed, set(wanted), None, None)
+
+
+def _listed(message: dict[str, object], field: str, known: list[str]) -> list[str]:
+    """Return those of `known` that a field of a message lists."""
+    listed = message.get(field)
+    return [name for name in known if isinstance(listed, list) and name in listed]
 
 
 def _apart(layout: Layout, folder: bytes) -> str:

@@ -24,7 +24,7 @@ from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 TICK = 20_000_000  # ns; file timestamps advance in steps of 1 to 10 ms
 PATIENCE = 3  # scans of a tree that keeps changing
@@ -84,14 +84,19 @@ class Scan:
 
 
 def scan(
-    sources: Iterable[tuple[bytes, bytes]], whole: bool = False, leave_out: tuple[int, int] | None = None
+    sources: Iterable[tuple[bytes, bytes]],
+    whole: bool = False,
+    leave_out: tuple[int, int] | None = None,
+    places: Iterable[str] = (),
 ) -> Scan:
     """Scan (path, name) pairs; the name is "" for the base. Missing paths are left out.
 
     With `whole`, to send them: a named symlink is followed (one below it never is), and nothing may be missing.
-    `leave_out` is the device and inode of a directory. Raises OSError, with the path that cannot be read.
+    `leave_out` is the device and inode of a directory, and `places` are names; neither is left out where it is itself a
+    source. Raises OSError, with the path that cannot be read.
     """
     began = time.time_ns()
+    lacking = _by_directory(places)
     folders: list[tuple[bytes, bytes, bytes]] = []
     for path, name in sources:
         try:
@@ -112,7 +117,7 @@ def scan(
                 fact = os.fstat(fd)
                 if whole and (fact.st_dev, fact.st_ino) != seen:  # perhaps by a symlink to somewhere else
                     raise FileNotFoundError(errno.ENOENT, "was exchanged while it was looked at", "")
-                names, facts, below = _scan_into(fd, not prefix, whole, leave_out)
+                names, facts, below = _scan_into(fd, not prefix, whole, leave_out, lacking.get(prefix, ()))
             except OSError as error:
                 own = error.filename if isinstance(error.filename, str) else ""
                 raise OSError(error.errno, error.strerror, os.path.join(folder, os.fsencode(own))) from None
@@ -123,8 +128,17 @@ def scan(
     return Scan(folders, began)
 
 
+def _by_directory(places: Iterable[str]) -> dict[bytes, list[str]]:
+    """Return the last names of paths by what stands before them."""
+    found: dict[bytes, list[str]] = {}
+    for place in places:
+        above, slash, last = place.rpartition("/")
+        found.setdefault(os.fsencode(above + slash), []).append(last)
+    return found
+
+
 def _scan_into(
-    fd: int, is_base: bool, whole: bool, leave_out: tuple[int, int] | None
+    fd: int, is_base: bool, whole: bool, leave_out: tuple[int, int] | None, lacking: Collection[str]
 ) -> tuple[bytes, bytes, list[tuple[bytes, tuple[int, int]]]]:
     """Return the names in a directory, the facts of each, and its subdirectories with their device and inode.
 
@@ -135,7 +149,8 @@ def _scan_into(
     facts: list[bytes] = []
     below: list[tuple[bytes, tuple[int, int]]] = []
     pack, stat_of = FACTS.pack, os.stat
-    for name in os.listdir(fd):
+    listed = os.listdir(fd)
+    for name in [name for name in listed if name not in lacking] if lacking else listed:
         try:
             fact = stat_of(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -154,19 +169,24 @@ def _scan_into(
 
 
 class Sources:
-    """The (path, name) pairs named for sending, and the scans of them."""
+    """The (path, name) pairs named for sending, and the scans of them. `leave_out` and `places` as for `scan`."""
 
-    __slots__ = ("_last", "_leave_out", "paths")
+    __slots__ = ("_last", "_leave_out", "_places", "paths")
 
-    def __init__(self, named: Iterable[tuple[bytes, bytes]], leave_out: tuple[int, int] | None) -> None:
+    def __init__(
+        self,
+        named: Iterable[tuple[bytes, bytes]],
+        leave_out: tuple[int, int] | None,
+        places: Iterable[str] = (),
+    ) -> None:
         self.paths = {name: path for path, name in named}
-        self._leave_out = leave_out
+        self._leave_out, self._places = leave_out, places
         self._last: Scan | None = None
 
     def take(self) -> Scan:
         """Take one scan. Raises OSError; FileNotFoundError for a name that an earlier scan found and this one not."""
         named = [(path, name) for name, path in self.paths.items()]
-        found = scan(named, whole=True, leave_out=self._leave_out)
+        found = scan(named, whole=True, leave_out=self._leave_out, places=self._places)
         if self._last and self._last.hash != found.hash:
             names = set(found.names)
             for name in self._last.names:

@@ -5,7 +5,8 @@ Laws
    part as its name. `A/./B` is named B, and `A:B` is A under the name B. If the whole text exists as a path, it means
    that path: colons, stars and a `~` at its beginning included. The part of an item is `literal`.
 2. A pattern is the shell's: `*` and `?` match no slash and no leading dot, `**` matches any directories. It is expanded
-   where the files are, and returned names are checked against it here.
+   where the files are, and returned names are checked against it here. A file at one of `places` comes back only by a
+   pattern that names the place (`.git/*`, not `*`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import os
 
 from quine.base.errors import Misconfigured
+from quine.files import paths
+from quine.files.exclusions import OBEYED, naming, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 MAGIC = "*?["
 MEANING = MAGIC + ":"  # characters that do not stand for themselves
@@ -145,7 +148,8 @@ def check_names(words: Iterable[str], folder: str) -> None:
 def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:
     """Return the names over there of --files, as far as they are here, and the patterns of --returns.
 
-    Of a directory that becomes the job's directory they are those of its entries. Raises Misconfigured.
+    Of a directory that becomes the job's directory they are those of its entries, without the places that the patterns
+    leave out. Raises Misconfigured.
     """
     found = []
     try:
@@ -154,13 +158,20 @@ def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:
         meant = []  # nothing was brought
     for path, name in meant:
         found += [os.fsdecode(name)] if name else sorted(os.listdir(os.fsdecode(path)))
-    return [*found, *returns(patterns)]
+    back = returns(patterns)
+    stay = frozenset(place for place in OBEYED if allowed(place.encode(), back) and not naming(place, back))
+    return [*(name for name in found if not within(name, stay)), *back]
 
 
-def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]], list[str]]:
-    """Expand patterns in `folder`: return (path, name) pairs, none inside another, and the patterns without a match."""
-    names: set[bytes] = set()
-    missing = []
+def matching(
+    patterns: list[str], folder: str, places: Collection[str] = ()
+) -> tuple[list[tuple[bytes, bytes]], list[str], list[str]]:
+    """Expand patterns in `folder`: return (path, name) pairs, none inside another, and the patterns without a match.
+
+    Then those of `places` at which something is left out: below a pair, or because no pattern names it.
+    """
+    names: dict[str, set[bytes]] = {"": set()}  # by the place that they are at
+    missing, left = [], set()
     for pattern in patterns:
         matches = [pattern] if os.path.exists(os.path.join(folder, pattern)) else []
         if not matches and any(char in pattern for char in MAGIC):
@@ -168,11 +179,28 @@ def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]
             matches = [
                 os.path.normpath(name) for name in globbed if os.path.exists(os.path.join(folder, name))
             ]
-        names.update(b"" if name == "." else os.fsencode(name) for name in matches)
         missing += [] if matches else [pattern]
+        for name in matches:
+            place = place_of(name, places)
+            if place and not naming(place, [pattern]):
+                left.add(place)
+            else:
+                names.setdefault(place, set()).add(b"" if name == "." else os.fsencode(name))
     here = os.fsencode(folder)
-    tops = [name for name, top in _topped(names) if name == top]
-    return [(os.path.join(here, name) if name else here, name) for name in tops], missing
+    tops = [name for each in names.values() for name, top in _topped(each) if name == top]
+    for place in places:
+        if place not in patterns and any(_is_above(os.fsdecode(top), place) for top in tops):
+            left.update([place] if os.path.lexists(os.path.join(folder, place)) else [])
+    return [(os.path.join(here, name) if name else here, name) for name in tops], missing, sorted(left)
+
+
+def place_of(name: str, places: Iterable[str]) -> str:
+    """Return the place of `places` that a name is at; "" if it is at none."""
+    return next((place for place in places if paths.within(name, place)), "")
+
+
+def _is_above(name: str, place: str) -> bool:
+    return not name or (name != place and paths.within(place, name))
 
 
 def _globbed(pattern: str, folder: str) -> list[str]:
@@ -182,6 +210,12 @@ def _globbed(pattern: str, folder: str) -> list[str]:
     start = os.path.join(folder, "")
     matches = glob.glob(os.path.join(glob.escape(start), pattern), recursive=True)
     return matches if os.path.isabs(pattern) else [match[len(start) :] for match in matches if match != start]
+
+
+def heeded(name: bytes, patterns: list[str], places: Iterable[str]) -> list[str]:
+    """Return the patterns that may bring `name`: if it is at one of `places`, those that name that."""
+    place = place_of(os.fsdecode(name), places)
+    return naming(place, patterns) if place else patterns
 
 
 def allowed(name: bytes, patterns: list[str]) -> bool:

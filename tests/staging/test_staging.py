@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
-from quine.staging import apply, renames, scan, spec, store
+from quine.staging import apply, remote_main, renames, scan, spec, store
 from quine.staging.caller_side import Staging
 from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
 from quine.staging.manifest import SIZE, BadManifest, Manifest, digest_of, parse, stays
@@ -587,7 +587,7 @@ def test_a_hostile_manifest_brings_nothing_that_was_not_asked_for(here: Path, th
     (there / "b").write_text("x")
     original = spec.matching
     try:
-        spec.matching = lambda patterns, folder: original(["a", "b"], folder)
+        spec.matching = lambda patterns, folder, places: original(["a", "b"], folder)
         failure, _ = bring(here, there, "a")
     finally:
         spec.matching = original
@@ -595,12 +595,87 @@ def test_a_hostile_manifest_brings_nothing_that_was_not_asked_for(here: Path, th
     assert list(here.iterdir()) == []
 
 
-def test_all_of_a_directory_comes_back_but_what_is_quines_own(here: Path, there: Path) -> None:
-    for name in (".quine", "d", ".hidden"):
-        (there / name).mkdir()
-        (there / name / "x").write_text("x")
-    assert bring(here, there, ".") == ("", [])
-    assert sorted(path.name for path in here.iterdir()) == [".hidden", "d"]
+OBEYED = [".git", ".quine", "inventory.toml", "personas"]
+
+
+def plant_obeyed(there: Path) -> None:
+    """Names that a guest may leave for its user to obey, and the same names where nothing obeys them."""
+    for name in (".git/hooks/post-commit", ".quine/x", "personas/me.md", "d/inventory.toml", "d/personas/x"):
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / name).write_text("x")
+    (there / "inventory.toml").write_text("[hosts.h1]")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "comes", "left"),
+    [
+        (["."], {"d/inventory.toml", "d/personas/x"}, OBEYED),
+        (["*", ".*"], {"d/inventory.toml", "d/personas/x"}, OBEYED),
+        (["*.toml"], set(), ["inventory.toml"]),
+        (["*/*"], {"d/inventory.toml", "d/personas/x"}, ["personas"]),
+        (["d"], {"d/inventory.toml", "d/personas/x"}, []),
+        (
+            [".", "personas/*.md", "inventory.toml"],
+            {"d/inventory.toml", "d/personas/x", "personas/me.md", "inventory.toml"},
+            [".git", ".quine", "personas"],
+        ),
+        ([".git", "*.toml"], {".git/hooks/post-commit"}, ["inventory.toml"]),
+        ([".quine/x"], {".quine/x"}, []),
+    ],
+)
+def test_names_that_are_obeyed_here_come_back_only_if_they_are_named(
+    here: Path, there: Path, patterns: list[str], comes: set[str], left: list[str]
+) -> None:
+    plant_obeyed(there)
+    assert bring(here, there, *patterns, left=left) == ("", [])
+    assert {str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()} == comes
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_name_that_is_obeyed_is_left_out_whatever_it_is(here: Path, there: Path, kind: str) -> None:
+    """A file `.git` names a repository, and a link may lead into what has come."""
+    (there / "d").mkdir()
+    for name in OBEYED:
+        (there / name).symlink_to("d/e") if kind == "link" else (there / name).write_text("gitdir: d")
+    assert bring(here, there, ".", left=OBEYED) == ("", [])
+    assert [path.name for path in here.iterdir()] == ["d"]
+
+
+def test_a_host_cannot_send_what_was_to_be_left_out(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_obeyed(there)
+    original = spec.matching
+    monkeypatch.setattr(spec, "matching", lambda patterns, folder, places: original(["*"], folder))
+    monkeypatch.setattr(scan, "_by_directory", lambda places: {})
+    failure, _ = bring(here, there, "*")
+    assert "inventory.toml was not asked for" in failure
+    assert list(here.iterdir()) == []
+
+
+def test_a_data_directory_elsewhere_is_left_out_too(here: Path, there: Path) -> None:
+    (there / "state" / "q").mkdir(parents=True)
+    (there / "state" / "q" / "tape").write_text("x")
+    (there / "state" / "mine").write_text("x")
+    assert bring(here, there, "state", left=["state/q"], data_dir="state/q") == ("", [])
+    assert [path.name for path in (here / "state").iterdir()] == ["mine"]
+
+
+def test_what_was_left_out_is_not_removed_there_either(
+    there: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--cleanup removes what came; --files brought .git, and a pattern has left it there."""
+    plant_obeyed(there)
+    (there / "extra").write_text("x")
+    for name in (".git", "extra"):
+        (here / name).touch()
+    monkeypatch.chdir(there)
+    assert remote_main._clean(spec.placed(["."], ["."], str(here)), []) == 0
+    assert {path.name for path in there.iterdir()} == {*OBEYED, "d"}
+    assert remote_main._clean(["*", ".*"], []) == 0
+    assert {path.name for path in there.iterdir()} == set(OBEYED)
+    assert remote_main._clean(spec.placed([".git"], ["personas"], str(here)), []) == 0
+    assert {path.name for path in there.iterdir()} == {".quine", "inventory.toml"}
 
 
 @settings(deadline=None, max_examples=35)
@@ -1130,5 +1205,5 @@ def test_what_a_pattern_finds_may_come_back(
     path = os.path.join(os.fsencode(top), *parts)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     Path(os.fsdecode(path)).write_bytes(b"")
-    found, _ = spec.matching([pattern], str(top))
+    found = spec.matching([pattern], str(top))[0]
     assert all(spec.allowed(name, [pattern]) for _, name in found)

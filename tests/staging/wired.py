@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -135,11 +135,20 @@ def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
     return relay.bytes
 
 
-def bring(here: Path, over_there: Path, *patterns: str) -> tuple[str, list[str]]:
-    """Bring the files that match `patterns` to `here`; return the error, and the patterns that match nothing."""
+def bring(
+    here: Path,
+    over_there: Path,
+    *patterns: str,
+    left: Sequence[str] | None = None,
+    data_dir: str = ".quine",
+) -> tuple[str, list[str]]:
+    """Bring the files that match `patterns` to `here`; return the error, and the patterns that match nothing.
+
+    `left`: the places at which something has to be left out.
+    """
     from quine.staging import returns_receiver
 
-    staging = Staging([], list(patterns), str(here), ".quine")
+    staging = Staging([], list(patterns), str(here), data_dir)
     taking = staging.taking()
     relay = Relay(taking.taken)
     try:
@@ -153,4 +162,5 @@ def bring(here: Path, over_there: Path, *patterns: str) -> tuple[str, list[str]]
         if not taking.failure:
             taking.failure = returns_receiver._apart(taking.layout, os.fsencode(here))
         taking.layout.close()
+    assert left is None or taking.left_out == list(left)
     return taking.failure, taking.missing

@@ -44,6 +44,8 @@ class Files:
     ) -> None:
         self._batch = batch
         self._names = Names(lambda text: None if quiet else say(f"quine: {text}\n"))
+        self._say = say
+        self._said: set[str] = set()  # lines about what was left out, each said once
         self._cleanup = Cleanup(batch, work, say) if cleanup else None
         self._held: dict[Task, Held] = {}
 
@@ -109,9 +111,15 @@ class Files:
         if held.stage.brings(status):
             assert task.output
             write = task.output.write
-            task.after = bring(self._batch, held.stage, spawn, status, write, remove) or task.after
+            started = bring(self._batch, held.stage, spawn, status, write, self._say_once, remove)
+            task.after = started or task.after
         else:
             remove()
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
 
     def _over(self, task: Task, over: Callable[[], None]) -> None:
         self.give(task)

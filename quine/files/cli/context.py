@@ -34,13 +34,16 @@ class Call:
             written = path.removeprefix(PREFIX)
             try:
                 clean = names.clean(written)
-                if self.values.get("literal") or not glob.is_pattern(written):
+                if not self.is_pattern(written):
                     self._heed_slash(clean, written)
                     yield clean, written
                 else:
                     yield from ((one, one) for one in glob.expand(self.tier, written))
             except OSError as problem:
                 self.failed(problem)
+
+    def is_pattern(self, written: str) -> bool:
+        return not self.values.get("literal") and glob.is_pattern(written)
 
     def _heed_slash(self, clean: str, written: str) -> None:
         """Raise ENOTDIR if a path written with a slash at its end is a file."""

@@ -18,7 +18,7 @@ from quine.files.api import BLOCK, Request, error
 from quine.files.cli import localfs
 from quine.files.cli.destination import below, crew_of, keeps, operands
 from quine.files.cli.output import escaped
-from quine.files.exclusions import own, within
+from quine.files.exclusions import OBEYED, own, say_left_out, within
 from transport.atomic import follow
 from transport.writes import write_all
 
@@ -38,18 +38,23 @@ def get(call: Call) -> int:
         return _get_stdout(call, sources)
     many = len(sources) > 1 or last.endswith("/")
     into = not call.values.get("no_target_directory") and (many or os.path.isdir(last))
-    expanded = list(call.expand(sources))
+    expanded = [(path, source) for source in sources for path, _ in call.expand([source])]
     if len(expanded) > 1 and call.values.get("no_target_directory"):
         raise Misconfigured("-T takes one path and its target")
     into = into or len(expanded) > 1
     with _Here(last, into) as here, crew_of(call.values, call.tier) as crew:
         if into:
             here.folder()  # if it is no directory, report that once
-        for path, _ in expanded:
+        left = []
+        for path, source in expanded:
+            if here.into and paths.name(path) in OBEYED and call.is_pattern(source):
+                left.append(path)
+                continue
             try:
-                _get(call, crew, path, here)
+                left += _get(call, crew, path, here)
             except OSError as problem:
                 crew.failed(problem)
+        say_left_out(left, lambda path: f"quine fs get -r {path}")
         crew.progress.found_all = True
         return crew.finish() or call.end()
 
@@ -119,7 +124,8 @@ class _Here:
             folder.__exit__()
 
 
-def _get(call: Call, crew: Crew, path: str, here: _Here) -> None:
+def _get(call: Call, crew: Crew, path: str, here: _Here) -> list[str]:
+    """Get a path; return the paths at which something was left out."""
     recursive = bool(call.values.get("recursive"))
     if not recursive and path:
 
@@ -133,18 +139,21 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> None:
 
         here.name(path), here.folder()
         crew.do(fetch)
-        return
+        return []
     entry = call.tier.stat(path)
     if entry.is_file:
         crew.progress.expect(entry.size)
         crew.do(get_named, call, crew, path, here)
-        return
+        return []
     if not recursive:
         raise OSError(errno.EISDIR, RECURSE, path)
     folder = here.top(path)
-    kept = own(call.tier, folder.path)
+    kept, left = own(call.tier, folder.path), set()
     for entry in call.tier.walk(path):
         relative = below(entry, path)
+        if (place := relative.partition("/")[0]) in OBEYED:
+            left.add(paths.join(path, place))
+            continue
         if within(relative, kept):
             continue
         if entry.is_file:
@@ -152,6 +161,7 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> None:
             crew.do(get_file, call, crew, entry.path, folder, relative, entry.size)
         else:
             crew.do(folder.make, relative)
+    return list(left)
 
 
 def get_named(call: Call, crew: Crew, path: str, here: _Here) -> Task:

@@ -25,7 +25,7 @@ from quine.files.cli.options import PREFIX, number
 from quine.files.cli.output import escaped, path_bytes
 from quine.files.cli.pool import at_once, once
 from quine.files.cli.put import put_file, refused
-from quine.files.exclusions import holds, own, within
+from quine.files.exclusions import OBEYED, holds, own, say_left_out, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def sync(call: Call) -> int:
             crew.progress.found_all = True
             crew.wait()
             job.remove()
+            verb = f"quine fs sync {PREFIX}"
+            say_left_out(job.left_out, lambda name: f"{verb}{paths.join(job.source, name)} {job.shown(name)}")
             status = crew.finish()
             return call.end() or status
         finally:
@@ -84,6 +86,7 @@ class _Sync:
         self.delete = bool(call.values.get("delete"))
         self.may_go = number(call.values, "max-delete", 0, None)  # entries that may still be removed
         self.skipped = 0  # entries that --max-delete kept from removal
+        self.left_out: set[str] = set()  # names at the top of the source that would be obeyed in the target
         self.whole = True  # all of the source could be read
         self.empty = True  # nothing was found in the source
         self.there: dict[str, Item] = {}  # entries of the target
@@ -326,7 +329,8 @@ class _Down(_Sync):
 
     verb = "get"
     _folder: localfs.Folder | None = None
-    _own: frozenset[str] = frozenset()  # quine's own directories: nothing in them is written or removed
+    # Quine's own directories, and names that are obeyed here: nothing in them is written or removed.
+    _own = frozenset(OBEYED)
 
     @property
     def folder(self) -> localfs.Folder:
@@ -339,7 +343,9 @@ class _Down(_Sync):
     def ours(self) -> Iterator[Item]:
         for entry in self.call.tier.walk(self.source):
             item = of_tier(entry, self.source)
-            if not within(item.path, self._own):
+            if (place := item.path.partition("/")[0]) in OBEYED:
+                self.left_out.add(place)
+            elif not within(item.path, self._own):
                 yield item
 
     def unseen(self) -> Iterable[str]:
@@ -351,7 +357,7 @@ class _Down(_Sync):
     def theirs(self) -> Iterator[Item]:
         if self.dry and not os.path.lexists(self.target):
             return
-        self._own = own(self.call.tier, self.folder.path)
+        self._own = own(self.call.tier, self.folder.path).union(OBEYED)
         for found in localfs.walk(self.folder.path, False, self.crew.failed, leave_out=self._own):
             if found.kind == "directory" and holds(found.path, self._own):
                 self.seen.add(found.path)  # the directory stays, even if its other contents are removed

@@ -319,12 +319,50 @@ def test_a_tree_that_is_got_does_not_come_into_what_is_quines_own(shelf: Shelf) 
         b"b/.quine/x": b"2",
     }
     fill(shelf.directory / "store" / "t", {b"a": b"1", **names})
-    shelf.ok("get", "-r", "-T", "t", ".")
+    assert shelf.run("get", "-r", "-T", "t", ".").returncode == 0
     assert (shelf.directory / ".quine" / "tape.jsonl").read_text() == "mine"
     assert (shelf.directory / "store" / "t" / "a").read_text() == "1"
     assert not (shelf.directory / "store" / "new").exists()
     assert (shelf.directory / "a").read_text() == "1"
     assert (shelf.directory / "b" / ".quine" / "x").read_text() == "2", "only our own"
+
+
+def test_a_tree_that_comes_lacks_the_names_that_are_obeyed_here(shelf: Shelf) -> None:
+    """An agent has put them; those of this machine stay. A path that names one brings it."""
+    planted = [b".git/hooks/post-commit", b"inventory.toml", b"personas/me.md"]
+    fill(shelf.tier / "t", {b"a": b"1", b"b/inventory.toml": b"2", **dict.fromkeys(planted, b"forged")})
+    fill(shelf.directory / "w", {b".git/HEAD": b"mine", b"personas/me.md": b"mine"})
+    ways = {
+        ("sync", "--delete", "tier:t", "w"): "quine fs sync tier:t/.git w/.git",
+        ("sync", "-n", "tier:t", "none"): "quine fs sync tier:t/.git none/.git",
+        ("get", "-r", "-T", "t", "w"): "quine fs get -r t/.git",
+        ("get", "-r", "t", "."): "quine fs get -r t/.git",
+    }
+    for words, cure in ways.items():
+        done = shelf.run(*words)
+        names, more, cures = done.stderr.decode().partition(
+            " left out, names that quine or git obeys; to have it: "
+        )
+        assert (done.returncode, more, cures.split(", ")[0]) == (0, more, cure)
+        assert [name.rpartition("/")[2] for name in names.split(", ")][1:] == ["inventory.toml", "personas"]
+        assert b"inventory.toml" not in done.stdout.replace(b"b/inventory.toml", b"")
+    for top in ("w", "t"):
+        assert (shelf.directory / top / "b/inventory.toml").read_text() == "2"
+        assert not (shelf.directory / top / "inventory.toml").exists()
+    assert (
+        (shelf.directory / "w/.git/HEAD").read_text()
+        == "mine"
+        == (shelf.directory / "w/personas/me.md").read_text()
+    )
+    assert not (shelf.directory / "t/.git").exists()
+
+    done = shelf.run("get", "t/*.toml", "w/")
+    assert done.stderr.startswith(b"quine: t/inventory.toml left out, a name ") and done.returncode == 0
+    shelf.ok("get", "t/inventory.toml", "w/")
+    shelf.ok("get", "t/inv*", "mine.toml")
+    shelf.ok("sync", "tier:t/personas", "w/personas")
+    for name in ("w/inventory.toml", "mine.toml", "w/personas/me.md"):
+        assert (shelf.directory / name).read_text() == "forged"
 
 
 class Elsewhere(Local):
