@@ -38,7 +38,7 @@ _judged: set[tuple[int, int]] = set()  # (device, inode) of those that this proc
 
 
 def path(environ: Mapping[str, str] = os.environ, option: str = "") -> str:
-    """Return the absolute path of the data directory. Raises Misconfigured if a link or a file was found in its place."""
+    """Return the absolute path of the data directory. Raises Misconfigured if a link or a file is in its place."""
     named = option or environ.get("QUINE_DATA_DIR")
     if not named:
         with _about(NAME):

@@ -1,4 +1,4 @@
-"""`quine hosts add|import|trust`: what is written, where, and whose trust it keeps."""
+"""`quine hosts add|import|trust`: the tables that they write, where, and whose trust they keep."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from transport.client import batch
 from transport.errors import Refused, Unreachable
 from transport.status import Status
 
+
 class Hosts:
     """A batch whose jobs behave as the names of their hosts say."""
 
@@ -91,7 +92,9 @@ def test_many_hosts_are_asked_by_few_descriptors(lab: Lab) -> None:
     for name in names:
         lab.by_command(name, "h1")
     few = ["sh", "-c", 'ulimit -n 20 && exec "$@"', "-", *QUINE, "ps", "--on", ",".join(names), "--json"]
-    done = subprocess.run(few, env=lab.env, cwd=lab.directory, capture_output=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        few, env=lab.env, cwd=lab.directory, capture_output=True, timeout=PATIENCE, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"[]\n", b"")
 
 

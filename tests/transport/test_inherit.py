@@ -19,7 +19,8 @@ from transport import inherit
 fd = inherit.write({{"lineage": {{}}}})
 os.environ["PATH"] = "/changed"
 theirs = {{"PATH": "/evil", "HOME": "/evil", "LD_X": "1", "XDG_RUNTIME_DIR": "/run/theirs"}}
-subprocess.run([sys.executable, "-c", {SHOW!r}], env=theirs, pass_fds=[fd] if sys.argv[1] == "passed" else [], check=True)
+passed = [fd] if sys.argv[1] == "passed" else []
+subprocess.run([sys.executable, "-c", {SHOW!r}], env=theirs, pass_fds=passed, check=True)
 """
 
 
