@@ -14,12 +14,7 @@ import os
 from deploy import paths
 from transport import quickjson
 from transport.atomic import write_aside
-from transport.lean import contextlib
-
-try:  # hashlib loads OpenSSL, which takes longer than all of the rest
-    from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]
-except ImportError:
-    from hashlib import sha256
+from transport.lean import contextlib, sha256
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -191,7 +186,7 @@ def _is_system(told: object) -> bool:
 
 
 def _digest(data: bytes) -> str:
-    return str(sha256(data).hexdigest())
+    return sha256(data)
 
 
 def _folder() -> str:

@@ -3,7 +3,7 @@
 Laws
 1. `signal` loads enum, and `socket` loads selectors, collections and functools: 8 ms, a third of a client's start time,
    for names of constants and for methods that no client calls. `hashlib` loads OpenSSL: 3 ms. So the C modules below
-   them are imported directly.
+   them are imported directly. Their names differ from one Python to the next.
 2. A signal is a plain number here, and a socket has neither `with` nor `accept`. A module that needs more imports the
    standard module; both work on the same kernel objects.
 3. `typing` loads re, and its NamedTuple compiles each annotation: 10 ms of the start of an agent, for what a checker
@@ -196,7 +196,26 @@ else:
         contextmanager = staticmethod(contextmanager)
 
 
+_sha256: list[Callable[[bytes], Any]] = []
 _prctl: list[Callable[[int, int], int]] = []
+
+
+def sha256(data: bytes) -> str:
+    """Return the hexadecimal digest of `data`."""
+    if not _sha256:
+        _sha256.append(_digest())
+    return str(_sha256[0](data).hexdigest())
+
+
+def _digest() -> Callable[[bytes], Any]:
+    try:
+        from _sha2 import sha256  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        try:
+            from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]  # before Python 3.12
+        except ImportError:
+            from hashlib import sha256
+    return sha256  # type: ignore[no-any-return, unused-ignore]
 
 
 def prctl(option: int, value: int) -> bool:
@@ -244,6 +263,7 @@ __all__ = [
     "contextlib",
     "deque",
     "prctl",
+    "sha256",
     "signal",
     "socket",
 ]

@@ -251,7 +251,7 @@ def _forked() -> None:
             broker.let_go()
 
 
-# Once for all brokers: a registered function is never forgotten, and each fork calls it.
+# Once for all brokers: each fork calls all functions that were ever registered.
 os.register_at_fork(after_in_child=_forked)
 
 

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from quine.base.messages import Message, ToolResult
 from transport import quickjson
-from transport.lean import Any
+from transport.lean import Any, sha256
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-try:  # 4 ms of a 40 ms start: hashlib loads OpenSSL
-    from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]
-except ImportError:
-    from hashlib import sha256
-
 _SEAL, _AFTER = ',"seal":"', '},"seq":'
 
 
 def digest(line: bytes) -> str:
     """Return the hash that the next line holds of this one."""
-    return str(sha256(line).hexdigest())
+    return sha256(line)
 
 
 LONGEST = 1 << 26  # bytes of a first line: a meta with a long mission and its wisdom

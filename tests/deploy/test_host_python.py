@@ -34,6 +34,7 @@ WITHOUT = {
     "quine/broker/memory.py _ctypes dlsym",
     "transport/lean.py _ctypes dlsym",
     "transport/lean.py _collections _tuplegetter",
+    "transport/lean.py _sha2 sha256",
 }
 DRIVERS = {"aiobotocore", "azure", "fsspec", "gcsfs", "s3fs"}
 
