@@ -70,13 +70,7 @@ TABLE: tuple[Row, ...] = (
         "bring it back here after it has ended, all or nothing; may be repeated; also --fetch",
     ),
     ("env", "", "K[=V]", "agent run", "set or pass an environment variable; may be repeated"),
-    (
-        "limit",
-        "",
-        "NAME=VALUE",
-        "agent run",
-        "limit: as core cpu data fsize nofile nproc stack; may be repeated",
-    ),
+    ("limit", "", "NAME=VALUE", "agent run", "as core cpu data fsize nofile nproc stack; may be repeated"),
     ("terminal", "t", "", "run", "give it a terminal over there, as ssh -t; ~. leaves"),
     ("retry", "", "N", "agent run", "try again up to N times, on another host first, if it never started"),
     (
@@ -102,7 +96,7 @@ TABLE: tuple[Row, ...] = (
         "",
         "N[,M]",
         "attach",
-        "leave out N bytes of its stdout and M of its stderr; end: only what is new",
+        "leave out N bytes of its stdout, M of its stderr; end: only what is new",
     ),
     ("report", "", "FILE|FD", "agent run", "write one JSON object on how it ended"),
     ("quiet", "q", "", "agent run", "no messages but errors"),
@@ -110,6 +104,7 @@ TABLE: tuple[Row, ...] = (
     ("all", "a", "", "ps", "those that have ended, too"),
     ("json", "", "", "ps top budget tape:ls tape:cost tape:verify", "one JSON object a line"),
     ("tree", "", "", "tape:cost", "of the whole tree of that session"),
+    ("force", "", "", "tape:replay", "also run what other machines sent"),
     ("dry", "", "", "tape:replay", "run nothing: print what the guest was sent"),
     ("timeout", "", "SECONDS", "wait", "wait no longer; then the exit status is 124"),
     ("follow", "f", "", "logs ps tape:show", "go on until it has ended; ps: list again as things change"),
@@ -196,6 +191,7 @@ class RunOptions:
     file: str = ""
     files: tuple[str, ...] = ()
     follow: bool = False
+    force: bool = False
     from_: str = ""
     fs: str = ""
     help: bool = False

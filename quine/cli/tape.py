@@ -59,7 +59,8 @@ Run a session again without its guest, and say where it departs; exit 1 if it do
 THE COMMANDS ARE REALLY RUN AGAIN, here and now, with your rights and in the current directory: do it in a copy of
 where they ran. The guest's replies come from the tape; children and further lives take theirs from the tapes
 beside it. Sessions, pids, times and the places of quine's own files may differ. The new tapes are written below
-the data directory, and stay there if anything departed. stdin is the material.
+the data directory, and stay there if anything departed. stdin is the material. A tree with sessions of other machines
+is refused without --force: their tapes are what those machines sent.
 
 With --dry nothing is run: each request is printed as a JSON line, rebuilt from the tape.""",
     "verify": """\
@@ -68,7 +69,8 @@ usage: quine tape verify [OPTIONS] [SESSION|FILE]…
 Is a tape what was written? Names every changed, lost, moved or inserted line; exit 1 if there is one.
 Without SESSION all tapes. No fault, but never called ok: a session that still runs, one that has no outcome or half a
 last line because its writer died (nothing tells how much of its end is missing), and a tape of the reference
-implementation.""",
+implementation. Of a tape that came from another machine, replies that could not be compared with those that were given
+are said to be as told by that host.""",
     "archive": """\
 usage: quine tape archive [OPTIONS] [SESSION]
 
@@ -190,7 +192,7 @@ def _replay(options: RunOptions, sessions: list[str]) -> int:
         for line in replay.dry(_holding(options, session), session):
             print(line, end="")
         return OK
-    status, text = replay.replay(_folder(options), session)
+    status, text = replay.replay(_folder(options), session, options.force)
     print(text, end="")
     return status
 

@@ -323,7 +323,9 @@ def services_of(
                 else:
                     from quine.remote import handlers
 
-                    made.update(handlers.services(spec, ledger, environ, spent, note, *more))
+                    made.update(
+                        handlers.services(spec, ledger, environ, spent, note, *more, lambda: given.host)
+                    )
         return made[name](body)
 
     def named(name: str) -> Callable[[bytes], bytes]:

@@ -41,6 +41,7 @@ from quine.providers import metering
 from quine.providers.asking import Infer
 from quine.providers.relay import error_to_json, spent_to_json, tape_to_json
 from quine.remote.guests import Guests
+from quine.remote.replies import Replies
 from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals
 from quine.tape.lines import digest
 from quine.tape.redact import Mask
@@ -82,6 +83,11 @@ def no_hosts() -> bytes:
     return b"[]"
 
 
+def here() -> str:
+    """The host of a job of this machine."""
+    return ""
+
+
 def _placed(spec: SessionSpec, hosts: Callable[[], bytes]) -> SessionSpec:
     """Return `spec` with the hosts that it may use where it was placed. A clone is told if they have changed."""
     try:
@@ -103,14 +109,16 @@ def services(
     hosts: Callable[[], bytes] = no_hosts,
     endings: list[Callable[[], None]] | None = None,
     masked: Sequence[Secret] = (),
+    host: Callable[[], str] = here,
 ) -> dict[str, Service]:
     """Return the handlers for one remote child: name -> body to body. `spent` counts tokens_in and tokens_out.
 
     `hosts` returns the hosts that it may use, as JSON. `endings` gets functions to call when the job has ended, which
-    free all that it holds here. `masked` are values that no tape may hold, besides those in `environ`.
+    free all that it holds here. `masked` are values that no tape may hold, besides those in `environ`. `host` is where
+    it runs.
     """
     ledger = ledger or Ledger.create(spec.limits)
-    origin = Origin(spec, ledger, environ, {} if spent is None else spent, note, hosts, masked)
+    origin = Origin(spec, ledger, environ, {} if spent is None else spent, note, hosts, masked, host)
     if endings is not None:
         endings.append(origin.close)
     return {"life": origin.spec, "infer": origin.infer, "tape": origin.arrivals.put, "ledger": origin.ledger}
@@ -184,6 +192,7 @@ class Origin(Proxy):
         note: Callable[[str], None],
         hosts: Callable[[], bytes],
         masked: Sequence[Secret],
+        host: Callable[[], str] = here,
     ) -> None:
         settings = env.adopt(RunOptions(), dict(environ))
         mask = Mask([*settings.masked, *masked])
@@ -191,7 +200,9 @@ class Origin(Proxy):
         def sink(session: str) -> Sink:
             return MaskedSink(self._sink(settings, session), mask)
 
-        super().__init__(spec, ledger, spent, Arrivals(spec, sink, self._born, self._used), hosts)
+        self._replies = Replies()
+        arrivals = Arrivals(spec, sink, self._born, self._used, self._replies, host)
+        super().__init__(spec, ledger, spent, arrivals, hosts)
         concurrent = spec.limits.concurrent
         self._guests = Guests(settings, environ, ledger, concurrent, spec.model, note)
         alone = spec.session == spec.root and not ledger.purses
@@ -229,6 +240,7 @@ class Origin(Proxy):
         with self._lock:
             if reply.message.raw:
                 self._given.add(_mark(reply.message.raw))
+        self._replies.give(request.session, reply.message)
         self._answered(request.session, request.ordinal, (reply.usage.input, reply.usage.output))
         told = {
             "left": self._ledger.left(),

@@ -7,6 +7,8 @@ Laws
 3. A line follows the one before, by its number and by its hash. Lines that are there already are left out: one who got
    no answer sends them again.
 4. Called from worker threads. One session's lines are taken in their order, several sessions' at the same time.
+5. At the origin the first line gets the name of the host that sends it, and each reply of a guest is compared with
+   those that were given: see replies.py.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from quine.agent.session import SessionSpec
 from quine.base.errors import Failure
 from quine.base.sessions import is_session
 from quine.base.strict import HEX, Strict, integer, items, mapping, number, parse, text
-from quine.tape.lines import digest
+from quine.remote.replies import Replies
+from quine.tape.lines import TOLD, TOLD_BY, digest
 from quine.tape.writer import Sink
+from transport import quickjson
 from transport.errors import RequestError
 from transport.lean import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
 
 MAX_LINE = 16 << 20
 MAX_SESSIONS = 10_000  # tapes that one job may make
@@ -47,14 +50,19 @@ class _Entry(Strict):
 
 
 class _Arriving:
-    """One tape: its sink, the number of lines and the hash of the last one, the depth of its session."""
+    """One tape: its sink, the number of lines and the hash of the last one, the depth of its session.
 
-    def __init__(self, sink: Sink, depth: int) -> None:
+    `replies` counts those of the given replies that are on it, or were passed over. `born`: it is that of a new agent.
+    """
+
+    def __init__(self, sink: Sink, depth: int, born: bool) -> None:
         self.sink = sink
         self.depth = depth
+        self.born = born
         self.lock = _thread.allocate_lock()
         self.length = 0
         self.prev = ""
+        self.replies = 0
 
 
 class Arrivals:
@@ -66,15 +74,20 @@ class Arrivals:
         sink: Callable[[str], Sink],
         born: Callable[[], None] = lambda: None,
         used: Callable[[str, tuple[int, int]], None] = lambda session, tokens: None,
+        replies: Replies | None = None,
+        host: Callable[[], str] = lambda: "",
     ) -> None:
         """`born` is called for each new agent: not for `spec` itself, nor for a session begun by exec.
 
-        `used` gets the session and the tokens, in and out, of each inference on a tape.
+        `used` gets the session and the tokens, in and out, of each inference on a tape. `replies` are those that were
+        given to these sessions; without it nothing is compared. `host` is where the job runs, "" for this machine.
         """
         self._spec = spec
         self._sink = sink
         self._born = born
         self._used = used
+        self._replies = replies
+        self._host = host
         self._lock = _thread.allocate_lock()
         self._tapes: dict[str, _Arriving] = {}
         self._size = 0
@@ -118,6 +131,7 @@ class Arrivals:
             if entry.prev != prev:
                 raise RequestError(f"tape: line {entry.seq} does not follow the line before")
             length, prev = length + 1, digest(line)
+        lines, replies = self._judged(session, tape, entries, lines)
         size = sum(len(line) + 1 for line in lines)
         with self._lock:
             if self._size + size > MAX_TAPES:
@@ -133,10 +147,31 @@ class Arrivals:
             raise
         finally:
             tape.sink.close()  # many sessions, few descriptors: the next line opens it again
-        tape.length, tape.prev = length, prev
+        if tape.born and not tape.length:
+            self._born()
+        tape.length, tape.prev, tape.replies = length, prev, replies
         for entry in entries:
             if entry.type == "message" and (tokens := _tokens(entry.data.get("usage"))):
                 self._used(session, tokens)
+
+    def _judged(
+        self, session: str, tape: _Arriving, entries: list[_Entry], lines: list[bytes]
+    ) -> tuple[list[bytes], int]:
+        """Return the lines, with the marks of replies.py, and the count of the replies on the tape.
+
+        Raises RequestError for a reply that was not given.
+        """
+        host, replies, judged = self._host(), tape.replies, []
+        for entry, line in zip(entries, lines):
+            if entry.type == "meta" and host:
+                line = _marked(line, TOLD_BY, host)
+            elif self._replies and entry.type == "message" and entry.data.get("role") == "assistant":
+                if found := self._replies.find(session, entry.data, replies):
+                    replies = found
+                else:
+                    line = _marked(line, TOLD, True)
+            judged.append(line)
+        return judged, replies
 
     def _new(self, session: str, first: _Entry) -> _Arriving:
         """Create a tape from its first line: the meta of a session of this tree, below one that is known."""
@@ -159,9 +194,8 @@ class Arrivals:
         if len(self._tapes) >= MAX_SESSIONS:
             raise RequestError(f"tape: more than {MAX_SESSIONS} sessions of one job")
         assert isinstance(depth, int)
-        if session != spec.session and told.get("born") != "exec":
-            self._born()
-        return _Arriving(self._sink(session), depth)
+        born = session != spec.session and told.get("born") != "exec"
+        return _Arriving(self._sink(session), depth, born)
 
 
 def _known(tape: _Arriving, entries: list[_Entry], lines: list[bytes]) -> int:
@@ -175,6 +209,13 @@ def _known(tape: _Arriving, entries: list[_Entry], lines: list[bytes]) -> int:
             return 0
         expected = entry.prev
     return known
+
+
+def _marked(line: bytes, name: str, value: object) -> bytes:
+    """Return a line with one more field in its data. The sink chains it to the line before as it is here."""
+    entry = quickjson.loads(line)
+    entry["data"][name] = value
+    return quickjson.dumps(entry).encode()
 
 
 def _tokens(usage: object) -> tuple[int, int] | None:

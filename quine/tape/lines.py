@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+# Fields of `data` that the origin adds to a tape of another machine, see quine/remote/replies.py.
+TOLD = "told"  # true in a reply that it could not compare with the one that it gave
+TOLD_BY = "told_by"  # in the meta: the host that the tape came from
 _SEAL, _AFTER = ',"seal":"', '},"seq":'
 
 

@@ -6,6 +6,7 @@ Laws
 2. The messages of each session are compared in order, the old tape with the new one; then how the session ended.
 3. Parts that cannot repeat (normalize.py) are taken for equal; everything else must be equal.
 4. Each session is reported once, where it first diverges: later differences are consequences.
+5. A tape that another machine sent is not run without --force: its word would be a command here.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from quine.base.errors import FAILED, OK, Misconfigured
 from quine.base.sessions import new_session
 from quine.base.text import plain
 from quine.tape import requests
-from quine.tape.lines import entries
+from quine.tape.lines import TOLD_BY, entries
 from quine.tape.normalize import Same
-from quine.tape.reader import Session, find, sessions
+from quine.tape.reader import Session, find, sessions, tree
 from transport import quickjson
 from transport.this_build import own_command
 
@@ -85,8 +86,8 @@ def dry(folder: Path, session: str) -> Iterator[str]:
         raise Misconfigured(f"the requests cannot be rebuilt: {error}") from None
 
 
-def replay(folder: Path, session: str) -> tuple[int, str]:
-    """Run the session again; return the exit status and the report."""
+def replay(folder: Path, session: str, force: bool = False) -> tuple[int, str]:
+    """Run the session again; return the exit status and the report. With `force` also what other machines sent."""
     one = find(folder, session)
     if not session and one.root != one.id:
         one = find(folder, one.root)
@@ -97,6 +98,8 @@ def replay(folder: Path, session: str) -> tuple[int, str]:
             f"{one.id} is not the root of its tree, and cannot be lived alone",
             f"quine tape replay {one.root}",
         )
+    if not force:
+        _refuse_others(folder, one.id)
     place = folder.absolute() / "replays" / new_session()
     dirs.make(str(place))
     _run(one, place)
@@ -111,6 +114,18 @@ def replay(folder: Path, session: str) -> tuple[int, str]:
         return FAILED, "".join(departure.text() for departure in departures) + kept
     shutil.rmtree(place)
     return OK, f"{lives} {'life' if lives == 1 else 'lives'} replayed, none departed\n"
+
+
+def _refuse_others(folder: Path, session: str) -> None:
+    """Raise Misconfigured if a session of the tree of this one ran on another machine."""
+    lives = tree(folder, session)
+    hosts = [str(by) for life in lives if (by := life.meta.get(TOLD_BY))]
+    if hosts:
+        names = plain(", ".join(sorted(set(hosts))), newlines=False)
+        raise Misconfigured(
+            f"{len(hosts)} of {len(lives)} sessions came from other machines ({names}), whose commands would run here",
+            f"read them with quine tape show, then quine tape replay --force {session}",
+        )
 
 
 def _run(one: Session, place: Path) -> None:

@@ -6,6 +6,8 @@ Laws
    (no outcome, or half a last line), and a tape of the reference implementation, which has no chain to check. Without
    an outcome, the amount that is missing at the end is unknown.
 3. A chain shows accidents and careless edits. It does not expose a wholly rewritten tape, hashes and all.
+4. The origin compares the replies on the tape of another machine with those that it gave. Those that it could not
+   compare are said to be as that host told them; this is no fault.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from quine.base.sessions import TAPE, is_session, tape_path
 from quine.base.text import plain
 from quine.tape import registry
 from quine.tape.index import Index
-from quine.tape.lines import digest, parse, seal_holds
+from quine.tape.lines import TOLD, TOLD_BY, digest, parse, seal_holds
 from quine.tape.reader import files, matching, none_in
 from transport import quickjson
 
@@ -45,11 +47,15 @@ class Verdict(NamedTuple):
     state: str
     lines: int
     faults: list[Fault]
+    told_by: str = ""  # the host whose word is taken for replies,
+    replies: int = 0  # and their number
 
     def text(self) -> str:
         name = plain(str(self.path), newlines=False)
         if self.state != BROKEN:
-            return f"{name}: {SAID[self.state]}, {self.lines} lines\n"
+            replies = "1 reply" if self.replies == 1 else f"{self.replies} replies"
+            told = f", {replies} as told by {plain(self.told_by, newlines=False)}" if self.replies else ""
+            return f"{name}: {SAID[self.state]}, {self.lines} lines{told}\n"
         told = "".join(f"{name}: line {fault.line}: {fault.what}\n" for fault in self.faults[:MOST])
         more = len(self.faults) - MOST
         return told + (f"{name}: and {more} faults more\n" if more > 0 else "")
@@ -57,6 +63,7 @@ class Verdict(NamedTuple):
     def json(self) -> str:
         faults = [fault._asdict() for fault in self.faults]
         facts = {"file": str(self.path), "state": self.state, "lines": self.lines, "faults": faults}
+        facts |= {"told_by": self.told_by or None, "replies_as_told": self.replies}
         return quickjson.dumps(facts) + "\n"
 
 
@@ -94,6 +101,7 @@ def verify(path: Path, index: Index | None = None) -> Verdict:
     lines: list[_Line] = []
     meta: dict[str, Any] | None = None
     torn = sealed = False
+    told = 0
     try:
         with open(path, "rb") as file:
             for raw in file:
@@ -105,6 +113,7 @@ def verify(path: Path, index: Index | None = None) -> Verdict:
                 sealed = line.kind == "outcome"
                 if meta is None and line.kind == "meta" and entry is not None:
                     meta = entry["data"]
+                told += line.kind == "message" and entry is not None and entry["data"].get(TOLD) is True
     except OSError as error:
         return Verdict(
             path, BROKEN, len(lines), [Fault(0, f"cannot be read: {(error.strerror or '').lower()}")]
@@ -127,7 +136,8 @@ def verify(path: Path, index: Index | None = None) -> Verdict:
         state = TORN
     else:
         state = ENDLESS if chained else UNCHAINED
-    return Verdict(path, state, len(lines), [])
+    told_by = str((meta or {}).get(TOLD_BY) or "another machine") if told else ""
+    return Verdict(path, state, len(lines), [], told_by, told)
 
 
 def _line(raw: bytes) -> tuple[_Line, dict[str, Any] | None]:

@@ -52,7 +52,7 @@ def faults(verdict: verify.Verdict) -> list[tuple[int, str]]:
 
 
 def test_a_whole_tape_is_ok(tmp_path: Path, made: bytes) -> None:
-    assert judged(tmp_path / "a.jsonl", made) == (tmp_path / "a.jsonl", verify.OK, 5, [])
+    assert judged(tmp_path / "a.jsonl", made) == (tmp_path / "a.jsonl", verify.OK, 5, [], "", 0)
 
 
 @pytest.mark.long
