@@ -345,3 +345,15 @@ def opened_file(path: str, flags: int = 0) -> int:
         os.close(fd)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return fd
+
+
+def umask() -> int | None:
+    """Return the umask of this process: a node has that of the command that started it. None if it cannot be read.
+
+    Not by os.umask, which changes it: other threads of a program make files meanwhile.
+    """
+    try:
+        with open("/proc/self/status") as file:
+            return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), None)
+    except OSError:
+        return None

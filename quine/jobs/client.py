@@ -168,7 +168,9 @@ def caller(options: RunOptions) -> dict[str, object]:
 
         context["fs"] = shareable(store, os.environ)
     if not options.elsewhere:
-        context["umask"] = umask_here()
+        from quine.base import procs
+
+        context["umask"] = procs.umask()
     return context
 
 
@@ -187,18 +189,6 @@ def callers_limits(options: RunOptions) -> dict[str, str]:
             if (soft := resource.getrlimit(number(name))[0]) != resource.RLIM_INFINITY:
                 found.setdefault(name, str(soft))
     return found
-
-
-def umask_here() -> int | None:
-    """Return the umask of this process: a node has that of the command that started it. None if it cannot be read.
-
-    Not by os.umask, which changes it: other threads of a program make files meanwhile.
-    """
-    try:
-        with open("/proc/self/status") as file:
-            return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), None)
-    except OSError:
-        return None
 
 
 def infers_there(options: RunOptions) -> bool:

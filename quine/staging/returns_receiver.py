@@ -5,6 +5,7 @@ Laws
    place after the sending job has ended. Names that quine or git would obey here come only if the request names them.
 2. A separate process does the renames, out of reach of signals that kill this one.
 3. A handler that outlives the sending job accepts nothing more.
+4. The umask holds: what a host calls 0777 is open to nobody whom the user keeps out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import threading
 from itertools import compress
 
+from quine.base import procs
 from quine.files.exclusions import OBEYED, left_out
 from quine.staging import scan, spec
 from quine.staging.apply import Layout
@@ -126,6 +128,7 @@ class Taking:
             if digest_of(packed) != message.get("tree"):
                 raise Broken("another manifest than was announced")
             self._check(manifest)
+            self._mask(manifest)
             self.missing = _listed(message, "missing", self._returns)
             self.left_out = _listed(message, "left", self._places)
             self._lay_aside(manifest, incoming, feed)
@@ -163,6 +166,12 @@ class Taking:
                 raise BadManifest(f"{shown(name)} was not asked for")
         if sum(manifest.sizes) > MOST_BACK:
             raise BadManifest("more than can be")
+
+    def _mask(self, manifest: Manifest) -> None:
+        mask = procs.umask() or 0
+        for index, mode in enumerate(manifest.modes):
+            if manifest.is_file(index) or manifest.is_directory(index):
+                manifest.modes[index] = mode & ~mask
 
     def _lay_aside(self, manifest: Manifest, incoming: Incoming, feed: Feed) -> None:
         if self.layout:  # of an interrupted conversation

@@ -7,6 +7,8 @@ Laws
 2. A pattern is the shell's: `*` and `?` match no slash and no leading dot, `**` matches any directories. It is expanded
    where the files are, and returned names are checked against it here. A file at one of `places` comes back only by a
    pattern that names the place (`.git/*`, not `*`).
+3. A link that is named is followed. One that only matches a pattern of --files leads nowhere outside the directory in
+   which the pattern begins: the files of a tree do not choose what is sent.
 """
 
 from __future__ import annotations
@@ -69,11 +71,33 @@ def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
     if any(char in word for char in MAGIC):
         matches = sorted(_globbed(os.path.expanduser(word), folder))
         if matches:
+            if any(char in _unquoted(word, False) for char in MAGIC):
+                _check_within(word, matches, folder)
             return [_pair(folder, match, _name(match, folder)) for match in matches]
         bare = _unquoted(word, False)
         why = "nothing matches" if any(char in bare for char in MAGIC) else "no such file or directory"
         raise Misconfigured(f"--files {_unquoted(word)}: {why}")
     raise Misconfigured(f"--files {word}: no such file or directory")
+
+
+def _check_within(word: str, matches: list[str], folder: str) -> None:
+    """Raise Misconfigured if a match leads, by a link, out of the directory in which the pattern begins."""
+    fixed = os.path.expanduser(word)
+    while any(char in fixed for char in MAGIC):
+        fixed = os.path.dirname(fixed)
+    roots = {os.path.realpath(os.path.join(folder, fixed)), os.path.realpath(folder)}
+    above: dict[str, str] = {}  # directories, and where they are
+    for match in matches:
+        folder_of, last = os.path.split(os.path.join(folder, match))
+        if folder_of not in above:
+            above[folder_of] = os.path.realpath(folder_of)
+        path = os.path.join(above[folder_of], last)
+        path = os.path.realpath(path) if os.path.islink(path) else path
+        if not any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots):
+            raise Misconfigured(
+                f"--files {word}: {match} is a link that leads out, to {path}",
+                f"--files {match}, if it is meant",
+            )
 
 
 def literal(text: str) -> str:

@@ -353,6 +353,20 @@ def test_what_comes_back_is_as_it_was(here: Path, there: Path) -> None:
     open_up(here.parent)
 
 
+def test_the_umask_holds_for_what_comes_back(here: Path, there: Path) -> None:
+    (there / "d").mkdir()
+    (there / "d" / "f").write_text("")
+    for path, mode in ((there / "d" / "f", 0o777), (there / "d", 0o770)):
+        path.chmod(mode)
+    before = os.umask(0o027)
+    try:
+        for _ in range(2):  # the second time it is there
+            assert bring(here, there, "d") == ("", [])
+            assert [stat.S_IMODE((here / name).stat().st_mode) for name in ("d", "d/f")] == [0o750, 0o750]
+    finally:
+        os.umask(before)
+
+
 def test_nothing_comes_back_where_one_thing_cannot(here: Path, there: Path) -> None:
     for name in ("a", "b", "c"):
         (there / name).write_text("new")
@@ -1148,6 +1162,27 @@ def test_a_name_that_is_literal_means_itself(here: Path) -> None:
         with pytest.raises(Misconfigured) as refused:
             spec.sources([spec.literal(name)], str(here))
         assert refused.value.detail == f"--files {name}: no such file or directory"
+
+
+@pytest.mark.parametrize("pattern", ["*", "a/*", "**", "../here/*", "{top}/*", "a/./*"])
+def test_a_pattern_does_not_lead_out_of_the_tree(here: Path, tmp_path: Path, pattern: str) -> None:
+    """A file of the tree that is a link to a key outside would go to the host, and nobody has named it."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key").write_text("")
+    (here / "a").mkdir()
+    (here / "a" / "file").write_text("")
+    (here / "inside").symlink_to("a/file")
+    (here / "a" / "inside").symlink_to("../inside")
+    said = pattern.format(top=here)
+    assert spec.sources([said], str(here))
+    place = here / "a" if pattern.startswith("a/") else here
+    for target in (tmp_path / "secret", tmp_path / "secret" / "key"):
+        (place / "link").symlink_to(target)
+        with pytest.raises(Misconfigured, match=f"link is a link that leads out, to {target}"):
+            spec.sources([said], str(here))
+        (name,) = spec.sources([str(place / "link")], str(here))
+        assert name == (os.fsencode(place / "link"), b"link")
+        (place / "link").unlink()
 
 
 @pytest.mark.parametrize("said", ["", "none", "a:/x", "a:../x", "a:..", "/", "n*", "none:x"])
