@@ -79,7 +79,7 @@ def attach(agent: Agent, options: RunOptions) -> Status:
     with contextlib.ExitStack() as stack:
         names = [os.path.join(agent.directory, name) for name in ("stdout", "stderr")]
         try:
-            files = [os.open(name, os.O_RDONLY | os.O_CLOEXEC) for name in names]
+            files = [procs.opened_at_once(name, os.O_RDONLY) for name in names]
         except OSError as error:
             raise Failure(FAILED, f"the output of {agent.id}: {(error.strerror or '').lower()}") from None
         for fd in files:
@@ -277,7 +277,9 @@ def logs(agent: Agent, options: RunOptions) -> int:
         opened = []
         for name, target in wanted:
             try:
-                file = stack.enter_context(open(os.path.join(agent.directory, name), "rb", 0))
+                file = stack.enter_context(
+                    open(os.path.join(agent.directory, name), "rb", 0, opener=procs.opened_at_once)
+                )
             except OSError as error:
                 if agent.kept and isinstance(error, FileNotFoundError):
                     what = f"the output of {agent.id} is not in the files tier yet"

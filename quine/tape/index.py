@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
+from quine.base import procs
 from quine.base.sessions import TAPE, is_session, tape_path
 from quine.tape.lines import LONGEST, parse
 from transport.lean import contextlib
@@ -113,7 +114,7 @@ class Index:
 def ends_of_children(path: str) -> dict[str, Status]:
     """Return the ends of children that one tape records. Only lines that can hold one are parsed."""
     found: dict[str, Status] = {}
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), open(procs.opened_at_once(path, os.O_RDONLY), "rb") as file:
         for line in file:
             if line.startswith(FORK) and b'"ended":' in line:
                 data = _entry(line).get("data", {})
@@ -147,7 +148,7 @@ def _names(folder: str) -> list[str]:
 def ends(path: str) -> Ends:
     """Return the first and the last entry of one file; both {} if it cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = procs.opened_at_once(path, os.O_RDONLY)
     except OSError:
         return Ends({}, {})
     try:

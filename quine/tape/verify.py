@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quine.base.errors import Misconfigured
+from quine.base.procs import opened_at_once
 from quine.base.sessions import TAPE, is_session, tape_path
 from quine.base.text import plain
 from quine.tape import registry
@@ -103,7 +104,7 @@ def verify(path: Path, index: Index | None = None) -> Verdict:
     torn = sealed = False
     told = 0
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=opened_at_once) as file:
             for raw in file:
                 torn = not raw.endswith(b"\n")
                 if torn:
@@ -207,7 +208,7 @@ def _links(path: Path, meta: dict[str, Any]) -> list[Fault]:
     if not isinstance(session, str) or not isinstance(wanted, int) or os.sep in session:
         return [Fault(1, "changed: `cloned` does not hold a session and a line")]
     try:
-        with open(tape_path(str(path.parent), session), "rb") as file:
+        with open(tape_path(str(path.parent), session), "rb", opener=opened_at_once) as file:
             there = sum(line.endswith(b"\n") for line in file)
     except OSError:
         return [Fault(1, f"lost: the tape of {plain(session[:40])}, from which it was cloned")]

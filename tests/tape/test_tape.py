@@ -244,7 +244,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     end(tape)
-    assert verify.verify(path) == (path, verify.OK, 3, [])
+    assert verify.verify(path)[:4] == (path, verify.OK, 3, [])
 
 
 def test_many_entries_at_once(tmp_path: Path) -> None:
