@@ -193,11 +193,14 @@ def callers_limits(options: RunOptions) -> dict[str, str]:
 
 def infers_there(options: RunOptions) -> bool:
     """Return whether every host that --on means infers by keys of its own, so that none is needed here."""
-    from quine.base.allowed_hosts import known
+    from deploy.inventory import opened
+    from quine.base import allowed_hosts
     from transport.errors import Refused
 
+    found = allowed_hosts.find(options, os.environ)
     try:
-        return all(host.inference == "direct" for host in known(options).matching(options.on))
+        known = allowed_hosts.naming(opened(found), options.on)
+        return all(host.inference == "direct" for host in known.matching(options.on))
     except (Refused, OSError, ImportError):
         return False  # the node tells it better
 

@@ -43,9 +43,9 @@ def test_a_host_is_used_without_an_inventory(lab: Lab, place: str) -> None:
         (["rsh", "named", "echo $QUINE_NODE_NAME"], "named\n"),
         (["rsh", "-p", rest.partition(":")[2], f"{user}@{rest.partition(':')[0]}", *NAME[2:]], f"{place}\n"),
         (["xargs", "--on", "named", "-k", "--", "echo", "{}", ":::", "1", "2"], "1\n2\n"),
-        (["each", "named", "--", *NAME], "named: named\n"),
+        (["each", "named", "--", *NAME], "==> named <==\nnamed\n"),
         (["ps", "--on", "named"], ""),
-        (["hosts", "check", "named", "--json"], '{"name": "named"'),
+        (["hosts", "check", "named", "--json"], '{"name":"named"'),
     ):
         done = lab.run(words, env=NONE)
         assert done.returncode == 0, (words, done.stderr)
