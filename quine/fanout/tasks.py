@@ -239,7 +239,7 @@ class Work:
         spawn, replace = options.spawn, options.replace or "{}"
         self._files = [Word(word, replace, options.named) for word in spawn.files]
         self._returns = [Word(word, replace, options.named) for word in spawn.returns]
-        if fixed := [word.text(Values(())) for word in self._returns if not word.replaced]:
+        if fixed := [word.text(Values(())) for word in self._returns if not word.varies]:
             from quine.staging import spec
 
             spec.returns(fixed)  # refused once, and not at each item
@@ -247,9 +247,9 @@ class Work:
         named = options.stdin not in ("", "none", "item")
         self._stdin = stdin = Word(options.stdin, replace, options.named) if named else None
         self._shared: list[Shared] = []
-        if stdin and not stdin.replaced:
+        if stdin and not stdin.varies:
             self._shared.append(Shared(lambda: [(stdin.text(Values(())), b"")]))
-        if not all(word.replaced for word in self._files):
+        if not all(word.varies for word in self._files):
             self._shared.append(Shared(lambda: self._sources(None, shared=True)))
 
     def task(self, item: Item) -> Task:
@@ -284,7 +284,7 @@ class Work:
             yield os.fsencode(f"{name}={value}")
         if item.block is not None:
             yield item.block
-        if self._stdin and self._stdin.replaced:
+        if self._stdin and self._stdin.varies:
             yield from content(self._stdin.text(item))
         for shared in self._shared:
             yield from shared.parts()
@@ -342,4 +342,4 @@ class Work:
 
 def _texts(words: list[Word], item: Item | None, shared: bool) -> list[str]:
     """Return those words that have a replacement string, or those that are `shared` by all items."""
-    return [word.path(item or Values(())) for word in words if word.replaced != shared]
+    return [word.path(item or Values(())) for word in words if word.varies != shared]

@@ -390,3 +390,83 @@ def test_a_value_that_was_seen_is_compared_with_a_few_others_among_many() -> Non
         seen.add(number)
     assert max(map(len, seen._buckets)) <= 8 * BUCKET
     assert sum(map(len, seen._buckets)) == 50_000
+
+
+NAMES = [
+    "d.e",
+    "size(mb)",
+    "a/b",
+    "x%",
+    " c",
+    "c ",
+    "id#",
+    "it's",
+    "@id",
+    "a:b",
+    "日本",
+    "-n",
+    "n.",
+    "a b",
+    "1a",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_of_a_column_or_a_field_is_replaced(name: str) -> None:
+    words = ["--", "echo", f"<{{{name}}}>", f"{{{name}/}}"]
+    value = "/x/VAL"
+    expected = [["echo", f"<{value}>", "VAL"]]
+    assert commands(["--header", ":", *words, ":::", f"{name}\tother", f"{value}\tO"]) == expected
+    assert commands(["--jsonl", *words, ":::", json.dumps({name: value, "o": 1})]) == expected
+
+
+def test_braces_that_name_nothing_are_text_or_a_fault() -> None:
+    texts = ["{print $1}", "{ echo x; }", "{1,3}", '{"a":1}', "{.x}", "{x,y}", "{n+=1}", "{id: .x}", "${x}y"]
+    for text in texts[:-1]:
+        # as it is without names: such a command has no replacement string, and gets the item at its end
+        assert commands(["--header", ":", "--", "awk", text, ":::", "col", "v"]) == [["awk", text, "v"]]
+        assert commands(["--header", ":", "--", "awk", text, "{col}", ":::", "col", "v"]) == [
+            ["awk", text, "v"]
+        ]
+    for text in ("{dir.name}", "{size(mb)}", "{@id}", "{日本}", "{x}", "{a/b.}", texts[-1]):
+        with pytest.raises(Misconfigured, match="item 1 has no field"):
+            commands(["--header", ":", "--", "rm", f"/data/{text}", ":::", "col", "v"])
+
+
+def test_columns_between_odd_separators() -> None:
+    assert commands(["--colsep", "(,)|;", "--", "echo", "{1}", "{3}", ":::", "a,b;c"]) == [["echo", "a", "b"]]
+    assert commands(["--colsep", "(,)|;", "--", "echo", ":::", "a;b"]) == [["echo", "a", "", "b"]]
+    spaces = ["--colsep", "[[:space:],]+", "--", "echo", "{2}", ":::", "a , \tb c"]
+    assert commands(spaces) == [["echo", "b"]]
+    for pattern, why in (("[[:blue:]]", "no such class of characters"), ("[[a]", "possible nested set")):
+        with pytest.raises(Misconfigured, match=why):
+            commands(["--colsep", pattern, "--", "echo", ":::", "a"])
+
+
+def test_a_separator_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "SPLIT", 0.1)  # of the processor
+    with pytest.raises(Misconfigured, match="record 2 takes longer than"):
+        commands(["--colsep", "(x+x+)+y", "--", "echo", ":::", "a", "x" * 60])
+
+
+def test_numbers_of_json_are_passed_as_they_stand() -> None:
+    text = '{"v":1.10,"big":1e400,"n":[0.12345678901234567890,{"a":-0}],"i":' + "9" * 5000 + "}"
+    (argv,) = commands(["--jsonl", "--", "echo", "{v}", "{big}", "{n}", "{i}", ":::", text])
+    assert argv == ["echo", "1.10", "1e400", '[0.12345678901234567890,{"a":-0}]', "9" * 5000]
+    for constant in ("NaN", "-Infinity"):
+        with pytest.raises(Misconfigured, match=f"line 1: {constant} is no JSON"):
+            commands(["--jsonl", "--", "echo", ":::", f'{{"a":{constant}}}'])
+
+
+def test_a_mark_before_the_first_column_is_no_part_of_its_name(tmp_path: Path) -> None:
+    for option, text, expected in (
+        (["--csv", "--header", ":"], "a,b\n1,2\n", [["echo", "1"]]),
+        (["--jsonl"], '{"a":1}\n', [["echo", "1"]]),
+    ):
+        (tmp_path / "in").write_text("\ufeff" + text)
+        assert commands([*option, "-a", str(tmp_path / "in"), "--", "echo", "{a}"]) == expected
+    assert commands(["--", "echo", ":::", "\ufeffa"]) == [["echo", "\ufeffa"]]  # a line is what it is
+
+
+def test_a_large_column_that_no_command_uses_is_no_fault() -> None:
+    assert commands(["--csv", "--", "echo", "{1}", ":::", f"a,{'x' * 200_000}"]) == [["echo", "a"]]

@@ -201,6 +201,8 @@ class Items:
             found = rows.continued(found)
         if options.no_run_if_empty:
             found = rows.not_blank(found)
+        if options.jsonl or options.csv or options.header:
+            found = rows.unmarked(found)
         if options.jsonl:
             return rows.objects(found)
         if options.csv:

@@ -4,6 +4,7 @@ Laws
 1. Manners are those of GNU parallel: a line is an item, whatever stands in it; the first source varies slowest.
 2. Only the first source is read lazily. The others are held in memory, because each is repeated.
 3. None in a stream of rows means: nothing yet (quine/fanout/input/records.py).
+4. A number of JSON is passed as its text: 1.10 stays 1.10, and 1e400 is no infinity.
 """
 
 from __future__ import annotations
@@ -19,6 +20,25 @@ if TYPE_CHECKING:
 
     Records = Iterable[bytes | None]
     Rows = Iterable["Row | None"]
+
+
+SPLIT = 5.0  # seconds of the processor for the columns of one record
+MARK = b"\xef\xbb\xbf"
+POSIX = {  # what stands between brackets, in those of Python
+    "alnum": r"a-zA-Z0-9",
+    "alpha": "a-zA-Z",
+    "blank": r" \t",
+    "cntrl": r"\x00-\x1f\x7f",
+    "digit": "0-9",
+    "graph": "!-~",
+    "lower": "a-z",
+    "print": " -~",
+    "punct": r"!-/:-@\[-`{-~",
+    "space": r"\s",
+    "upper": "A-Z",
+    "word": r"\w",
+    "xdigit": "0-9A-Fa-f",
+}
 
 
 class Row:
@@ -37,25 +57,74 @@ def plain(found: Records) -> Iterator[Row | None]:
 
 
 def separator(pattern: str) -> re.Pattern[str]:
-    """Return the regular expression of --colsep. Raises Misconfigured."""
+    """Return the regular expression of --colsep, which may have classes of POSIX in it. Raises Misconfigured."""
     import re
+    import warnings
+
+    def posix(found: re.Match[str]) -> str:
+        if found[1] not in POSIX:
+            raise Misconfigured(f"--colsep {pattern}: no such class of characters: {found[0]}")
+        return POSIX[found[1]]
 
     try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise Misconfigured(f"--colsep {pattern}: {error}") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of what means something else in another version
+            return re.compile(re.sub(r"\[:(\w+):\]", posix, pattern))
+    except (re.error, FutureWarning, DeprecationWarning) as error:
+        detail = str(error)
+        raise Misconfigured(f"--colsep {pattern}: {detail[:1].lower()}{detail[1:]}") from None
 
 
 def split(found: Records, separator: re.Pattern[str]) -> Iterator[Row | None]:
-    """Columns between matches of a regular expression."""
+    """Columns between matches of a regular expression. A group that takes no part in a match is an empty column."""
+    repeats = any(letter in separator.pattern for letter in "*+{")
+    number = 0
     for record in found:
-        yield None if record is None else Row(tuple(separator.split(_text(record))))
+        if record is None:
+            yield None
+            continue
+        number += 1
+        text = _text(record)
+        columns = _bounded(separator, text, number) if repeats else separator.split(text)
+        yield Row(tuple(column or "" for column in columns))
+
+
+def _bounded(separator: re.Pattern[str], text: str, number: int) -> list[str]:
+    """Split within SPLIT seconds of the processor: nested repetitions may never end, and hear no signal."""
+    import signal
+
+    def over(*_: object) -> None:
+        hint = "write it without a repetition in a repetition"
+        detail = f"record {number} takes longer than {SPLIT:g} s to split"
+        raise Misconfigured(f"--colsep {separator.pattern}: {detail}", hint)
+
+    try:
+        before = signal.signal(signal.SIGVTALRM, over)
+    except ValueError:  # in a thread, which hears no signals anyway
+        return separator.split(text)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SPLIT)
+    try:
+        return separator.split(text)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def unmarked(found: Records) -> Iterator[bytes | None]:
+    """The records without the mark of UTF-8 that some programs write before the first one."""
+    first = True
+    for record in found:
+        if first and record is not None:
+            first, record = False, record.removeprefix(MARK)
+        yield record
 
 
 def csv(found: Records) -> Iterator[Row | None]:
     """Columns of comma-separated values; a quoted one may hold commas, doubled quotes and ends of lines."""
     import csv as library
+    import sys
 
+    library.field_size_limit(sys.maxsize)  # a column that no command takes may have any size
     held: list[str] = []
     odd, number = False, 0
     for record in found:
@@ -82,7 +151,11 @@ def objects(found: Records) -> Iterator[Row | None]:
     """JSON objects, one a record. Text stands for itself, null for nothing, any other value for its JSON."""
     import json
 
+    def constant(name: str) -> None:
+        raise Misconfigured(f"--jsonl: line {number}: {name} is no JSON")
+
     number = 0
+    decode = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=constant).decode
     for record in found:
         if record is None:
             yield None
@@ -91,7 +164,12 @@ def objects(found: Records) -> Iterator[Row | None]:
         if not record.strip():
             continue
         try:
-            value = json.loads(record)
+            value = decode(record.decode(json.detect_encoding(record), "surrogatepass"))
+            shown = (
+                {name: _shown(each, json.dumps) for name, each in value.items()}
+                if type(value) is dict
+                else {}
+            )
         except json.JSONDecodeError as error:
             raise Misconfigured(f"--jsonl: line {number}, character {error.pos + 1}: no JSON") from None
         except ValueError:
@@ -100,14 +178,30 @@ def objects(found: Records) -> Iterator[Row | None]:
             raise Misconfigured(f"--jsonl: line {number}: too deep") from None
         if not isinstance(value, dict):
             raise Misconfigured(f"--jsonl: line {number}: not an object")
-        texts = {name: _shown(each, json.dumps) for name, each in value.items()}
-        yield Row((_text(record),), texts)
+        yield Row((_text(record),), shown)
+
+
+class _Number(str):
+    """The text of a number."""
+
+    __slots__ = ()
 
 
 def _shown(value: object, dumps: Callable[..., str]) -> str:
     if isinstance(value, str):
-        return value
-    return "" if value is None else dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return str(value)
+    return "" if value is None else _json(value, dumps)
+
+
+def _json(value: object, dumps: Callable[..., str]) -> str:
+    if isinstance(value, _Number):
+        return str(value)
+    if isinstance(value, list):
+        return f"[{','.join([_json(each, dumps) for each in value])}]"
+    if isinstance(value, dict):
+        pairs = [f"{_json(name, dumps)}:{_json(each, dumps)}" for name, each in value.items()]
+        return f"{{{','.join(pairs)}}}"
+    return dumps(value, ensure_ascii=False)
 
 
 def _text(record: bytes) -> str:

@@ -9,6 +9,9 @@ Laws
 2. A word that is nothing but {} (or {.} and so on) becomes a word for each argument; within a word they are joined by
    blanks.
 3. A command without any replacement string gets {} as its last word.
+4. Where there are names, braces with any text in them may be one. What a column or a field is called is replaced, and
+   what it could be called is a fault without one: `rm -r /data/{dir.name}` must not run with that text. All else is
+   text, as `{print $1}`.
 """
 
 from __future__ import annotations
@@ -48,7 +51,10 @@ CHANGES: dict[str, Callable[[str], str]] = {
     "/.": lambda text: _bare(_base(text)),
 }
 _PLAIN = r"\{(-?[1-9][0-9]*)?(\.|//|/\.|/)?\}|\{([#%])\}"
-_NAME = r"|\{([A-Za-z_](?:[\w -]*[\w-])?)(\.|//|/\.|/)?\}"
+_NAME = r"|\{([^{}]+)\}"
+_LIKELY = re.compile(
+    r"(?=.*[^\W\d])[\w@(](?:[\w .()\[\]/%#@-]|:(?! ))*(?<! )"
+)  # a name that a column could have
 
 
 class Part:
@@ -60,17 +66,32 @@ class Part:
         self.position = int(position or 0)
         self.change = CHANGES[change]
         self.mark = mark  # # or %
-        self.name = name  # of a field or a column
+        self.name = name  # of a field or a column, with its change
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is a replacement string whatever the names of the item are."""
+        return not self.name or bool(_LIKELY.fullmatch(self.name))
+
+    def named(self, item: Values) -> str | None:
+        """Return the value of the field or the column that it names; None if it names none."""
+        fields = item.fields or {}
+        if self.name in fields:
+            return fields[self.name]
+        for change in ("//", "/.", ".", "/"):
+            if self.name.endswith(change) and (name := self.name[: -len(change)]) in fields:
+                return CHANGES[change](fields[name])
+        return None
 
     def values(self, item: Values) -> Sequence[str]:
         """Return the values that it has in this job."""
         if self.mark:
             return [str(item.number if self.mark == "#" else item.slot)]
         if self.name:
-            try:
-                return [self.change((item.fields or {})[self.name])]
-            except KeyError:
-                raise Misconfigured(f"item {item.number} has no field {self.name}") from None
+            value = self.named(item)
+            if value is None and self.sure:
+                raise Misconfigured(f"item {item.number} has no field {self.name[:80]}")
+            return [f"{{{self.name}}}" if value is None else value]
         if not self.position:
             return [self.change(arg) for arg in item.args]
         at = self.position - 1 if self.position > 0 else len(item.args) + self.position
@@ -105,16 +126,27 @@ class Word:
         for found in re.finditer(pattern, text):
             if at < found.start():
                 self.parts.append(text[at : found.start()])
-            position, change, mark, name, named = (group or "" for group in (*found.groups(), None, None)[:5])
-            self.parts.append(Part(position, change or named, mark, name))
+            position, change, mark, name = (group or "" for group in (*found.groups(), None)[:4])
+            self.parts.append(Part(position, change, mark, name))
             at = found.end()
         if at < len(text):
             self.parts.append(text[at:])
 
     @property
     def replaced(self) -> bool:
-        """Whether there is a replacement string in it."""
+        """Whether there is a replacement string in it, whatever the names of an item are."""
+        return any(isinstance(part, Part) and part.sure for part in self.parts)
+
+    @property
+    def varies(self) -> bool:
+        """Whether its text may differ from item to item."""
         return any(isinstance(part, Part) for part in self.parts)
+
+    def names(self, item: Values) -> bool:
+        """Whether it has the name of a field or a column of an item."""
+        return any(
+            isinstance(part, Part) and part.name and part.named(item) is not None for part in self.parts
+        )
 
     def text(self, item: Values) -> str:
         return "".join(part if isinstance(part, str) else " ".join(part.values(item)) for part in self.parts)
@@ -146,8 +178,10 @@ class Template:
         """`names`: {name} is a field. `append`: a template without any replacement string gets {} at its end."""
         self._words = [Word(word, replace, names) for word in words]
         self.replaced = any(word.replaced for word in self._words)
-        if append and not self.replaced:
-            self._words.append(Word("{}"))
+        self._appends = append and not self.replaced
 
     def argv(self, item: Values) -> list[str]:
-        return [word for each in self._words for word in each.words(item)]
+        words = [word for each in self._words for word in each.words(item)]
+        if self._appends and not any(word.names(item) for word in self._words):
+            words += item.args
+        return words
