@@ -171,6 +171,8 @@ class Run:
         while self._room():
             now = time.monotonic()
             if now < self._next_start:
+                if not self._again.ready and (task := self._task()):
+                    self._again.ready.append(task)  # behind the last item there is nothing to wait for
                 return
             task = self._again.ready.popleft() if self._again.ready else self._task()
             if task is None:
@@ -286,8 +288,9 @@ class Run:
         task.unstarted += kind == NEVER
         if self._hosts.ended(status.host, kind, now):
             self._batch.recall(status.host)
+            why = f": {status.detail}" if status.detail else ""
             self._messages.note(
-                f"{status.host}: {outcome.STRIKES} starts in a row have failed; set aside for a while"
+                f"{status.host}: {outcome.STRIKES} starts in a row have failed; set aside for a while{why}"
             )
         if status.left and not (self._options.spawn.files or self._options.spawn.returns):
             self._messages.left(status)

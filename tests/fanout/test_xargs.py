@@ -360,7 +360,8 @@ def test_a_host_that_cannot_be_reached_costs_no_item(lab: Lab, dead: str, tmp_pa
     done = lab.run(["xargs", *words], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {(row[9], row[12]) for row in rows(tmp_path / "log")} == {("h2", "done")}
-    assert done.stderr in (b"", b"quine: dead: 3 starts in a row have failed; set aside for a while\n")
+    aside = b"quine: dead: 3 starts in a row have failed; set aside for a while: connection refused by "
+    assert not done.stderr or done.stderr.startswith(aside)
 
 
 def test_a_wrong_inventory_is_a_usage_error(lab: Lab, tmp_path: Path) -> None:
@@ -615,6 +616,18 @@ def test_starts_are_so_far_apart(lab: Lab) -> None:
     begun = time.monotonic()
     assert lab.run(["xargs", "-P9", "--delay", "0.7", "--", "true", ":::", *"1234"]).returncode == 0
     assert time.monotonic() - begun > 3 * 0.7
+    # and behind the last one nothing is waited for
+    assert lab.run(["xargs", "--delay", "3600", "--", "echo", ":::", "a"]).stdout == b"a\n"
+
+
+def test_an_item_that_no_host_can_start_fails_once(lab: Lab, tmp_path: Path) -> None:
+    """And counts against none of them: the others go on there."""
+    large = "\0".join([*["x" * 100_000] * 25, *["y"] * 25, ""])
+    words = ["xargs", "-0", "-n25", "-P1", "--on", "h1,h2", "--joblog", "log", "--", "sh", "-c", "echo $#"]
+    done = lab.run(words, input=large * 4, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (123, b"24\n" * 4), done.stderr
+    assert b"Argument list too long" in done.stderr and b"set aside" not in done.stderr
+    assert [row[6] for row in rows(tmp_path / "log")] == ["126", "0"] * 4
 
 
 def test_hosts_that_appear_in_the_inventory_join_and_those_that_go_get_no_more(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from transport.errors import ProtocolError
 from transport.lean import signal
-from transport.status import LOST, NOT_STARTED, USAGE, Status, signal_name
+from transport.status import LOST, USAGE, Status, signal_name
 from transport.wire.frames import CHUNK, Frame, Kind
 from transport.wire.session import STDERR, STDIN, STDOUT, Session
 
@@ -103,7 +103,7 @@ class JobCore:
         except ProtocolError as error:
             self.end(Status("unreachable", USAGE, detail=str(error)))
         except ValueError as error:
-            self.end(Status("unreachable", NOT_STARTED, detail=f"argument list too long: {error}"))
+            self.end(Status("exited", 126, detail=f"argument list too long: {error}"))
 
     def end(self, status: Status | None) -> None:
         self.over, self.status = True, status

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 PID, FOLDER, STATUS, BEGUN, NOT_BEGUN = b"P", b"F", b"S", b"B", b"N"
 MESSAGE = 65536  # bytes of one message; a status is clipped to less
 _GONE = (errno.ENOENT, errno.ENOTDIR)
+# Faults of the command, which no other host and no other time would mend. All others are of the host.
+_ITS_OWN = (
+    *(errno.EACCES, errno.ENOEXEC, errno.EPERM, errno.EISDIR),
+    *(errno.E2BIG, errno.ELOOP, errno.ENAMETOOLONG),
+)
 
 
 class Start:
@@ -280,7 +285,7 @@ def candidates(command: str, env: Mapping[str, str]) -> list[str]:
 def _not_started(command: str, error: OSError) -> Status:
     if error.errno in _GONE:
         return Status("exited", 127, detail=f"command not found: {command}")
-    if error.errno in (errno.EACCES, errno.ENOEXEC, errno.EPERM, errno.EISDIR):
+    if error.errno in _ITS_OWN:
         return Status("exited", 126, detail=f"cannot execute {command}: {error.strerror}")
     return refusal(f"cannot start {command}: {error.strerror}")
 

@@ -162,7 +162,8 @@ class Host:
         except Refused as refused:
             refuse(relay, refused)
         except ValueError as error:
-            refuse(relay, Refused(f"argument list too long: {error}", host=relay.host))
+            relay.refuse(Status("exited", 126, host=relay.host, detail=f"argument list too long: {error}"))
+            relay.end()
         except LinkLost as error:
             detail = f"connection lost before the command was sent: {error}"
             refuse(relay, Refused(detail, "try again", host=relay.host))

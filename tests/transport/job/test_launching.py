@@ -248,7 +248,8 @@ def test_an_order_of_megabytes_arrives_whole(started: Started) -> None:
     started.run(main)
 
 
-def test_what_does_not_start_says_why(started: Started) -> None:
+def test_what_does_not_start_says_why(started: Started, tmp_path: Path) -> None:
+    (loop := tmp_path / "loop").symlink_to("loop")
     large = order("true")
     large.env = {**large.env, "QUINE_TEST": "x" * 3_000_000}
     expected = [
@@ -260,7 +261,9 @@ def test_what_does_not_start_says_why(started: Started) -> None:
             ("unreachable", 69, "cannot make /etc/passwd/x: Not a directory"),
         ),
         (order("a\0b"), ("unreachable", 69, "cannot start a")),
-        (large, ("unreachable", 69, "cannot start true: Argument list too long")),
+        (large, ("exited", 126, "cannot execute true: Argument list too long")),
+        (order(f"/{'x' * 300}"), ("exited", 126, "cannot execute /xxx")),
+        (order(str(loop)), ("exited", 126, f"cannot execute {loop}: Too many levels of symbolic links")),
     ]
 
     async def main(launcher: Launching) -> None:
