@@ -21,7 +21,7 @@ from typing import Any
 
 from quine.base.cli_options import RunOptions
 from quine.python.crew import Crew
-from quine.python.loop import Loop
+from quine.python.loop import Loop, held
 from quine.python.outputs import Decoding, Outputs
 from quine.python.task import Place, Task, command_of, mission_of, stdin_of
 
@@ -131,7 +131,7 @@ class Executor(concurrent.futures.Executor):
         self._agents: Place | None = None
         options = self._place.options
         self._loop = Loop(lambda: Crew(options, slots or 0, STARTS))
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._jobs: weakref.WeakSet[Job] = weakref.WeakSet()
         weakref.finalize(self, self._loop.close)
 
@@ -300,8 +300,10 @@ class Executor(concurrent.futures.Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more jobs. Those that were submitted run on, but with `cancel_futures` those that wait do not.
 
-        With `wait` return when all of them have ended.
+        With `wait` return when all of them have ended. In a handler of a signal that comes in the middle of `submit`
+        there is no waiting: that call would have to be finished first.
         """
+        wait = wait and not held(self._lock)
         with self._lock:
             self._loop.close()
             jobs = list(self._jobs) if cancel_futures else []

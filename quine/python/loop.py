@@ -1,6 +1,9 @@
 """The threads of an executor: one that drives its jobs, and one for the functions of callers.
 
-Law: each of them lives while it has work and no longer. None is a daemon, so the interpreter's exit waits for both.
+Laws
+1. Each of them lives while it has work and no longer. None is a daemon, so the interpreter's exit waits for both.
+2. A handler of a signal may call `close` and `join` in the middle of any other call of its thread. What that has begun
+   is finished after the handler, so nothing is waited for in it: the threads would wait for the lock that it holds.
 """
 
 from __future__ import annotations
@@ -23,6 +26,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("concurrent.futures")
 
 
+def held(lock: threading.Condition) -> bool:
+    """Return whether this thread is in a section of the lock already."""
+    try:
+        lock.notify(0)
+    except RuntimeError:
+        return False
+    return True
+
+
 class Loop:
     """Drives a crew. All other threads reach the crew by `call`."""
 
@@ -30,7 +42,7 @@ class Loop:
         self._make = make
         self._crew: Crew | None = make()
         self._owner = os.getpid()
-        self._lock = threading.RLock()  # the garbage collector may call `close` anywhere
+        self._lock = threading.Condition()  # of an RLock: the garbage collector may call `close` anywhere
         self._calls: deque[tuple[Callable[[Crew], None], Callable[[Exception], None]]] = deque()
         self._thread: threading.Thread | None = None  # the last one
         self._active = False  # it takes calls
@@ -58,9 +70,15 @@ class Loop:
             elif last:
                 return  # nothing is under way
             else:
-                self._thread = threading.Thread(target=self._run, name="quine.Executor")
-                self._thread.start()  # it waits for the lock
-                self._active = True
+                self._active = True  # first: `close` may come from a handler of a signal
+                try:
+                    self._thread = threading.Thread(target=self._run, name="quine.Executor")
+                    self._thread.start()  # it waits for the lock
+                except BaseException:
+                    self._active = False
+                    if self._closed and self._crew:
+                        self._crew.close()
+                    raise
             self._calls.append((function, fail))
 
     def close(self) -> None:
@@ -74,7 +92,9 @@ class Loop:
                     self._crew.close()
 
     def join(self) -> None:
-        """Wait until nothing is under way, and all functions of callers have returned."""
+        """Wait until nothing is under way, and all functions of callers have returned: but see law 2."""
+        if held(self._lock) or self.callbacks.held:
+            return
         for thread in (self._thread, self.callbacks.thread):
             if thread and thread.ident and thread is not threading.current_thread():
                 thread.join()
@@ -132,6 +152,10 @@ class Callbacks:
         self._expected = 0  # functions that were not called yet
         self._queue: deque[tuple[Callback, Future[Any]]] = deque()
         self.thread: threading.Thread | None = None  # the last one
+
+    @property
+    def held(self) -> bool:
+        return held(self._change)
 
     def expect(self) -> None:
         """A function will be given to `call`."""

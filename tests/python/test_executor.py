@@ -54,6 +54,30 @@ def dead(there: Lab) -> Iterator[str]:
         yield "dead"
 
 
+def test_a_signal_in_the_middle_of_submit_may_shut_it_down(
+    there: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler holds up the thread that holds the locks: it waits for nothing, and the job has its end."""
+    executor, start = quine.Executor(), threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        start(thread)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: executor.shutdown())
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            future = executor.submit(["echo", "x"])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert future.result(PATIENCE).stdout == b"x\n"
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.submit(["true"])
+    executor.shutdown()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("quine.Executor")]
+
+
 def running(future: Future[Any]) -> None:
     until(future.running, "it runs")
 
