@@ -29,6 +29,7 @@ from transport.carrier.timeouts import timeout
 from transport.errors import Interrupted, Misconfigured, NothingThere, Unreachable
 from transport.node_socket import UNSTARTED
 
+SHELL, FIND = "start the login shell", "find the binary"
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
 BROKEN = (0, 1, 2, 126, 127)
@@ -75,7 +76,10 @@ class _Clock:
             await self._timeout.__aexit__(kind, error, trace)  # type: ignore[arg-type]
         except TimeoutError:
             detail = f"no answer within {self._limit:g} s; it was about to {self._phase}"
-            hint = f"is it up, is the network? {carriers.by_hand(self._host)} would tell"
+            likely = "is it up, is the network?"
+            if self._phase.startswith((SHELL, FIND)):  # it reads its files first
+                likely = "do its login files (.bashrc, .zshenv) wait for input?"
+            hint = f"{likely} {carriers.by_hand(self._host)} would tell"
             raise Unreachable(self._host.name, detail, hint) from None
 
     def phase(self, step: str, found: str = "", ok: bool = True) -> None:
@@ -278,7 +282,7 @@ class _Visit:
             host_requirements.check_build(self.host.name, self.place.binary, answer)
             facts = None if answer == "have" else replace(_facts(self.host, answer), hung=hung)
             if facts is not None:
-                clock.phase("find the binary", facts.text)
+                clock.phase(FIND, facts.text)
             if facts is not None and not facts.have and mode != "check":
                 end = "deploy" if mode == "deploy" else "dial"
                 await push.push(
@@ -308,7 +312,7 @@ class _Visit:
         self, clock: _Clock, mode: str, duplex: Bootstrap, answers: probe.Answers
     ) -> tuple[str, str]:
         """Return the answer to the probe, and a Python that hangs. Answers before it, of a look, are for the steps."""
-        clock.phase(step := "start the login shell" if mode == "look" else "find the binary")
+        clock.phase(step := SHELL if mode == "look" else FIND)
         versions: set[str] = set()
         hung = ""
         while True:
@@ -322,7 +326,7 @@ class _Visit:
                 clock.doubt(why)
             elif word == "shell":
                 clock.phase(step, probe.of_shell(text, answers.banner))
-                clock.phase(step := "find the binary")
+                clock.phase(step := FIND)
             elif (version := text.partition(" ")[0]) not in versions:  # python3 and python3.N are often one
                 versions.add(version)
                 clock.phase(step, probe.of_python(text))

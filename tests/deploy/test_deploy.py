@@ -17,6 +17,7 @@ import pytest
 
 from deploy import dial, inventory
 from deploy.build import build
+from deploy.host import Host as Table
 from deploy.probe import Place
 from quine.cli import visits
 from tests.lab import Lab, processes
@@ -663,6 +664,19 @@ def test_a_line_that_goes_dead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Non
             asyncio.run(dial.dial(known.host("dead"), known, ssh_agent=None, note=lambda _: None))
     finally:
         proxy.heal()
+
+
+def test_a_login_that_waits_for_input_is_told_from_a_network_that_is_down(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in lab.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dial, "DEADLINE", 0.2)  # it never answers, however long it is waited for
+    waits = ("sh", "-c", "read answer; exec sleep 600", "sh")
+    known = inventory.Inventory({"box": Table("box", transport="command", command=waits)})
+    with pytest.raises(Unreachable, match="it was about to find the binary") as caught:
+        asyncio.run(dial.dial(known.host("box"), known, ssh_agent=None, note=lambda _: None))
+    assert caught.value.hint.startswith("do its login files (.bashrc, .zshenv) wait for input? ")
 
 
 @pytest.mark.long
