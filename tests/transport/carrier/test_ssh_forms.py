@@ -415,6 +415,41 @@ def test_no_common_algorithm_is_said_to_be_that_however_fast_the_server_hangs_up
         server.join()
 
 
+def test_texts_of_a_server_need_not_be_utf_8(user: User) -> None:
+    """Its banner, and the debug message in which it names the file of a key with options."""
+    banner = user.ssh / "banner"
+    banner.write_bytes("Zugang nur für Befugte\n".encode("latin-1"))
+    keys = os.fsencode(user.ssh) + b"/caf\xe9"
+    Path(os.fsdecode(keys)).write_text("no-pty " + Path(f"{user.lab.identity}.pub").read_text())
+    try:
+        user.lab.add("latin", Settings(sshd=(f"Banner {banner}", f"AuthorizedKeysFile {os.fsdecode(keys)}")))
+        text = f"Host box\n HostName 127.0.0.1\n Port {user['latin'].port}\n IdentityFile {{key}}\n"
+        user.configure(text)
+        assert user.dial(user.named(of="latin"))[0] == "up\n"
+    finally:
+        user.lab.drop("latin")
+        os.unlink(keys)
+        banner.unlink()
+
+
+def test_a_violation_of_the_protocol_is_not_dialled_again(user: User) -> None:
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n" + b"\x00\x00\x00\x0c\x0a\x14" + bytes(10))
+            while connection.recv(65536):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        user.configure(f"Host box\n HostName 127.0.0.1\n Port {listener.getsockname()[1]}\n")
+        with pytest.raises(Unreachable, match="its sshd breaks the protocol") as caught:
+            user.dial(user.named())
+        assert not isinstance(caught.value, Interrupted)  # which is dialled again
+        server.join()
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="sshd changes its root, and logs in others, only for root")
 def test_a_server_that_hangs_up_after_the_login(user: User) -> None:
     """For root sshd changes its root in the session, for others before one is opened."""

@@ -5,12 +5,14 @@ Laws
    forwarded, no terminal is asked for, nothing is compressed.
 2. Host keys are always checked, by the policy of ssh's configuration (`host_keys.py`). asyncssh supports neither that
    policy nor a missing file, hence `policy_for` and `ServerKeys`.
-3. Bytes only (`encoding=None`): one byte that is not UTF-8 would otherwise close the whole connection.
+3. Bytes only (`encoding=None`), and texts of the server are decoded without an error: one byte that is not UTF-8 would
+   otherwise close the whole connection.
 4. Any failure before the channel is open is one `Unreachable` with a cure; errors are told apart by
    their type.
 5. No prompt: nobody is there to answer.
 6. An sshd that refuses before it sends its version is asked again, later each time, never at once. Other words in place
-   of a version are no sshd's, and the end.
+   of a version are no sshd's, and the end. So is a violation of the protocol, which another dial would meet again: an
+   address that dials four times a second is banned.
 """
 
 from __future__ import annotations
@@ -89,6 +91,8 @@ async def connect(target: SshTarget, command: str, note: Note, news: News = _unh
         raise target.unreachable(f"sshd opens no session: {message(error)}", hint) from None
     except (asyncssh.Error, OSError) as error:
         _abort(connections)
+        if isinstance(error, asyncssh.ProtocolError):
+            raise _no_protocol(target, message(error)) from None
         raise target.interrupted(LOST_AT_START.format(message(error)), LOOK_THERE) from None
     except BaseException:
         _abort(connections)
@@ -298,6 +302,8 @@ async def _login(
             raise _no_common(target, message(Exception(contact.disagreed))) from None
         if "too many authentication failures" in message(error).lower():
             raise settings.denied(message(error)) from None
+        if contact.greeted and isinstance(error, asyncssh.ProtocolError):
+            raise _no_protocol(target, message(error)) from None
         if contact.greeted:
             hint = f"look at the log of its sshd; ssh -v {target.address} shows more"
             detail = f"the connection was lost in the handshake: {message(error)}"
@@ -310,6 +316,11 @@ async def _login(
         if not of_sshd(contact.heard):
             raise _no_server(settings, contact) from None
         raise _Dropped(contact.heard, error) from None
+
+
+def _no_protocol(target: SshTarget, why: str) -> Unreachable:
+    hint = f'does ssh {target.address} work? set transport = "openssh" in its table of the inventory'
+    return target.unreachable(f"its sshd breaks the protocol: {why}", hint)
 
 
 def _no_common(target: SshTarget, why: str) -> Unreachable:

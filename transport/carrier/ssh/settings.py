@@ -173,6 +173,7 @@ class Settings:
                 keepalive_interval=KEEPALIVE,
                 keepalive_count_max=KEEPALIVE_COUNT,
                 connect_timeout=None,  # `connect.py` keeps it
+                utf8_decode_errors="replace",  # of banners, debug messages and reasons: anybody's text
             )
 
 
