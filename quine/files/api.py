@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple
 
 from quine.files import paths as names
+from quine.files.room import Room
 from transport.writes import write_all
 
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755  # for stores that keep no modes
@@ -228,6 +229,10 @@ class Tier(abc.ABC):
 
         Raises EISDIR if `path` is a directory, ENOTDIR if a file is above it, EEXIST at once or at commit.
         """
+
+    def reserve(self) -> Room:
+        """Return room for files that will be created, of which none is held yet."""
+        return Room()
 
     @abc.abstractmethod
     def mkdir(self, path: str, exist_ok: bool = False) -> None:

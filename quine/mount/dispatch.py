@@ -88,8 +88,11 @@ def is_quick(state: State, request: Request) -> bool:
             return draft is None and (content is None or content.ready(0, content.size))
         if draft is None or not draft.lock.acquire(blocking=False):
             return draft is None
-        draft.lock.release()  # it is free, and only this thread hands out work
-        return True
+        try:  # it is free, and only this thread hands out work
+            size = len(request.data)
+            return op == Op.READ or state.reserved.covers(draft, request.args[1] + size, size)
+        finally:
+            draft.lock.release()
 
 
 def undo(state: State, request: Request, parts: Parts) -> None:

@@ -54,7 +54,10 @@ class Server:
             poll.register(fd, select.POLLIN)
         looked = time.monotonic()
         while not self.ended:
-            for fd, _ in poll.poll(LOOK * 1000 if self._interrupted else None):
+            pause = self._state.reserved.rest()
+            if self._interrupted:
+                pause = LOOK
+            for fd, _ in poll.poll(None if pause is None else pause * 1000):
                 if fd != self._fd:
                     if woken(fd):
                         return

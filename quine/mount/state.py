@@ -22,7 +22,7 @@ from quine.mount.handles import Handle, Handles, process_of
 from quine.mount.inodes import Node, Nodes
 from quine.mount.locks import Locks
 from quine.mount.reopen import Again
-from quine.mount.writeback import Draft
+from quine.mount.writeback import Draft, Reserved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class State:
         self.handles = Handles()
         self.again = Again(self)
         self.locks = Locks()
+        self.reserved = Reserved(tier)
         self.given: Callable[[int], None] = lambda unique: None  # a waiting request got its lock
         self.uid, self.gid = os.getuid(), os.getgid()
         self._drafts: dict[str, list[Node]] = {}
@@ -223,6 +224,7 @@ class State:
             if draft.base is not None and not draft.orphan and not draft.dirty and draft.loaded:
                 self.nodes.settle(node, draft.base)
             draft.close()
+            self.reserved.give(draft)
             self.nodes.drop(node)
 
     def _unlist(self, node: Node, path: str) -> None:
@@ -239,6 +241,7 @@ class State:
                 for node in self._drafts.pop(known):
                     if node.draft is not None:
                         node.draft.orphan = True
+                        self.reserved.give(node.draft)
 
     def moved(self, source: str, target: str) -> None:
         """Apply a rename to drafts, nodes and locks: a draft is committed under its new name."""

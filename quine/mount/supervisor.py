@@ -15,14 +15,18 @@ import os
 import select
 import signal
 
+from quine.base import dirs
 from quine.base.errors import NOT_STARTED, Failure
+from quine.base.log import Log
 from quine.files.layers import quota
 from quine.files.select import tier_here
 from quine.files.urls import settle
 from quine.mount import mounts, registry
 from transport import inherit
+from transport.address import state_directory
 from transport.errors import Refused
 
+LOG = "mount.log"  # in the state directory
 GRACE = 5.0  # seconds for a server to finish its operations after the unmount
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -98,7 +102,7 @@ def serve(place: registry.Place, fd: int, ready: int, keeper: int) -> None:
     from quine.mount.server import Server
     from quine.mount.state import State
 
-    server = Server(fd, State(tier_here(os.environ)))
+    server = Server(fd, State(tier_here(os.environ), lambda text: _note(f"{place.path}: {text}")))
     _tell(ready, "ok", place.path)
     os.close(ready)
 
@@ -108,6 +112,14 @@ def serve(place: registry.Place, fd: int, ready: int, keeper: int) -> None:
 
     server.serve([keeper], woken)
     server.wait(GRACE)
+
+
+def _note(text: str) -> None:
+    """Append to the log of this user's mounts."""
+    folder = state_directory()
+    with contextlib.suppress(OSError):
+        dirs.make(folder)
+    Log(os.path.join(folder, LOG)).note(text)
 
 
 def _watch(place: registry.Place, server: int, watched: int, woken: int) -> int:

@@ -5,6 +5,8 @@ Laws
 2. Data that could not be committed stays pending: another `fsync` or close tries again, and does not report success for
    it. If the last close cannot commit it either, it is given a name on this machine's disk.
 3. A draft whose name was removed or replaced is never committed: like a local file, it ends with its last descriptor.
+4. A write takes room in the store, or fails: a shell writes to a file that it has opened, and looks at no close. A file
+   that is there is not replaced by a draft that lacks a refused write.
 """
 
 from __future__ import annotations
@@ -16,11 +18,20 @@ import threading
 import time
 
 from quine.files.api import BLOCK, FILE_MODE, Entry, Tier, error, pour
+from quine.files.room import AHEAD, cost
 from quine.files.stores.local.io import LocalReader, known
 from quine.files.stores.spool import expect_room, keep, spool
 from quine.mount import protocol
 from quine.mount.protocol import inode_of
 from transport.writes import write_at
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.files.room import Held
+
+REST = (
+    2.0  # seconds for which room is held that no draft needs: the next file takes it without asking the store
+)
 
 
 class Draft:
@@ -39,6 +50,8 @@ class Draft:
         self.users = 0  # handles
         self.writers = 0  # handles that may write
         self.owners: set[int] = set()  # processes that opened it
+        self.reserved: Held = (0, 0)  # of `Reserved`
+        self.refused: OSError | None = None  # the error of a write that it lacks
         self.committed: Entry | None = None
         self._fd = -1
         self._written = time.time()
@@ -94,10 +107,20 @@ class Draft:
         self._changed()
         return len(data)
 
+    def needs(self, end: int, more: int) -> Held:
+        """Return the (space, growth) of the file with `more` bytes written up to `end`."""
+        if self.orphan:
+            return 0, 0
+        facts = os.fstat(self._fd) if self._fd >= 0 else None
+        size = max(end, facts.st_size if facts else 0)
+        space = cost(min(size, (facts.st_blocks * 512 if facts else 0) + more))
+        return space, max(0, cost(size) - (cost(self.base.size) if self.base else 0))
+
     def resize(self, size: int) -> None:
         if size < 0:
             raise error(errno.EINVAL, self.path)
         os.ftruncate(self._fd, size)
+        self.refused = None
         self._changed()
 
     def alter(self, mode: int | None, mtime: float | None) -> None:
@@ -117,6 +140,8 @@ class Draft:
         """Make the draft the file; return None if there was nothing to do. Raises OSError."""
         if not self.pending or self.orphan or self._fd < 0:
             return None
+        if self.refused is not None and self.base is not None:
+            raise self.refused
         pending = self.dirty, self.altered
         self.dirty, self.altered = False, False
         try:
@@ -143,7 +168,7 @@ class Draft:
 
     def save(self) -> str:
         """Give uncommitted data a name on this machine's disk; return the path, "" if there is none."""
-        if self._fd < 0 or not self.dirty or self.orphan:
+        if self._fd < 0 or not self.dirty or self.orphan or self.refused:
             return ""
         return keep(self._fd, os.path.basename(self.path))
 
@@ -151,3 +176,88 @@ class Draft:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
+
+
+class Reserved:
+    """Room in the store for all drafts of a mount. It is asked for in pieces, so that few writes wait for the store."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._room = tier.reserve()
+        self._counts = threading.Lock()  # over the numbers, during no call of the store
+        self._asking = threading.Lock()  # over the calls
+        self._needed: Held = (0, 0)
+        self._held: Held = (0, 0)
+        self._used = 0.0
+
+    def covers(self, draft: Draft, end: int, more: int) -> bool:
+        """Return whether `take` would not wait."""
+        with self._counts:
+            return self._fits(self._with(draft, draft.needs(end, more)))
+
+    def take(self, draft: Draft, end: int, more: int = 0) -> None:
+        """Hold room for a draft with `more` bytes written up to `end`. Raises OSError: ENOSPC, EDQUOT."""
+        need = draft.needs(end, more)
+        if self._taken(draft, need):
+            return
+        with self._asking:
+            while not self._taken(draft, need):
+                with self._counts:
+                    wanted = self._with(draft, need)
+                ahead = min(AHEAD, max(AHEAD // 8, wanted[0] // 4))
+                held = self._room.need(*wanted, ahead, draft.path)
+                with self._counts:
+                    self._held = held
+
+    def _taken(self, draft: Draft, need: Held) -> bool:
+        with self._counts:
+            wanted = self._with(draft, need)
+            if self._fits(wanted):
+                self._needed, draft.reserved, self._used = wanted, need, time.monotonic()
+                return True
+            return False
+
+    def _with(self, draft: Draft, need: Held) -> Held:
+        (space, growth), (had, grown) = self._needed, draft.reserved
+        return space - had + need[0], growth - grown + need[1]
+
+    def _fits(self, wanted: Held) -> bool:
+        return wanted[0] <= self._held[0] and wanted[1] <= self._held[1]
+
+    def give(self, draft: Draft) -> None:
+        """Hold nothing for a draft any more: it was committed, or will not be."""
+        with self._counts:
+            if draft.reserved != (0, 0):
+                self._needed, draft.reserved, self._used = self._with(draft, (0, 0)), (0, 0), time.monotonic()
+
+    def make_way(self, draft: Draft) -> bool:
+        """Give the store what is held for a draft, and ahead. Return False if that is nothing. Raises OSError."""
+        with self._asking:
+            self.give(draft)
+            with self._counts:
+                needed, had = self._needed, self._held
+            if had == needed:
+                return False
+            held = self._room.need(*needed, 0, draft.path)
+            with self._counts:
+                self._held = held
+            return True
+
+    def rest(self) -> float | None:
+        """Give up room that no draft has needed for REST; return when to call again, in seconds. For one thread."""
+        with self._counts:
+            if self._held == (0, 0):
+                return None
+            left = self._used + REST - time.monotonic()
+            if self._needed != (0, 0) or left > 0:
+                return max(left, REST / 2)
+        threading.Thread(target=self.close, daemon=True).start()  # it may wait for the store
+        return REST
+
+    def close(self) -> None:
+        """Give everything up, if no draft needs it."""
+        with self._asking:
+            with self._counts:
+                if self._needed != (0, 0):
+                    return
+                self._held = (0, 0)
+            self._room.close()

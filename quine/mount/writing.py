@@ -15,6 +15,7 @@ import time
 
 from quine.files.api import BLOCK, Entry, error
 from quine.files.layers.reserved import others
+from quine.files.room import NO_ROOM
 from quine.mount import protocol
 from quine.mount.handles import holds_still, process_of
 from quine.mount.inodes import Node
@@ -36,6 +37,11 @@ def create(state: State, request: Request) -> Parts:
     draft = Draft(path, base, mode)
     draft.begin()
     draft.dirty = base is None
+    try:
+        state.reserved.take(draft, 0)
+    except OSError:
+        draft.close()
+        raise
     node = state.start_draft(draft, Entry(path, "file", mode=mode))
     number = hold_draft(state, node, draft, request.pid, True)
     return (entry_of(state, node), protocol.opened(number))
@@ -62,8 +68,14 @@ def _create_empty(state: State, path: str, mode: int) -> Entry:
 def write(state: State, request: Request) -> Parts:
     number, offset = request.args[:2]
     draft = _draft(state, number)
+    size = len(request.data)
     with draft.lock:
-        return (protocol.written(draft.write(request.data, offset, state.tier.most)),)
+        try:
+            state.reserved.take(draft, offset + size, size)
+            return (protocol.written(draft.write(request.data, offset, state.tier.most)),)
+        except OSError as refused:
+            draft.refused = refused
+            raise
 
 
 def fallocate(state: State, request: Request) -> Parts:
@@ -73,6 +85,7 @@ def fallocate(state: State, request: Request) -> Parts:
     draft = _draft(state, number)
     with draft.lock:
         if mode == 0 and offset + length > draft.attributes().size:
+            state.reserved.take(draft, offset + length, length)
             draft.resize(offset + length)
     return ()
 
@@ -104,8 +117,15 @@ def fsync(state: State, request: Request) -> Parts:
 
 def _commit(state: State, node: Node, draft: Draft) -> None:
     with draft.lock:
-        entry = draft.commit(state.tier)
+        try:
+            entry = draft.commit(state.tier)
+        except OSError as full:
+            # the room that is held for it may be all that it lacks
+            if full.errno not in NO_ROOM or full is draft.refused or not state.reserved.make_way(draft):
+                raise
+            entry = draft.commit(state.tier)
     if entry is not None:
+        state.reserved.give(draft)
         state.changed(draft.path)
         with state.lock:
             node.entry, node.path = entry, draft.path
@@ -161,6 +181,7 @@ def setattr_(state: State, request: Request) -> Parts:
     if wanted and draft is not None and draft.users:
         with draft.lock:
             if new_size is not None:
+                state.reserved.take(draft, new_size)
                 draft.resize(new_size)
             if new_mode is not None or mtime is not None:
                 draft.alter(new_mode, mtime)

@@ -22,12 +22,13 @@ from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.budget.shared_counters import PUT, Numbers, SharedCounters
 from quine.files.api import BLOCK, Entry, Tier, Writer
-from quine.files.layers.quota import LEAST, Quota, bounded
+from quine.files.layers.quota import Quota, bounded
+from quine.files.room import LEAST
 from quine.files.stores.local.store import Local
 from quine.files.wire.client import Remote
 from quine.files.wire.server import LARGE, Service
 from tests.files.tiers import below, get, put, scratch
-from tests.support.agents import OK, Agents, says, sh
+from tests.support.agents import OK, Agents, says, sh, until
 from tests.support.machine import in_child, kill
 from tests.transport.rpc import streams
 
@@ -330,6 +331,23 @@ def test_what_a_job_sends_beyond_the_size_it_told_is_counted_as_it_comes(tier: Q
         writer.write(bytes(LARGE))
         full(lambda: [writer.write(bytes(BLOCK)) for _ in range(64)])
     assert held(tier) == 0
+
+
+def test_room_is_held_for_files_that_are_not_there(tier: Quota, book: SharedCounters) -> None:
+    with streams.joined(Service(lambda: tier)) as relay:
+        remote = Remote(relay)  # type: ignore[arg-type]
+        room, other = remote.reserve(), tier.reserve()
+        assert min(room.need(600_000, 600_000, 1 << 20, "f")) >= 600_000
+        full(lambda: other.need(400_001, 400_001, 0, "g"))
+        full(lambda: put(tier, "b", bytes(400_001)))
+        full(lambda: room.need(LIMIT + 1, LIMIT + 1, 0, "f"))
+        full(lambda: other.need(400_001, 400_001, 0, "g"))  # the first room is held on
+        assert room.need(600_000, 300_000, 0, "f") == (600_000, 300_000)  # it replaces a file
+        other.need(700_000, 700_000, 0, "g")
+        other.close()
+        room.close()
+        until(lambda: book.count(PUT) == 0)
+    put(tier, "b", bytes(LIMIT))
 
 
 # -- many ------------------------------------------------------------------------------------------

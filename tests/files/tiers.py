@@ -44,6 +44,7 @@ LACKS = {
     "old": "the content that was opened, after it was replaced: readers get ESTALE",
     "rename": "renaming a directory in one step",
     "gone": "listings without removed directories: a gateway may show an empty one of its own, which is ENOENT",
+    "room": "limits that it tells before a file is committed",
     "descriptors": "Reader.fileno and Writer.fileno",
 }
 
@@ -159,7 +160,7 @@ def relayed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     until(lambda: shutil.rmtree(door.root, ignore_errors=True) or not door.root.exists())
 
 
-@maker("s3", "listed", "holes", "old", "rename", "gone", "descriptors")
+@maker("s3", "listed", "holes", "old", "rename", "gone", "room", "descriptors")
 def s3(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     weed = request.getfixturevalue("weed")
     yield opened(f"s3://{BUCKET}/a prefix/{uuid.uuid4()}", "", weed.environ)
@@ -173,7 +174,7 @@ def sftp(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     yield opened(url, "", {"QUINE_FS_OPTIONS": json.dumps(options), "HOME": os.environ["HOME"]})
 
 
-GENERIC = ("mode", "mtime", "listed", "holes", "stays", "old", "rename", "versions", "descriptors")
+GENERIC = ("mode", "mtime", "listed", "holes", "stays", "old", "rename", "versions", "room", "descriptors")
 
 
 @maker("fsspec", "if_absent", *GENERIC)

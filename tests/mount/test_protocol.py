@@ -72,6 +72,7 @@ def served() -> Iterator[tuple[Kernel, Server, State]]:
             ours.shutdown(socket.SHUT_RDWR)
             server.stop()
             thread.join(60)
+            state.reserved.close()
         assert not thread.is_alive()
 
 

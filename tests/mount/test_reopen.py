@@ -216,3 +216,4 @@ def test_a_draft_that_ends_while_it_is_told_of_is_not_told_of(
     told = int.from_bytes(entry[:8], sys.byteorder)
     assert told != number
     assert perform(state, Request(Op.GETATTR, 4, told, os.getpid(), (0, 0, 0)))
+    state.reserved.close()

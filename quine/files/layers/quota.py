@@ -24,12 +24,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 from quine.base import sizes
 from quine.budget.shared_counters import Numbers, SharedCounters
-from quine.files.api import BLOCK, Entry, Reader, Tier, Writer, error
+from quine.files.api import Entry, Reader, Tier, Writer, error
 from quine.files.layers.account import Account, Slot
+from quine.files.room import AHEAD, Room, cost
 
-# Bytes reserved ahead by a writer of unknown size, while there is plenty left.
-AHEAD = 8 * BLOCK
-LEAST = 4096  # bytes that a file counts as at least: one block of most disks
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.files.room import Held
+
 NAME = "quine-quota"
 
 
@@ -88,6 +90,9 @@ class Quota(Tier):
     def close(self) -> None:
         self._tier.close()
 
+    def reserve(self) -> Room:
+        return _Room(self._tier.reserve(), self._account)
+
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
         self._tier.mkdir(path, exist_ok)
 
@@ -130,15 +135,15 @@ class Quota(Tier):
             yield
         except OSError:
             if before and _changed(self._tier, path, before):
-                self._account.add(-_cost(before.size))
+                self._account.add(-cost(before.size))
             raise
         if before:
-            self._account.add(-_cost(before.size))
+            self._account.add(-cost(before.size))
 
     def _held(self, path: str) -> int:
         """Bytes that the file at `path`, or all files below the directory, count as."""
         try:
-            return sum(_cost(entry.size) for entry in self._tier.walk(path) if entry.is_file)
+            return sum(cost(entry.size) for entry in self._tier.walk(path) if entry.is_file)
         except FileNotFoundError:
             return 0
         except NotADirectoryError:
@@ -155,7 +160,7 @@ class Quota(Tier):
                 self._tier, slot, size, if_absent, lambda: self._tier.copy(source, target, if_absent)
             )
             # Another tree may have replaced the source meanwhile: the size of the copy counts.
-            self._account.add(_cost(entry.size) - _cost(size))
+            self._account.add(cost(entry.size) - cost(size))
             return entry
 
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
@@ -170,7 +175,7 @@ def _counted(tier: Tier, slot: Slot, size: int, if_absent: bool, keep: Callable[
     before = _file(tier, slot.path)
     if before and if_absent:
         raise error(errno.EEXIST, slot.path)
-    more = _cost(size) - (_cost(before.size) if before else 0)
+    more = cost(size) - (cost(before.size) if before else 0)
     # The replaced file may have become smaller since the first reservation.
     slot.reserve(more)
     if more > 0:
@@ -219,16 +224,16 @@ class _Writer(Writer):
 
     def reserve(self, total: int) -> None:
         """Reserve room for `total` bytes of content. Raises OSError: EDQUOT."""
-        if _cost(total) <= self._room:
+        if cost(total) <= self._room:
             return
         ahead = 0 if self._declared else AHEAD
         try:
-            reserved = self._slot.reserve(_cost(total) - self._replaced, ahead)
+            reserved = self._slot.reserve(cost(total) - self._replaced, ahead)
         except OSError:
             if self._replaced or self._if_absent or not (replaced := _held(self._tier, self._path)):
                 raise
             self._replaced = replaced
-            reserved = self._slot.reserve(_cost(total) - replaced)
+            reserved = self._slot.reserve(cost(total) - replaced)
         self._room = reserved + self._replaced
 
     def _so_far(self) -> int:
@@ -281,6 +286,24 @@ class _Writer(Writer):
             self._slot.close()
 
 
+class _Room(Room):
+    def __init__(self, inner: Room, account: Account) -> None:
+        self._inner = inner
+        self._slot = Slot(account, "")
+
+    def need(self, space: int, growth: int, ahead: int, path: str) -> Held:
+        space, most = self._inner.need(space, growth, ahead, path)
+        if growth <= 0:
+            self._slot.close()
+            return space, 0
+        self._slot.path = path
+        return space, min(most, self._slot.reserve(growth, ahead))
+
+    def close(self) -> None:
+        self._slot.close()
+        self._inner.close()
+
+
 def _file(tier: Tier, path: str) -> Entry | None:
     """The entry at `path` if it is a file, else None."""
     try:
@@ -299,12 +322,7 @@ def _changed(tier: Tier, path: str, before: Entry) -> bool:
     return now is None or now.version != before.version
 
 
-def _cost(size: int) -> int:
-    """Bytes that a file of this size counts as."""
-    return max(size, LEAST)
-
-
 def _held(tier: Tier, path: str) -> int:
     """Bytes that the file at `path` counts as; 0 if there is none."""
     entry = _file(tier, path)
-    return _cost(entry.size) if entry else 0
+    return cost(entry.size) if entry else 0

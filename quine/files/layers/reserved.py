@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from quine.files import paths
 from quine.files.api import Entry, Reader, Tier, Writer
+from quine.files.room import Room
 from quine.files.urls import RESERVED
 
 
@@ -49,6 +50,9 @@ class Unreserved(Tier):
         size: int | None = None,
     ) -> Writer:
         return self._tier.create(others(path), if_absent=if_absent, mode=mode, mtime=mtime, size=size)
+
+    def reserve(self) -> Room:
+        return self._tier.reserve()
 
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
         self._tier.mkdir(others(path), exist_ok)

@@ -17,9 +17,10 @@ import errno
 import os
 
 from quine.files.api import BLOCK, Entry, Reader, Tier, Writer, check_range
+from quine.files.room import NO_ROOM, Room
 from quine.files.wire import protocol
 from quine.files.wire.pipeline import RequestPipeline
-from quine.files.wire.protocol import COMMIT, Garbled
+from quine.files.wire.protocol import COMMIT, LONGEST_TOLD, Garbled
 from quine.files.wire.stream import UNKNOWN, ended, garbled, receive, say, translated
 
 TYPE_CHECKING = False
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from quine.files.room import Held
     from transport.rpc.call import Relay
     from transport.rpc.outgoing import Asked
 
@@ -91,6 +93,9 @@ class Remote(Tier):
     ) -> Writer:
         head = protocol.ask("put", path=path, if_absent=if_absent, mode=mode, mtime=mtime, size=size)
         return _Writer(self, path, head)
+
+    def reserve(self) -> Room:
+        return _Room(self)
 
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
         self._request("mkdir", path, exist_ok=exist_ok)
@@ -207,6 +212,35 @@ class _Reader(Reader):
 
     def close(self) -> None:
         self._asked.close()
+
+
+class _Room(Room):
+    """Room at the origin: one stream, which holds it there while it is open."""
+
+    def __init__(self, tier: Remote) -> None:
+        self._tier = tier
+        self._asked: Asked | None = None
+
+    def need(self, space: int, growth: int, ahead: int, path: str) -> Held:
+        try:
+            head = b""
+            if self._asked is None:
+                self._asked = self._tier.stream(path)
+                head = protocol.ask("reserve")
+            with translated(path):
+                with contextlib.suppress(BrokenPipeError):  # the answer has the reason
+                    self._asked.write(head + protocol.need(space, growth, ahead))
+                answer = protocol.heard(self._asked.read, LONGEST_TOLD)
+                return protocol.held(protocol.check(answer, path))
+        except OSError as refused:
+            if refused.errno not in NO_ROOM:  # the stream may be over
+                self.close()
+            raise
+
+    def close(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.close()
 
 
 class _Writer(Writer):

@@ -58,6 +58,7 @@ OPERATIONS: dict[str, dict[str, str]] = {
     "hidden": {"path": "path"},
     "get": {"path": "path", "offset": "size", "length": "size?", "size": "size?"},
     "put": {"path": "path", "if_absent": "flag", "mode": "mode?", "mtime": "time?", "size": "size?"},
+    "reserve": {},
     "mkdir": {"path": "path", "exist_ok": "flag"},
     "remove": {"path": "path", "recursive": "flag"},
     "rename": {"path": "path", "target": "path", "if_absent": "flag"},
@@ -203,6 +204,29 @@ def path(text: str) -> str:
     except UnicodeEncodeError:
         shown = text.encode("utf-8", "backslashreplace").decode()
         raise OSError(errno.EINVAL, "half of a surrogate pair in a name", shown) from None
+
+
+def need(space: int, growth: int, ahead: int) -> bytes:
+    """One message of a `reserve`, which has any number of them: the room that is needed from then on."""
+    return word({"space": space, "growth": growth, "ahead": ahead})
+
+
+def needed(read: Read) -> tuple[int, int, int]:
+    """Read the next (space, growth, ahead). Raises Garbled."""
+    space, growth, ahead = _sizes(heard(read, LONGEST_ASKED), ("space", "growth", "ahead"))
+    return space, growth, ahead
+
+
+def held(answer: dict[str, Any]) -> tuple[int, int]:
+    """The (space, growth) that an answer to `need` says are held. Raises Garbled."""
+    space, growth = _sizes(answer, ("space", "growth"))
+    return space, growth
+
+
+def _sizes(body: dict[str, Any], names: tuple[str, ...]) -> tuple[int, ...]:
+    if sorted(body) != sorted(names) or not all(_is("size", body[name]) for name in names):
+        raise Garbled("room that is no numbers of bytes")
+    return tuple(body[name] for name in names)
 
 
 # -- answers -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 
@@ -175,6 +176,19 @@ def _receive(writer: Writer, incoming: Incoming, left: int, lent: bool) -> None:
         left -= len(block)
 
 
+def _reserve(tier: Tier, asked: Request, incoming: Incoming) -> None:
+    """Answer each need, until the job gives its room up."""
+    with contextlib.closing(tier.reserve()) as room:
+        while True:
+            needed = protocol.needed(incoming.read)
+            try:
+                space, growth = room.need(*needed, "")
+                answer = protocol.word({"space": space, "growth": growth})
+            except OSError as error:
+                answer = protocol.short(error)
+            incoming.write(answer)
+
+
 def _rename(tier: Tier, asked: Request, incoming: Incoming) -> None:
     tier.rename(asked.path, asked.target, asked.if_absent)
     incoming.write(protocol.word({}))
@@ -255,6 +269,7 @@ _HANDLERS: dict[str, Callable[[Tier, Request, Incoming], None]] = {
     "hidden": _hidden,
     "get": _get,
     "put": _put,
+    "reserve": _reserve,
     "mkdir": _perform,
     "remove": _perform,
     "rename": _rename,

@@ -6,6 +6,7 @@ syncs in milliseconds it takes an hour or two; `--basetemp` in /dev/shm spares t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -306,6 +307,19 @@ def test_nothing_is_seen_before_the_commit(store: Store) -> None:
         writer.commit()
         assert get(other, "new/file") == b"now"
     other.close()
+
+
+def test_room_is_refused_before_a_byte_is_written(store: Store) -> None:
+    put(store.tier, "there")
+    with contextlib.closing(store.tier.reserve()) as room:
+        for space in (4096, 1 << 20, 4096):
+            assert min(room.need(space, space, 0, "f")) >= space
+        if store.has("room"):
+            with pytest.raises(OSError) as caught:
+                room.need(1 << 50, 1 << 50, 0, "a/f")
+            assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "a/f")
+        assert min(room.need(8192, 8192, 0, "f")) >= 8192
+    assert below(store.tier) == ["there"]
 
 
 def test_who_gives_up_leaves_nothing(tier: Tier) -> None:

@@ -16,9 +16,14 @@ import time
 from collections.abc import Callable
 
 from quine.files.api import BLOCK, Entry, Range, Reader, Writer, error, stale
+from quine.files.room import MUCH, Room
 from quine.files.stores.local.dirfd import about
 from quine.files.stores.local.holes import runs
 from transport.writes import write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.files.room import Held
 
 LEAST_HOLE = 64 * 1024  # bytes; reading a shorter one is faster than reporting it
 MOST_HOLES = 1024  # in one file; the rest are read as zeros
@@ -101,6 +106,57 @@ class LocalReader(Reader):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class Preallocated(Room):
+    """Blocks of the disk in a file without a name, which `make` opens."""
+
+    def __init__(self, make: Callable[[str], int]) -> None:
+        self._make = make
+        self._fd = -1
+        self._held = 0
+
+    def need(self, space: int, growth: int, ahead: int, path: str) -> Held:
+        with about(path):
+            if self._fd < 0:
+                self._fd = self._make(path)
+            facts = os.fstatvfs(self._fd)
+            free = (facts.f_bavail if os.getuid() else facts.f_bfree) * facts.f_frsize
+            left = free - (space - self._held)
+            if left < 0:
+                raise error(errno.ENOSPC, path)
+            wanted = space + min(ahead, left // 8)
+            if wanted > self._held:
+                self._grow(wanted)
+            else:
+                os.ftruncate(self._fd, wanted)
+            self._held = wanted
+            return wanted, MUCH
+
+    def _grow(self, size: int) -> None:
+        """Allocate blocks. Where the filesystem cannot, its free space is all that is known."""
+        from transport.backports.libc import (  # here: ctypes, for few processes
+            INT,
+            LONG,
+            call,
+            function,
+            in_libc,
+        )
+
+        if not in_libc("fallocate"):  # posix_fallocate writes to each block where the filesystem cannot
+            return
+        try:
+            call(function("fallocate", INT, INT, INT, LONG, LONG), self._fd, 0, self._held, size - self._held)
+        except OSError as problem:
+            if problem.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+                return
+            os.ftruncate(self._fd, self._held)  # it may have taken all that there was
+            raise
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._held = -1, 0
 
 
 class Part(Writer):

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from quine.base import dirs
 from quine.files import paths
 from quine.files.api import Entry, Reader, Tier, Writer, check_range, error
+from quine.files.room import Room
 from quine.files.stores.local import dirfd, temp
 from quine.files.stores.local.dirfd import TRIES, about
-from quine.files.stores.local.io import LocalReader, Part, known, nanos, regular
+from quine.files.stores.local.io import LocalReader, Part, Preallocated, known, nanos, regular
 from quine.files.stores.rename_rules import moves
 
 
@@ -132,6 +133,22 @@ class Local(Tier):
 
     def _arrive(self, path: str, if_absent: bool) -> Callable[[int, str], None]:
         return lambda directory, name: self._move(directory, name, path, if_absent)
+
+    def reserve(self) -> Room:
+        return Preallocated(self._nameless)
+
+    def _nameless(self, path: str) -> int:
+        """Return a descriptor of a file that ends with it, on the filesystem of the root."""
+        try:
+            with self._directory("", make=True) as root:
+                directory, file, name = self._parts.make(root, shared=False)
+        except OSError as problem:
+            raise self._of_root(problem, path) from None
+        try:
+            os.unlink(name, dir_fd=directory)
+        finally:
+            os.close(directory)
+        return file
 
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
         with about(path):

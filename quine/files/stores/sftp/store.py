@@ -25,6 +25,7 @@ from typing import Any
 
 from quine.files import paths as names
 from quine.files.api import DIRECTORY_MODE, Entry, Reader, Tier, Writer, check_range, error
+from quine.files.room import Room
 from quine.files.stores.local.dirfd import TRIES
 from quine.files.stores.local.temp import NAME as ASIDE
 from quine.files.stores.local.temp import OLD
@@ -32,6 +33,7 @@ from quine.files.stores.rename_rules import moves, replaces
 from quine.files.stores.sftp.io import SftpReader, SftpWriter, known
 from quine.files.stores.sftp.links import Taking
 from quine.files.stores.sftp.places import Places
+from quine.files.stores.sftp.room import FreeSpace
 from quine.files.stores.sftp.session import FAILURE, NO_SUCH_FILE, UNSUPPORTED, Session, code_of
 from transport.carrier.dialer import SshTarget
 
@@ -221,6 +223,9 @@ class SftpTier(Tier):
         if found is not None and if_absent:
             return error(errno.EEXIST, path)
         return fault
+
+    def reserve(self) -> Room:
+        return FreeSpace(self.session, self._places)
 
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
         async def act(client: Any) -> None:
