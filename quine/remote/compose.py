@@ -289,8 +289,7 @@ def services_of(
 ) -> Services:
     """Return the services for one remote child. `context` is that of its spawn; `facts` counts its tokens.
 
-    Handlers are made at the first request.
-    Their imports (pydantic, a provider's client) take longer than the remote child needs to start.
+    Handlers are made at the first request: their imports take longer than the remote child needs to start.
     """
     from quine.agent.origin import is_direct, is_relayed
     from quine.base.allowed_hosts import asker
