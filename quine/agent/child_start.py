@@ -162,7 +162,8 @@ def _be_proxy(loop: Running, given: Given, job: Job, report: int) -> NoReturn:
     try:
         loop.signals.remove()
         more: dict[str, Any] = {"masked": loop.settings.masked, "stdin": 0, "stdout": 1, "stderr": 2}
-        more |= {"files": job.files, "returns": job.returns} if job.files or job.returns else {}
+        if job.files or job.returns:
+            more |= {"files": job.files, "returns": job.returns, "race": job.race}
         status = loop.proxy(job.host, given.spec, given.ledger, **more, cwd=given.there)
         if status.detail:
             complain(status.detail, status.hint, status.host)

@@ -17,6 +17,7 @@ from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.signals import Signals
 from quine.base import dirs, procs
 from quine.base.sessions import job_directory
+from quine.staging.claim import Claim
 from transport import quickjson
 from transport.address import boot_id
 from transport.atomic import write_aside
@@ -68,6 +69,7 @@ class Job:
         self.directory = directory  # "" if the parent waits
         self.files: list[str] = []  # paths copied to its host; `returns`: paths copied back
         self.returns: list[str] = []
+        self.race = ""  # the path of the claim of its race, "" without one
         self.pid = 0
         self.pidfd = -1
         self.report = -1
@@ -102,6 +104,12 @@ class Job:
             "host": self.host,
         }
         write_aside(os.path.join(directory, "job"), facts)
+
+    def wins(self) -> bool:
+        """Whether it is the winner of its race: it has succeeded, and no other one has put its returns in place."""
+        if self.status is None or self.status.code:
+            return False
+        return not self.race or Claim(self.race, self.session).take()
 
     def feed(self, fd: int) -> bool:
         """Read output from `fd`; return False at end of file."""
@@ -217,7 +225,7 @@ class Jobs:
         acknowledged, alarmed = 0, False
         with signals.running():
             while any(job.status is None for job in jobs):
-                if race and (won := next((job for job in jobs if job.status and not job.status.code), None)):
+                if race and (won := next(filter(Job.wins, jobs), None)):
                     return won
                 with signals.interruptible():
                     ready = poll.poll()
@@ -243,7 +251,7 @@ class Jobs:
                     alarmed = True  # the children must answer now, too
                     _tell(jobs, signal.SIGALRM)
                     _tell(jobs, signal.SIGCONT)
-        return next((job for job in jobs if race and job.status and not job.status.code), None)
+        return next(filter(Job.wins, jobs), None) if race else None
 
     def end(self, jobs: list[Job]) -> None:
         """End and reap `jobs`, and end all their descendants."""

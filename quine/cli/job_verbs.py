@@ -251,7 +251,7 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOpti
 def _bringer(agents: list[Agent], options: RunOptions) -> Callable[[Agent | Remote, int], int]:
     """Return a function that brings back the --returns of an ended job, and returns the job's exit status.
 
-    A status of 0 becomes 1 if that failed.
+    It becomes 74 if they did not come; a status of 0 becomes 1 if one of them is not there.
     """
     if not options.returns:
         return lambda _, code: code

@@ -9,11 +9,13 @@ Laws
    line that was written; fsync, once a second and at the end, is for a machine that loses its power.
 2. A job that is in the journal without a line here was sent when the batch was killed: see `journal`.
 3. A last line without its end was torn by a crash: it is cut off, and its item has no line.
-4. An item is known by its hash, and equal ones are counted: order and length of the list do not matter.
+4. An item is known by its hash, and equal ones are counted: order and length of the list do not matter. If its returns
+   have replaced its files then its line has SENT:CAME, and each of the two is that item.
 5. There is one line an item. The line of an item that is run again stays until the item has a new one: the list may be
    another one now, or end early, and what is known of the others was dropped with them. Where this process was killed
    before it removed the old line, the later one of the same hash and number counts.
-6. An item that was ended because the batch was has no end of its own: its State is STOPPED, and resuming runs it.
+6. An item that was ended because the batch was has no end of its own: its State is STOPPED, and resuming runs it. One
+   whose job has ended and whose returns did not come is UNRETURNED: resuming asks for them, and runs nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ from itertools import chain
 from quine.base.errors import Misconfigured
 from quine.fanout.input.seen import Seen
 from quine.fanout.journal import Journal, replaced, unrecorded, whole_lines, written
-from quine.fanout.outcome import NEVER
+from quine.fanout.outcome import LOST, NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from quine.fanout.journal import Unreturned
 
 PARALLEL = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand"
 HEAD = PARALLEL + "\tNode\tId\tAttempt\tState\tHash\n"
@@ -42,6 +46,7 @@ EVERY = 1.0  # seconds between fsyncs
 NUMBER = re.compile("[0-9]{1,18}").fullmatch  # of an item
 RUNNING = "running"
 STOPPED = "stopped"
+UNRETURNED = "unreturned"
 ESCAPES = {ord("\\"): "\\\\", ord("\t"): "\\t", ord("\n"): "\\n", ord("\r"): "\\r"}
 
 
@@ -49,25 +54,28 @@ class Entry:
     """One line."""
 
     __slots__ = (
-        *("attempt", "code", "command", "hash", "host", "id", "kind", "received"),
-        *("seconds", "sent", "seq", "signal", "started", "stopped"),
+        *("attempt", "came", "code", "command", "hash", "host", "id", "kind", "received"),
+        *("seconds", "sent", "seq", "signal", "started", "stopped", "unreturned"),
     )
 
     def __init__(self, seq: int, hash: str) -> None:
         self.seq = seq
         self.hash = hash
+        self.came = ""  # the hash of the item with the files that came back
         self.command = self.host = self.id = ""
         self.kind = NEVER
         self.stopped = False
+        self.unreturned: Unreturned | None = None
         self.attempt = self.code = self.signal = self.sent = self.received = 0
         self.started = self.seconds = 0.0
 
     def line(self) -> str:
+        state = STOPPED if self.stopped else UNRETURNED if self.unreturned else self.kind.replace(" ", "-")
         columns = (
             *(str(self.seq), self.host or ":", f"{self.started:.3f}", f"{self.seconds:10.3f}"),
             *(str(self.sent), str(self.received), str(self.code), str(self.signal)),
             *(self.command.translate(ESCAPES), self.host or "local", self.id, str(self.attempt)),
-            *(STOPPED if self.stopped else self.kind.replace(" ", "-"), self.hash),
+            *(state, f"{self.hash}:{self.came}" if self.came not in ("", self.hash) else self.hash),
         )
         return "\t".join(columns) + "\n"
 
@@ -79,8 +87,10 @@ class Past:
         """`keep`: kinds of the ends that count. Raises OSError, and Misconfigured."""
         self.again = Seen()  # hashes of lines whose ends do not count
         self._ends: dict[str, Seen] = {}  # kind -> hashes of the others
+        self._came: dict[str, str] = {}  # hashes of items with their returns -> those that they had before
         self._numbers = Seen()  # that their items had, with their hashes
         self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
+        self._unreturned: dict[str, list[str]] = {}  # hash -> ids of jobs whose returns did not come
         self._path = path
         self._earlier: dict[tuple[str, str], int] = {}  # item -> its lines but the last one
         self.count = 0
@@ -98,11 +108,18 @@ class Past:
         for _, columns in self._latest():
             self.count += 1
             kind, hash = _end_of(columns)
+            if came := columns[-1].partition(":")[2]:
+                self._came[came] = hash
+            if kind == UNRETURNED and columns[-4] in journal.unreturned:
+                self._unreturned.setdefault(hash, []).append(columns[-4])
+            elif kind == UNRETURNED:
+                kind = LOST  # the journal has gone, and with it the place of the results
             if kind not in keep:
                 self.again.add(hash)
             else:
                 self._ends.setdefault(kind, Seen()).add(hash)
                 self._numbers.add((hash, int(columns[0])))
+        journal.keep_unreturned({id for ids in self._unreturned.values() for id in ids})
         for id, sent in journal.sent.items():
             self._running.setdefault(sent.hash, []).append(id)
 
@@ -130,27 +147,34 @@ class Past:
     def take(self, hash: str) -> tuple[str, str]:
         """Return the kind of the end that one of these items had: "" if it has none that counts.
 
-        RUNNING, and the id of its job: it was sent when the batch was killed.
+        RUNNING, and the id of its job: it was sent when the batch was killed. UNRETURNED: so with one that has ended.
         """
+        hash = self.known(hash)
         for kind, hashes in self._ends.items():
             if hashes.take(hash):
                 return kind, ""
         if ids := self._running.get(hash):
             return RUNNING, ids.pop(0)  # in their order: equal items have the outputs that they had
+        if ids := self._unreturned.get(hash):
+            return UNRETURNED, ids.pop(0)
         return "", ""
+
+    def known(self, hash: str) -> str:
+        """Return the hash that an item had before its returns replaced its files."""
+        return self._came.get(hash, hash)
 
     def is_over(self, hash: str) -> bool:
         """Whether the next one of these items has an end that counts."""
-        return any(hash in hashes for hashes in self._ends.values())
+        return any(self.known(hash) in hashes for hashes in self._ends.values())
 
     def has(self, hash: str, number: int) -> bool:
         """Whether one of these items had this number, and an end that counts."""
-        return (hash, number) in self._numbers
+        return (self.known(hash), number) in self._numbers
 
 
 def _end_of(columns: list[str]) -> tuple[str, str]:
     """Return the kind of an end, and the hash of its item."""
-    return columns[-2].replace("-", " "), columns[-1]
+    return columns[-2].replace("-", " "), columns[-1].partition(":")[0]
 
 
 def past(path: str, keep: Iterable[str]) -> Past:
@@ -216,10 +240,14 @@ class Joblog:
 
     def end(self, entry: Entry, now: float) -> None:
         """An item has its end, and its output was passed on."""
+        if entry.unreturned:
+            self.journal.no_returns(entry.id, entry.unreturned)
         written(self._log, entry.line(), self._path)
         self.journal.ended(entry.id)
-        if self._past and self._past.again.take(entry.hash):
-            self._replaced.add(entry.hash)
+        if not entry.unreturned:
+            self.journal.unreturned.pop(entry.id, None)
+        if self._past and self._past.again.take(hash := self._past.known(entry.hash)):
+            self._replaced.add(hash)
         self._dirty = True
         if now - self._synced >= EVERY:
             self._sync(now)

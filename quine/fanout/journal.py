@@ -8,7 +8,8 @@ Laws
 4. A job that outlives this process, and is ended because the batch is, has a note of that before it gets TERM: its
    end is not its own. One that was taken back before it began is in there no more.
 5. An agent has a note before the first answer that it gets. One without did nothing, and may be run.
-6. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
+6. A job whose returns did not come has a note of its end and its place, as long as its line in the log says so.
+7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
    nobody goes on with it.
 """
 
@@ -26,13 +27,14 @@ from quine.base import errors
 from quine.base.errors import Failure, Misconfigured
 from quine.base.procs import opened_at_once
 from quine.jobs import owner
+from transport import quickjson
 from transport.address import boot_clock, boot_id
 from transport.errors import Refused
 from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 JOURNAL = "quine batch"  # first words of the file
 COMPACT = 20_000  # lines of it after which it is written anew, if most of them are of jobs that have ended
@@ -57,6 +59,29 @@ class Sent(NamedTuple):
     when: float
 
 
+class Unreturned(NamedTuple):
+    """A job that has ended, by itself, and whose returns did not come; `place` is its directory, "" if not known."""
+
+    attempt: int
+    code: int
+    signal: str
+    host: str
+    place: str
+
+    def line(self, id: str) -> str:
+        signal, host, place = (quickjson.dumps(text) for text in (self.signal, self.host, self.place))
+        return f"unreturned {id} {self.attempt} {self.code} {signal} {host} {place}\n"
+
+    @classmethod
+    def parsed(cls, words: list[str]) -> Unreturned:
+        """Raises ValueError."""
+        attempt, code, signal, host = words[:4]
+        texts = [quickjson.loads(text) for text in (signal, host, " ".join(words[4:]))]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("not a text")
+        return cls(int(attempt), int(code), *texts)
+
+
 class Journal:
     """The journal of this run, and of those before if it was read."""
 
@@ -68,6 +93,7 @@ class Journal:
         self.hosts: dict[str, None] = {}  # on which jobs have started,
         self.wheres: dict[str, None] = {}  # and WHEREs that jobs were sent to
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
+        self.unreturned: dict[str, Unreturned] = {}  # by their ids, jobs that have a line
         self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
         self.begun: dict[str, None] = {}  # ids of agents that may have done something
         self.by_lines = False  # the runs before have passed on outputs of jobs that had not ended
@@ -111,6 +137,8 @@ class Journal:
                 elif word == "withdrawn":
                     (id,) = rest
                     self.sent.pop(id, None)
+                elif word == "unreturned":
+                    self.unreturned[rest[0]] = Unreturned.parsed(line[:-1].split(" ")[2:])
                 elif word == "begun":
                     (id,) = rest
                     self.begun[id] = None
@@ -121,7 +149,7 @@ class Journal:
                     hash, attempt, before = rest
                     self.sent[word] = Sent(hash, int(attempt), second)
                     self.sent.pop(before, None)
-            except ValueError:
+            except (ValueError, IndexError):
                 raise Misconfigured(f"line {number} of {self._path} is damaged") from None
         if not self._owner:  # of a build that made no such notes
             self.begun.update(dict.fromkeys(self.sent))
@@ -157,6 +185,7 @@ class Journal:
         text += ["lines\n"] if self._passes_lines else []
         for id, sent in self.sent.items():
             text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} -\n")
+        text += (note.line(id) for id, note in self.unreturned.items())
         for word, ids in (("halted", self.halted), ("begun", self.begun)):
             text += (f"{word} {id}\n" for id in ids if id in self.sent)
         self._lines, self._second = len(text), -inf
@@ -235,6 +264,15 @@ class Journal:
         with contextlib.suppress(Failure):
             self._write(f"halted {id}\n")
 
+    def no_returns(self, id: str, note: Unreturned) -> None:
+        """The returns of a job did not come. Raises Failure."""
+        self.unreturned[id] = note
+        self._write(note.line(id))
+
+    def keep_unreturned(self, ids: Collection[str]) -> None:
+        """Forget the others: their lines in the log have their ends."""
+        self.unreturned = {id: note for id, note in self.unreturned.items() if id in ids}
+
     def withdrawn(self, id: str) -> None:
         """A job was taken back, and has certainly never begun. A note that cannot be written is left out."""
         if self.sent.pop(id, None):
@@ -251,8 +289,8 @@ class Journal:
         written(self._fd, text, self._path)
 
     def close(self) -> None:
-        """Remove it, if each job that was sent has its line."""
-        if not self.sent and self._fd >= 0:
+        """Remove it, if each job that was sent has its line, and its returns."""
+        if not (self.sent or self.unreturned) and self._fd >= 0:
             os.unlink(self._path)
             try:
                 os.rmdir(f"{self._log}.outputs")

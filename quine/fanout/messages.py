@@ -64,7 +64,7 @@ class Messages:
 
         entry, how = task.entry, task.entry.kind
         if how in (FAILED, KILLED):
-            how = signal_name(entry.signal) if entry.signal else f"status {entry.code}"
+            how = signal_name(entry.signal) if entry.signal else f"status {entry.code}" if entry.code else how
         text = plain(" ".join(task.item.args), newlines=False)
         text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
         name = f"item {task.item.number}" + (f" ({text})" if text else "")

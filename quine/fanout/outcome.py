@@ -34,10 +34,15 @@ STRIKES = 3  # failed starts in a row, after which a host is set aside
 ASIDE = 60.0  # seconds
 
 
-def kind_of(status: Status, timed_out: bool = False, agent: bool = False) -> str:
-    """Return the kind of an end. A job that was killed because of its time has that kind, if it is known to be over."""
+def kind_of(status: Status, timed_out: bool = False, agent: bool = False, left: bool = False) -> str:
+    """Return the kind of an end. A job that was killed because of its time has that kind, if it is known to be over.
+
+    `left`: it was told to end, and its results were left on its host. It was killed, then, whatever its status.
+    """
     if timed_out and status.state in ("exited", "signaled"):
         return TIMEOUT
+    if left:
+        return KILLED
     if agent and status.state == "exited" and status.code in OF_AGENTS:
         return OF_AGENTS[status.code]
     return STATES.get(status.state) or (FAILED if status.code else DONE)

@@ -20,7 +20,7 @@ import time
 from quine.base import errors
 from quine.fanout import outcome
 from quine.fanout.input.intake import Intake
-from quine.fanout.joblog import RUNNING
+from quine.fanout.joblog import RUNNING, UNRETURNED
 from quine.fanout.messages import Messages
 from quine.fanout.outcome import DONE, LOST, NEVER
 from quine.fanout.progress import LOAD, READER, SLOT
@@ -84,6 +84,7 @@ class Run:
         self.at = self._timers.at
         self._again = Retries(options, self._timers)
         self._orphans = Orphans(self, batch, starter, log.journal) if log else None
+        starter.repeats = self._repeats
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
         self._next_start = 0.0
         self._messages = Messages(sink, options.spawn.quiet)
@@ -214,6 +215,9 @@ class Run:
             return False
         if kind == RUNNING and self._orphans:
             self._orphans.bind(task, id)
+        elif kind == UNRETURNED:
+            self._under_way.take(task)
+            self._starter.fetch(task, id, self._ended)
         else:
             self._progress.skipped += 1
             self.tally.lost_before += kind == LOST
@@ -278,9 +282,15 @@ class Run:
             status = Status("lost", errors.LOST, host=status.host, detail=status.detail)
         self._judge(task, status)
 
+    def _kind(self, task: Task, status: Status) -> str:
+        return outcome.kind_of(status, task.timed_out, self._starter.agents, task.left)
+
+    def _repeats(self, task: Task, status: Status) -> bool:
+        return not self.stopped and self._again.may(task, status, self._kind(task, status))
+
     def _judge(self, task: Task, status: Status) -> None:
         broken = task.output and task.output.broken  # lost, also if it was ended for that before its own end
-        kind = LOST if broken else outcome.kind_of(status, task.timed_out, self._starter.agents)
+        kind = LOST if broken else self._kind(task, status)
         now, ran = time.monotonic(), task.running
         self._progress.ended(task.entry.host if ran else status.host, kind, task.began if ran else None, now)
         if not task.ended(status, kind):

@@ -9,7 +9,7 @@ from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.base.procs import raise_open_files
 from quine.fanout import outcome
 from quine.fanout.files.files import Files
-from quine.fanout.journal import version_of
+from quine.fanout.journal import Unreturned, version_of
 from quine.fanout.tasks import Task
 from quine.files.select import Services
 from quine.jobs.client import Notes, caller, callers_environment, callers_limits, reach, starting_directory
@@ -56,6 +56,8 @@ class Starter:
         self._options = spawn  # for notes
         self._by_lines = options.line_buffer
         self._files = Files(batch, work, sink.say, options.cleanup, spawn.quiet)
+        # Whether an item is tried again after a try with this end.
+        self.repeats: Callable[[Task, Status], bool] = lambda task, status: False
         self._notes: dict[str, Notes] = {}
         self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
         self._environ = dict(os.environ)  # of the services of all jobs
@@ -242,9 +244,49 @@ class Starter:
             status = stage.judged(status) if stage else status
             if task.adopted:
                 status = outcome.of_adopted(status, task.adopted.torn, bool(stage and stage.sources))
-            self._files.ended(task, spawn, status, lambda: ended(task, status))
+            self._finish(task, spawn, status, stage, ended)
 
         return on_started, on_exit
+
+    def _finish(self, task: Task, spawn: Spawn, status: Status, stage: Staging | None, ended: Ended) -> None:
+        """A job has ended: bring its returns and remove its files, then call `ended`."""
+        again = self.repeats(task, status)
+        code, name, host = status.code, status.signal or "", status.host
+
+        def over() -> None:
+            if task.unreturned is not None:
+                task.entry.unreturned = Unreturned(task.tries, code, name, host, task.unreturned)
+            elif stage and not again and stage.brings(status) and stage.is_in_place:
+                task.entry.came = self._work.hash(task.item)
+            ended(task, status)
+
+        self._files.ended(task, spawn, status, over, again)
+
+    def fetch(self, task: Task, id: str, ended: Ended) -> None:
+        """Ask for the returns of an item whose job has ended in a run before."""
+        assert self._journal
+        note = self._journal.unreturned[id]
+        task.begin()
+        task.tries = task.entry.attempt = note.attempt
+        task.entry.id = id
+        state = "signaled" if note.signal else "exited"
+        status = Status(state, note.code, note.signal, host=note.host)
+        try:
+            stage = self._work.stage(task.item)
+        except Misconfigured as error:
+            ended(task, Status("lost", LOST, host=note.host, detail=error.detail, hint=error.hint))
+            return
+        assert stage
+        self._files.hold(task, stage)
+        spawn = Spawn(
+            ["-"],
+            where=note.host or self._where,
+            env=self._env,
+            cwd=note.place or self._cwd,
+            tree=self.tree,
+            context=self._context,
+        )
+        self._finish(task, spawn, status, stage, ended)
 
     def never_began(self, id: str) -> bool:
         """Whether a job of the run before that is not adopted certainly never began."""

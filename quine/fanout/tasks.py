@@ -49,8 +49,8 @@ class Task:
             "place",
             "stdin",
         ),
-        *("adopted", "after", "job", "kept", "sent", "tries", "unsent", "unstarted"),
-        *("cut_short", "ending", "halted", "over", "running", "timed_out", "withdrawn"),
+        *("adopted", "after", "job", "kept", "sent", "tries", "unreturned", "unsent", "unstarted"),
+        *("abandoned", "cut_short", "ending", "halted", "left", "over", "running", "timed_out", "withdrawn"),
     )
 
     def __init__(self, item: Item, entry: Entry) -> None:
@@ -62,6 +62,7 @@ class Task:
         self.job: BatchJob | None = None
         self.unsent: Callable[[], None] | None = None  # gives the try its end, while it waits to be sent
         self.after: BatchJob | None = None  # that brings its returns, or removes its files
+        self.unreturned: str | None = None  # the directory there of returns that did not come
         self.sent = ""  # the id of the latest try in the journal of the batch,
         self.kept: BatchJob | None = None  # and its job, whose record its host keeps
         self.adopted: Adopted | None = None
@@ -77,6 +78,8 @@ class Task:
         self.ending = self.timed_out = self.halted = False
         self.withdrawn = False  # before it was sent, as the batch starts no more
         self.over = False  # its job has ended: no timeout and no signal is for it
+        self.left = False  # and its returns were left on its host
+        self.abandoned = False  # it is not waited for any longer
         self.cut_short = False  # and that by the run before
 
     def begin(self) -> None:
@@ -88,13 +91,13 @@ class Task:
             self.former.end_copies()
         self.output = None
         self.tries += 1
-        self.adopted = self.job = self.after = None
-        self.ending = self.timed_out = self.halted = self.withdrawn = self.over = False
+        self.adopted = self.job = self.after = self.unreturned = None
+        self.ending = self.timed_out = self.halted = self.withdrawn = self.over = self.left = False
         self.cut_short = self.running = False
         self.began = time.monotonic()
         entry = self.entry
         self.before = entry.attempt, entry.started, entry.id
-        entry.attempt, entry.started = self.tries, time.time()
+        entry.attempt, entry.started, entry.unreturned, entry.came = self.tries, time.time(), None, ""
 
     def started(self) -> None:
         self._drop_former()
@@ -180,6 +183,7 @@ class Task:
 
     def abandon(self) -> None:
         """Wait for it no longer."""
+        self.abandoned = True
         for job in (self.job, self.after):
             if job:
                 job.abandon()
@@ -253,7 +257,7 @@ class Work:
             self._shared.append(Shared(lambda: self._sources(None, shared=True)))
 
     def task(self, item: Item) -> Task:
-        task = Task(item, Entry(item.number, self._hash(item)))
+        task = Task(item, Entry(item.number, self.hash(item)))
         self.argv(task)  # a field that is missing is found here
         return task
 
@@ -273,7 +277,8 @@ class Work:
             why = f"an argument has {longest} bytes, and no command takes more than {LONGEST}"
             raise Misconfigured(why, "--stdin item gives items to stdin")
 
-    def _hash(self, item: Item) -> str:
+    def hash(self, item: Item) -> str:
+        """Return the name of an item by its content, as its files are now."""
         return hash_of(self._parts(item)) if self._options.joblog else ""
 
     def _parts(self, item: Item) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 Laws
 1. The functions are those of `Batch.start`, and are called from `Batch.turn`. `on_exit` comes once, after the returns.
 2. Signals are for the job itself. Once it has ended, its returns are on their way, and only `abandon` gives them up.
+3. Returns that are cut are asked for again, as long as their caller wants them. A job that was told to end brings none.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from transport.client.batch_job import ENDING
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, Protocol
 
     from quine.files.select import Services
     from quine.staging.caller_side import Staging
@@ -21,6 +24,25 @@ if TYPE_CHECKING:
     from transport.client.batch_job import Input
     from transport.spawn import Spawn
     from transport.status import Status
+
+    class Receiver(Protocol):
+        """The owner of a job whose returns come; all is called from `Batch.turn`."""
+
+        def sent(self, job: BatchJob) -> None:
+            """This job sends them: to be given up by `abandon`."""
+
+        @property
+        def wanted(self) -> bool:
+            """Whether they are to be asked for again if they are cut."""
+
+        def write(self, data: memoryview) -> int | None:
+            """Take bytes of the sender's stderr, as `on_output` does."""
+
+        def say(self, line: str) -> None:
+            """Show the line about what was left out."""
+
+        def lost(self, place: str) -> None:
+            """They did not come, and are still in this directory of the host; "" if it is not known."""
 
 
 class StagedJob:
@@ -48,6 +70,8 @@ class StagedJob:
         self._on_exit = on_exit
         self._held = held or []
         self.bringing = False  # the job itself has ended
+        self._told = 0  # the signal that it was told to end by
+        self._abandoned = False
         if stage:
             spawn = stage.dressed(spawn, answers)
             stage.begin()
@@ -56,13 +80,12 @@ class StagedJob:
 
     def signal(self, number: int) -> None:
         if not self.bringing:
+            self._told = self._told or (number if number in ENDING else 0)
             self.job.signal(number)
 
     def abandon(self) -> None:
+        self._abandoned = True
         self.job.abandon()
-
-    def _say(self, line: str) -> None:
-        self._on_output(2, memoryview(line.encode()))
 
     def _started(self, _: int, host: str) -> None:
         self._answers.placed(host)
@@ -71,52 +94,88 @@ class StagedJob:
     def _ended(self, status: Status) -> None:
         let_go(self._answers, self._held)
         stage = self._stage
-        if stage and stage.brings(status := stage.judged(status)):
-            self.bringing = True
-            more = self._say, partial(self._on_exit, status)
-            self.job = bring(self._batch, stage, self._spawn, status, self._on_output, *more) or self.job
-        else:
+        if not (stage and stage.brings(status := stage.judged(status))):
             self._on_exit(status)
+        elif self._told:
+            stage.leave(status, self._spawn, self._told)
+            self._on_exit(status)
+        else:
+            self.bringing = True
+            over = partial(self._on_exit, status)
+            Bringing(self._batch, stage, self._spawn, status, self, over).begin()
+
+    # -- the interface of `Bringing` -----------------------------------------------------------------
+
+    def sent(self, job: BatchJob) -> None:
+        self.job = job
+
+    @property
+    def wanted(self) -> bool:
+        return not self._abandoned
+
+    def write(self, data: memoryview) -> int | None:
+        return self._on_output(2, data)
+
+    def say(self, line: str) -> None:
+        self._on_output(2, memoryview(line.encode()))
+
+    def lost(self, place: str) -> None:
+        """The status says it."""
 
 
-def bring(
-    batch: Batch,
-    stage: Staging,
-    spawn: Spawn,
-    status: Status,
-    on_output: Callable[[int, memoryview], int | None],
-    say: Callable[[str], None],
-    over: Callable[[], None],
-) -> BatchJob | None:
-    """Bring the returns of a job that has ended with `status`, then call `over`; errors are put into `status`.
+class Bringing:
+    """The returns of one job on their way, after its end with `status`; then `over` is called.
 
-    `say` is given the line about what was left out. Return the job that sends them. None: there is none, and `over` was
-    called.
+    Errors are put into `status`. `receiver` is told of each job that sends them.
     """
-    taking = stage.taking()
 
-    def brought() -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        stage: Staging,
+        spawn: Spawn,
+        status: Status,
+        receiver: Receiver,
+        over: Callable[[], None],
+    ) -> None:
+        self._batch, self._stage, self._spawn = batch, stage, spawn
+        self._status, self._receiver, self._over = status, receiver, over
+        self._tries = 0
+
+    def begin(self) -> None:
+        """Start a job that sends them."""
+        self._tries += 1
+        taking = self._taking = self._stage.taking()
+        try:
+            taking.begin()
+        except OSError as error:
+            taking.failure = str(error)
+            self._end()
+            return
+        sender = self._stage.sender(self._spawn, self._status)
+        job = self._batch.start(sender, on_output=self._written, on_exit=self._sent, services=taking.services)
+        self._receiver.sent(job)
+
+    def _written(self, stream: int, data: memoryview) -> int | None:
+        return self._receiver.write(data) if stream == 2 else None
+
+    def _sent(self, status: Status) -> None:
+        self._taking.end(status)
+        if self._taking.is_cut and self._tries < self._stage.tries and self._receiver.wanted:
+            self._taking.close()
+            self.begin()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        taking, status = self._taking, self._status
         taking.close()
-        stage.brought(taking, status)
+        self._stage.brought(taking, status)
+        if status.state == "lost":
+            self._receiver.lost(taking.place)
         if line := taking.note(status.host):
-            say(line)
-        over()
-
-    def on_exit(sent: Status) -> None:
-        taking.end(sent)
-        brought()
-
-    def on_stderr(stream: int, data: memoryview) -> int | None:
-        return on_output(stream, data) if stream == 2 else None
-
-    try:
-        taking.begin()
-    except OSError as error:
-        taking.failure = str(error)
-        brought()
-        return None
-    sender = stage.sender(spawn, status)
-    return batch.start(sender, on_output=on_stderr, on_exit=on_exit, services=taking.services)
+            self._receiver.say(line)
+        self._over()
 
 
 def let_go(answers: Services, held: list[int]) -> None:

@@ -208,13 +208,14 @@ def proxy(
     on_start: Callable[[int, str], None] | None = None,
     files: list[str] | None = None,
     returns: list[str] | None = None,
+    race: str = "",
     cwd: str = "",
 ) -> Status:
     """Act as the proxy of a remote session: in a process forked for it, or in the one whose session it continues.
 
     The latter gives `on_start`, and still has all of its stdin if nothing was started. `files` and `returns` are
-    relative to the current directory. `masked` are the values that no tape may hold. `cwd` is its directory there, ""
-    for that of the inventory.
+    relative to the current directory. `race` is the path of the claim of its race. `masked` are the values that no tape
+    may hold. `cwd` is its directory there, "" for that of the inventory.
     """
     from quine.jobs.client import Notes, caller
     from transport.client import client
@@ -228,7 +229,7 @@ def proxy(
         spawn.env["QUINE_MOUNT"] = "auto"  # a mount here has another path there
     services = services_of(spec, ledger, environ, spawn.context, masked, facts)
     services.on_placed = _preparing(spawn.context)
-    run = client.run
+    run: Callable[..., Status] = client.run
 
     def placed(pid: int, host: str) -> None:
         services.placed(host)
@@ -239,7 +240,13 @@ def proxy(
         from quine.staging.caller_side import Staging
 
         data_dir = environ.get("QUINE_DATA_DIR") or ".quine"
-        run = Staging(files or [], returns or [], os.getcwd(), data_dir).run  # type: ignore[assignment]
+        run = Staging(files or [], returns or [], os.getcwd(), data_dir).run
+        if race:
+            from functools import partial
+
+            from quine.staging.claim import Claim
+
+            run = partial(run, claim=Claim(race, spec.session))
     try:
         return run(
             spawn,

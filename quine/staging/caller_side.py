@@ -3,20 +3,26 @@
 Laws
 1. Staging wraps the remote job: it lays out the files, and then becomes the command. A separate job sends the returns
    after the command has exited or was killed.
-2. A command without --files and --returns loads none of this. Modules that sending the job does not need are loaded
+2. A result that --returns names is here whole, or on its host and said to be there. If it does not come, it is asked
+   for again; then the job is lost, whatever its own end. A job that was ended by its caller, or by its deadline, brings
+   nothing: a part of a result would replace a finished one.
+3. A command without --files and --returns loads none of this. Modules that sending the job does not need are loaded
    while it is in transit.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from copy import copy
 
-from quine.base.errors import FAILED, NOT_STARTED, say
+from quine.base import backoff
+from quine.base.errors import DEADLINE, FAILED, LOST, NOT_STARTED, say
 from quine.staging import scan, spec
 from transport.client import client
+from transport.lean import signal
 from transport.spawn import Spawn
-from transport.status import Status, clip
+from transport.status import Status, clip, signal_name, signal_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,13 +30,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from quine.files.select import Services
+    from quine.staging.claim import Claim
     from quine.staging.files_sender import Giving
     from quine.staging.returns_receiver import Taking
     from transport.rpc.incoming import Incoming
 
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0
+STILL_THERE = "the results are still on the host, in"
+
 
 class Staging:
     """The files and returns of one job; `folder` is the caller's directory. Raises Misconfigured for a bad name."""
+
+    tries = 5  # for returns that are cut; this machine's node dials the host anew for each
 
     def __init__(self, files: list[str], returns: list[str], folder: str, data_dir: str = "") -> None:
         self._folder = os.path.abspath(folder)
@@ -56,15 +68,27 @@ class Staging:
         stderr: int = 2,
         *,
         services: Services | None,
+        claim: Claim | None = None,
         **more: Any,
     ) -> Status:
-        """Run a job by `client.run`; stage its files before it starts, and fetch its returns after it has ended."""
+        """Run a job by `client.run`; stage its files before it starts, and fetch its returns after it has ended.
+
+        With a `claim` it is in a race: its returns come only if it is the winner.
+        """
         job = self.dressed(spawn, services)
         if self.sources:
             more["on_sent"] = self.begin
-        status = self.judged(client.run(job, stdin, stdout, stderr, services, **more))
-        if self.brings(status):
-            self.bring(self.sender(job, status), status, stderr)
+        told: list[int] = []
+        status = self.judged(client.run(job, stdin, stdout, stderr, services, on_fatal=told.append, **more))
+        if not self.brings(status):
+            return status
+        late = spawn.deadline and status.code == DEADLINE and status.detail
+        if number := next((each for each in told if each != signal.SIGINT or status.code), 0):
+            self.leave(status, job, number)  # a job that succeeds after a ^C has gone on, and is finished
+        elif late or (status.code and claim):
+            self.leave(status, job)
+        else:
+            self.bring(self.sender(job, status), status, stderr, claim)
         return status
 
     def dressed(self, spawn: Spawn, services: Services | None) -> Spawn:
@@ -93,7 +117,37 @@ class Staging:
 
     def brings(self, status: Status) -> bool:
         """Whether there are files to be brought back."""
-        return self._moves and bool(self._returns) and status.state in ("exited", "signaled")
+        return self.returns and status.state in ("exited", "signaled")
+
+    @property
+    def returns(self) -> bool:
+        """Whether the job is to return files."""
+        return self._moves and bool(self._returns)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the returns may replace the files, or something in them."""
+        return any(
+            spec.allowed(name, self._returns)
+            or any(spec.is_below(pattern, name) for pattern in self._returns)
+            for _, name in self.sources
+        )
+
+    def leave(self, status: Status, job: Spawn, number: int = 0) -> None:
+        """Leave the returns of a job where they are, and say so in its status.
+
+        `number`: the signal that it was told to end by, which has ended it, whatever else it says.
+        """
+        if not status.pid:
+            return  # it never ran
+        if number and not status.code:
+            status.state, status.signal, status.code = "signaled", signal_name(number), 128 + number
+        self._add(status, "it was not to finish, and nothing was brought back")
+        shared = (
+            "" if job.tree == job.id else f"workdir/{job.tree}"
+        )  # a directory of its own is `left`, if anything is in it
+        if not status.hint and (place := status.left or job.cwd or shared):
+            status.hint = f"{STILL_THERE} {place}"
 
     def sender(self, job: Spawn, status: Status) -> Spawn:
         """Return the job that sends the returns of `job`."""
@@ -126,34 +180,57 @@ class Staging:
         leave_out = scan.identity(self._data_dir) if self._data_dir else None
         return Giving(scan.Sources(self.sources, leave_out), scan.key_of(*named))
 
-    def taking(self) -> Taking:
+    def taking(self, claim: Claim | None = None) -> Taking:
         """Return the receiver of one job."""
         from quine.staging.returns_receiver import Taking
 
         ours = os.path.relpath(self._data_dir, self._folder) if self._data_dir else ""
-        return Taking(self._returns, os.fsencode(self._folder), ours)
+        return Taking(self._returns, os.fsencode(self._folder), ours, claim)
 
     @property
     def out(self) -> list[str]:
         """The command that sends the returns. With a detached job's id appended, it uses that job's directory."""
         return ["node", "--stage", "out", self.key]
 
-    def bring(self, out: Spawn, status: Status, stderr: int = 2) -> str:
-        """Fetch the returns by the job `out`; put errors into `status`. Return the signal that ended `out`, or ""."""
-        taking = self.taking()
-        taking.bring(out, stderr)
+    def bring(self, out: Spawn, status: Status, stderr: int = 2, claim: Claim | None = None) -> str:
+        """Fetch the returns by the job `out`; put errors into `status`.
+
+        Return the signal that this process was told to end by meanwhile, or "".
+        """
+        for failed in range(1, self.tries + 1):
+            taking = self.taking(claim)
+            taking.bring(out, stderr)
+            if not taking.is_cut or failed == self.tries:
+                break
+            time.sleep(backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE))
+            out.id = os.urandom(16).hex()
         self.brought(taking, status)
         say(taking.note(status.host), stderr)
         return taking.signal
 
     def brought(self, taking: Taking, status: Status) -> None:
         """Put the error of returns that did not come, if any, into `status`."""
-        self._spoil(status, taking.fault)
-        if taking.failure and taking.place and not status.hint:
-            status.hint = f"the results are still on the host, in {taking.place}"
+        if not taking.failure:
+            self._spoil(status, spec.not_there(taking.missing))
+            return
+        end = f"it was killed by {status.signal}" if status.signal else f"it exited with {status.code}"
+        self._add(status, f"{end}, and {taking.fault}" if status.code else taking.fault)
+        if taking.beaten:
+            status.code = status.code or FAILED
+        elif taking.signal:
+            number = signal_number(taking.signal)
+            status.state, status.code, status.signal = "signaled", 128 + number, taking.signal
+        else:
+            status.state, status.code, status.signal = "lost", LOST, None
+        if taking.place and not status.hint:
+            status.hint = f"{STILL_THERE} {taking.place}"
+
+    @classmethod
+    def _spoil(cls, status: Status, fault: str) -> None:
+        if fault:
+            cls._add(status, fault)
+            status.code = status.code or FAILED
 
     @staticmethod
-    def _spoil(status: Status, fault: str) -> None:
-        if fault:
-            status.detail = clip("; ".join(filter(None, [status.detail, fault])))
-            status.code = status.code or FAILED
+    def _add(status: Status, fault: str) -> None:
+        status.detail = clip("; ".join(filter(None, [status.detail, fault])))

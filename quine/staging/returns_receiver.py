@@ -26,9 +26,11 @@ from quine.staging.source import bits
 from transport.client import client
 from transport.errors import Abandoned, RequestError
 from transport.rpc.incoming import Streaming
+from transport.status import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from quine.staging.claim import Claim
     from transport.rpc.incoming import Incoming
     from transport.spawn import Spawn
     from transport.status import Status
@@ -39,15 +41,18 @@ MOST_BACK = 1 << 44  # bytes that one job may return
 class Taking:
     """Receives the files that match `returns` into `folder`. `ours` is quine's own directory there, or empty."""
 
-    def __init__(self, returns: list[str], folder: bytes, ours: str) -> None:
-        self._returns, self._folder = returns, folder
+    def __init__(self, returns: list[str], folder: bytes, ours: str, claim: Claim | None = None) -> None:
+        """With a `claim` the files appear only if it can be taken, and nothing that was asked for is missing."""
+        self._returns, self._folder, self._claim = returns, folder, claim
         self._places = sorted({*OBEYED, ours} - {""})  # that a pattern has to name
         self._turn = threading.Lock()
         self._over = False
         self.layout: Layout | None = None
         self.failure = "nothing came"
         self.place = ""  # directory of the sending job
-        self.signal = ""  # the signal that ended that job
+        self.signal = ""  # the signal that this process was told to end by meanwhile
+        self.beaten = False  # the claim was not to be had
+        self._settled = False  # the failure is none of the way here, and would be the same again
         self.missing: list[str] = []
         self.left_out: list[str] = []  # places at which the job has something that no pattern names
 
@@ -56,7 +61,7 @@ class Taking:
         null = os.open(os.devnull, os.O_RDWR)
         try:
             self.begin()
-            self.end(client.run(out, null, null, stderr, services=self.services))
+            self.end(client.run(out, null, null, stderr, services=self.services, on_fatal=self._told))
         except Exception as error:
             # Our own error, or Refused: the command has ended all the same, and its status must be reported.
             self.failure = str(error)
@@ -75,13 +80,32 @@ class Taking:
 
     def end(self, ended: Status) -> None:
         """The sending job has ended: put in place what came."""
-        self.signal = ended.signal or ""
         with self._turn:  # a leftover handler sees the end of the job at once
             self._over = True
-        if self.layout and not self.failure:
-            self.failure = _apart(self.layout, self._folder)
+        if self.signal:
+            self.failure = f"this process was ended by {self.signal}"
+        elif self.layout and not self.failure:
+            self._settled = True
+            self._put(self.layout)
         elif self.failure and ended.state != "exited":
             self.failure = ended.detail or f"killed by {ended.signal}"
+
+    def _put(self, layout: Layout) -> None:
+        if self._claim and (self.missing or not self._claim.take()):
+            self.beaten = True
+            self.failure = spec.not_there(self.missing) or "another has won the race"
+            return
+        self.failure = _apart(layout, self._folder)
+        if self.failure and self._claim:
+            self._claim.give_back()
+
+    def _told(self, number: int) -> None:
+        self.signal = signal_name(number)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing came, and another try may bring it."""
+        return bool(self.failure) and not (self._settled or self.signal)
 
     def close(self) -> None:
         """Take nothing more."""
@@ -117,6 +141,7 @@ class Taking:
             asked, _ = feed.hear()
             if asked.get("say") == "failed":
                 self.failure = text_field(asked, "why")
+                self._settled = True
                 return
             if asked.get("say") != "out":
                 raise Broken("nothing is given here any more")
@@ -135,12 +160,14 @@ class Taking:
             tell(incoming, {"say": "done"})
             self.failure = ""
         except (BadManifest, Broken) as error:
+            self._settled = isinstance(error, BadManifest)
             self.failure = f"the received files were refused: {error}"
             raise RequestError(KNOWN + self.failure) from None
         except Abandoned as error:
             self.failure = str(error)
             raise
         except OSError as error:
+            self._settled = True
             self.failure = error_text(error)
             raise RequestError(KNOWN + self.failure) from None
 

@@ -223,6 +223,11 @@ def place_of(name: str, places: Iterable[str]) -> str:
     return next((place for place in places if paths.within(name, place)), "")
 
 
+def is_below(pattern: str, name: bytes) -> bool:
+    """Return whether a pattern names something below a directory; b"" is above all."""
+    return _is_above(os.fsdecode(name), pattern)
+
+
 def _is_above(name: str, place: str) -> bool:
     return not name or (name != place and paths.within(place, name))
 

@@ -107,7 +107,7 @@ def test_a_job_that_is_cut_off_is_looked_for_and_has_its_files_until_then(found:
         give=lambda names: None,
         wait=lambda *_: False,
     )
-    stage: Any = SimpleNamespace(sources=[(b"/a", b"data")], brings=lambda status: False)
+    stage: Any = SimpleNamespace(sources=[(b"/a", b"data")], brings=lambda status: False, returns=False)
     other: Any = SimpleNamespace(sources=[(b"/b", b"data")])
     task, behind = a_task(), a_task()
     task.job, task.running = SimpleNamespace(severed=True), True  # type: ignore[assignment]

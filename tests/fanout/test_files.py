@@ -14,6 +14,7 @@ from quine.fanout.files.names import Names
 from tests.fanout.test_xargs import SH
 from tests.lab import Lab
 from tests.support.agents import OK, call, says
+from tests.support.trees import there as there
 
 SUM = ["--", "sh", "-c", 'tr a-z A-Z <"$0" >"$0.up"', "{}"]
 
@@ -56,12 +57,105 @@ def test_a_result_that_is_not_there_is_a_failure(lab: Lab, inputs: Path) -> None
     assert b"item 1: --returns a.none: nothing there to be brought back" in done.stderr
 
 
+def test_results_that_do_not_come_stay_on_their_host_and_are_asked_for_again(
+    lab: Lab, inputs: Path, there: Path
+) -> None:
+    """--cleanup removed them. The next run asks for them, and runs nothing."""
+    stands = inputs / "in" / "0 x.txt.up"
+    stands.mkdir()
+    (inputs / "all").touch()
+    words = [
+        "--on",
+        "h1",
+        "--cwd",
+        str(there),
+        "--cleanup",
+        "--joblog",
+        "log",
+        "--files",
+        "{}",
+        "--files",
+        "all",
+    ]
+    words += ["--returns", "{}.up", "--", "sh", "-c", f'{SUM[3]}; echo >>"{inputs}/ran"', "{}"]
+    for options in ([], ["--resume"]):
+        done = lab.run(["xargs", *options, *words, ":::", *names(inputs)[:2]], cwd=inputs)
+        assert done.returncode == 74
+        error, hint, *_ = done.stderr.decode().splitlines()
+        assert error.startswith("quine: h1: error: item 1: the files cannot be brought back: in/0 x.txt.up: ")
+        assert hint == f"quine: h1: hint: the results are still on the host, in {there}"
+        assert sorted(path.name for path in (there / "in").iterdir()) == ["0 x.txt", "0 x.txt.up"]
+        assert (there / "all").exists()
+    stands.rmdir()
+    done = lab.run(["xargs", "--resume", *words, ":::", *names(inputs)[:2]], cwd=inputs)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert stands.read_text() == "TEXT 0\n"
+    assert (inputs / "ran").read_text() == "\n\n" and not (inputs / "log.started").exists()
+    assert list(there.iterdir()) == []
+
+
+@pytest.mark.parametrize("ends", [["--halt", "now,success=1"], ["--timeout", "1"]])
+def test_a_job_that_was_ended_brings_nothing_and_its_result_stays(
+    lab: Lab, inputs: Path, ends: list[str]
+) -> None:
+    """It says that it has ended well, and its result is a part of one."""
+    (inputs / "out").write_text("whole\n")
+    up = inputs / "up"
+    slow = f"trap 'kill $!; exit 0' TERM; pwd >{inputs}/place; echo part >out; touch {up}; sleep 1000 & wait"
+    fast = f"until test -e {up}; do sleep 0.01; done; echo whole >out"
+    words = ["--on", "h1,h2", "-P2", "--cleanup", "--joblog", "log", "--returns", "out", *SH]
+    items = ["slow", "fast"] if "--halt" in ends else ["slow"]
+    script = f"case $0 in slow) {slow};; *) {fast};; esac"
+    done = lab.run(["xargs", *ends, *words, script, "{}", ":::", *items], cwd=inputs)
+    assert done.returncode == 123
+    states = {line.split("\t")[-2] for line in (inputs / "log").read_text().splitlines()[1:]}
+    assert states == ({"stopped", "done"} if "--halt" in ends else {"timeout"})
+    if up.exists():
+        assert b"it was not to finish, and nothing was brought back" in done.stderr
+        place = Path((inputs / "place").read_text().strip())
+        assert f"the results are still on the host, in ~/quine/{place.name}\n" in done.stderr.decode()
+        assert (place / "out").read_text() == "part\n"
+    assert (inputs / "out").read_text() == "whole\n"
+
+
 def test_a_file_that_has_changed_is_run_again(lab: Lab, inputs: Path) -> None:
     words = ["--on", "h1", "--joblog", "log", "--resume", "--files", "{}", "--", "cat", "{}", ":::"]
     assert lab.run(["xargs", "-k", *words, *names(inputs)], cwd=inputs).stdout.count(b"\n") == 6
     (inputs / "in" / "3 x.txt").write_text("other\n")
     done = lab.run(["xargs", *words, *names(inputs)], cwd=inputs)
     assert (done.returncode, done.stdout) == (0, b"other\n")
+
+
+def test_results_that_replace_their_files_are_no_other_items(lab: Lab, inputs: Path) -> None:
+    """A done item is not run on its own result, and a retry begins with the file that the item had."""
+    once = 'test "$0" != "in/1 x.txt" || test -e "$1/failed" || { touch "$1/failed"; exit 1; }'
+    script = f'cat "$0" >>"$1/seen"; echo more >>"$0"; {once}'
+    words = [
+        "--on",
+        "h1",
+        "-P1",
+        "--retries",
+        "2",
+        "--joblog",
+        "log",
+        "--resume",
+        "--files",
+        "{}",
+        "--returns",
+        "{}",
+    ]
+    words += ["--", "sh", "-c", script, "{}", str(inputs), ":::", *names(inputs)[:2]]
+    for _ in range(2):
+        done = lab.run(["xargs", *words], cwd=inputs)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert (inputs / "seen").read_text() == "text 0\ntext 1\ntext 1\n"
+        assert [(inputs / name).read_text() for name in names(inputs)[:2]] == [
+            "text 0\nmore\n",
+            "text 1\nmore\n",
+        ]
+    (inputs / "in" / "0 x.txt").write_text("new\n")
+    assert lab.run(["xargs", *words], cwd=inputs).returncode == 0
+    assert (inputs / "seen").read_text().endswith("text 1\nnew\n")
 
 
 def test_items_are_names_and_are_never_expanded(lab: Lab, inputs: Path) -> None:

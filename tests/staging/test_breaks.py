@@ -144,6 +144,41 @@ def test_who_is_killed_while_files_come_leaves_the_old_or_the_new(
     assert facts(tmp_path) == new
 
 
+@pytest.mark.parametrize("verb", ["run", "xargs"])
+def test_returns_that_are_cut_are_asked_for_again(
+    lab: Lab, through: Callable[..., str], tmp_path: Path, verb: str
+) -> None:
+    """The node of this machine is killed while they come. Where the host is not to be reached, they stay there."""
+    host, proxy, size = through("h1"), lab["h1"].proxy, 16 * MiB
+    make = f'pwd >>{tmp_path}/ran; yes "$0" | head -c {size} >"$0.out"'
+    more = ["--cleanup", "--joblog", "log", "--resume"] if verb == "xargs" else []
+    item = ["{}", ":::", "a"] if verb == "xargs" else ["a"]
+    words = [verb, "--on", host, *more, "--returns", "a.out", "--", "sh", "-c", make, *item]
+    done = proxy.cuts()
+    proxy.refuse()
+    proxy.cut_after(size // 4)
+    process = lab.popen(words, cwd=tmp_path, stderr=subprocess.PIPE)
+    until(lambda: proxy.cuts() > done)
+    for node in victim(lab, "node here"):
+        processes.kill(node.pid)
+    if verb == "run":
+        proxy.heal()
+    error = process.communicate(timeout=120)[1].decode()
+    proxy.heal()
+    if verb == "xargs":
+        assert process.returncode == 74 and "the files cannot be brought back: " in error
+        assert (tmp_path / "log").read_text().count("\tunreturned\t") == 1
+        assert not (tmp_path / "a.out").exists()
+        process = lab.popen(words, cwd=tmp_path, stderr=subprocess.PIPE)
+        error = process.communicate(timeout=120)[1].decode()
+        assert "\tunreturned\t" not in (tmp_path / "log").read_text()
+        assert not Path((tmp_path / "ran").read_text()[:-1], "a.out").exists(), "it is cleaned up there"
+    assert (process.returncode, error) == (0, "")
+    assert (tmp_path / "a.out").stat().st_size == size
+    assert (tmp_path / "ran").read_text().count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["a.out", "ran", *["log"] * bool(more)])
+
+
 def _seen(top: Path) -> object:
     """Return the facts of the files, without those of processes at work; None while they change."""
     try:

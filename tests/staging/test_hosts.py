@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ from tests.support.trees import there as there
 from tests.support.trees import work as work
 
 BLOCK = 1 << 20
+
+
+def results_of(data: Path) -> list[str]:
+    """The tool results of the agent `parent`."""
+    tape = tapes(data)["parent"]
+    return [entry["data"]["content"] for entry in tape if entry["type"] == "tool_result"]
 
 
 def test_files_are_there_before_the_command_starts(lab: Lab, work: Path, there: Path) -> None:
@@ -83,17 +90,39 @@ def test_what_is_not_there_is_named_and_the_rest_comes(lab: Lab, work: Path) -> 
     assert done.returncode == 9
 
 
-def test_what_cannot_be_brought_back_is_not_lost(lab: Lab, work: Path) -> None:
+def test_what_cannot_be_brought_back_is_still_there(lab: Lab, work: Path) -> None:
     (work / "out").mkdir()
     done = lab.run(["run", "--on", "h1", "--returns", "out", "--", "sh", "-c", "echo x >out; pwd"], cwd=work)
     where = done.stdout.decode().strip()
-    assert done.returncode == 1 and where.startswith(f"{lab['h1'].home}/quine/")
+    assert done.returncode == 74 and where.startswith(f"{lab['h1'].home}/quine/")
     error, hint = done.stderr.decode().splitlines()
     assert "the files cannot be brought back: out: " in error
     assert hint == f"quine: h1: hint: the results are still on the host, in {where}"
     (work / "out").rmdir()
     lab.run(["run", "--on", "h1", "--cwd", where, "--returns", "out", "--", "true"], cwd=work, check=True)
     assert (work / "out").read_text() == "x\n"
+
+
+@pytest.mark.parametrize("how", ["signal", "deadline"])
+def test_a_job_that_was_told_to_end_brings_nothing(lab: Lab, work: Path, tmp_path: Path, how: str) -> None:
+    """Its result is a part of one, even if it says that it has ended well."""
+    (work / "out").write_text("whole")
+    place = tmp_path / "place"
+    line = f"trap 'kill $!; exit 0' TERM; echo part >out; pwd | tee {place}; sleep 1000 & wait"
+    words = ["run", "--on", "h1", "--returns", "out", *(["--deadline", "1"] if how == "deadline" else [])]
+    process = lab.popen(
+        [*words, "--", "sh", "-c", line], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    if how == "signal":
+        assert process.stdout and process.stdout.readline()
+        process.terminate()
+    error = process.communicate(timeout=120)[1].decode()
+    assert process.returncode == (-signal.SIGTERM if how == "signal" else 124)
+    assert (work / "out").read_text() == "whole"
+    if place.exists():
+        assert "it was not to finish, and nothing was brought back" in error
+        name = Path(place.read_text().strip()).name
+        assert f"hint: the results are still on the host, in ~/quine/{name}\n" in error
 
 
 def test_a_directory_where_nothing_can_be_made_is_named(lab: Lab, work: Path) -> None:
@@ -164,9 +193,25 @@ def test_fork_sends_files_and_has_returns(lab: Lab, work: Path, tmp_path: Path) 
     done = lab.run(["parent"], env=env, cwd=work)
     assert (done.returncode, done.stderr) == (0, b"")
     assert (work / "made").read_text() == "6\n"
-    tape = tapes(tmp_path / "data")["parent"]
-    results = [entry["data"]["content"] for entry in tape if entry["type"] == "tool_result"]
+    results = results_of(tmp_path / "data")
     assert "--returns none: nothing there to be brought back" in results[0]
+
+
+def test_the_loser_of_a_race_brings_nothing(lab: Lab, work: Path, tmp_path: Path) -> None:
+    """It gets TERM, and what it has made until then is a part of a result."""
+    children = [{"intent": name, "host": host} for name, host in (("slow", "h1"), ("fast", "h2"))]
+    race = call("fork", children=children, mode="race", context="none", returns=["out"])
+    up = tmp_path / "up"
+    env = environment(lab, tmp_path / "data",
+        says(race, OK, match="^parent"),
+        says(sh(f"echo part >out; touch {up}; sleep 1000"), match="^slow"),
+        says(sh(f"until test -e {up}; do sleep 0.01; done; echo whole >out"), OK, match="^fast"))  # fmt: skip
+    done = lab.run(["parent"], env=env, cwd=work)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (work / "out").read_text() == "whole\n"
+    (result,) = results_of(tmp_path / "data")
+    assert "[WINNER]" in result and "it was not to finish, and nothing was brought back" in result
+    assert not list(tmp_path.rglob("*.winner"))
 
 
 @pytest.mark.long
@@ -188,8 +233,7 @@ def test_a_fork_that_names_what_is_not_there_starts_nothing(lab: Lab, work: Path
     worse = call("fork", intent="child", host="h1", wait=True, returns=["../x"])
     env = environment(lab, tmp_path / "data", says(bad, worse, OK))
     assert lab.run(["parent"], env=env, cwd=work).returncode == 0
-    (tape,) = tapes(tmp_path / "data").values()
-    results = [entry["data"]["content"] for entry in tape if entry["type"] == "tool_result"]
+    results = results_of(tmp_path / "data")
     assert "[FORK ERROR] files nope: no such file or directory, nothing was started" in results[0]
     assert "[FORK ERROR] returns: '../x' leads out" in results[1]
 

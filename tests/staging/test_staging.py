@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from quine.base.errors import Misconfigured
 from quine.staging import apply, remote_main, renames, scan, spec, store
 from quine.staging.caller_side import Staging
+from quine.staging.claim import Claim
 from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
 from quine.staging.manifest import SIZE, BadManifest, Manifest, digest_of, parse, stays
 from quine.staging.source import Tree, bits, set_bits
@@ -594,6 +595,21 @@ def test_who_comes_after_a_crash_finds_old_or_finishes(
     new = {"a": "new", "b": "new", "c": "new", "e": "new"}
     assert found in ([new] if status == 0 else [new, {"a": "old", "b": "old", "c": "old"}])
     assert sorted(path.name for path in here.iterdir()) == ["a", "b", "c"] + (["d"] if found == new else [])
+
+
+def test_of_those_in_a_race_one_puts_its_result_in_place(here: Path, there: Path, tmp_path: Path) -> None:
+    (there / "out").write_text("x")
+    claims = [Claim(str(tmp_path / "race"), name) for name in ("one", "two")]
+    (here / "out").mkdir()
+    assert "a directory stands" in bring(here, there, "out", claim=claims[0])[0]
+    (here / "out").rmdir()
+    assert bring(here, there, "out", "none", claim=claims[0])[0] == spec.not_there(["none"])
+    assert not list(here.iterdir())
+    assert bring(here, there, "out", claim=claims[1]) == ("", [])
+    (there / "out").write_text("y")
+    assert bring(here, there, "out", claim=claims[0]) == ("another has won the race", [])
+    assert (here / "out").read_text() == "x"
+    assert [claim.take() for claim in claims] == [False, True]
 
 
 def test_a_hostile_manifest_brings_nothing_that_was_not_asked_for(here: Path, there: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from quine.staging import remote_main
 from quine.staging.caller_side import Staging
+from quine.staging.claim import Claim
 from transport.errors import Abandoned, RequestError
+from transport.status import Status
 
 
 @pytest.fixture(autouse=True)
@@ -141,15 +143,14 @@ def bring(
     *patterns: str,
     left: Sequence[str] | None = None,
     data_dir: str = ".quine",
+    claim: Claim | None = None,
 ) -> tuple[str, list[str]]:
     """Bring the files that match `patterns` to `here`; return the error, and the patterns that match nothing.
 
     `left`: the places at which something has to be left out.
     """
-    from quine.staging import returns_receiver
-
     staging = Staging([], list(patterns), str(here), data_dir)
-    taking = staging.taking()
+    taking = staging.taking(claim)
     relay = Relay(taking.taken)
     try:
         with inside(over_there):
@@ -158,9 +159,7 @@ def bring(
         assert taking.failure
     finally:
         relay.close()
-    if taking.layout:
-        if not taking.failure:
-            taking.failure = returns_receiver._apart(taking.layout, os.fsencode(here))
-        taking.layout.close()
+    taking.end(Status("exited", 0))
+    taking.close()
     assert left is None or taking.left_out == list(left)
     return taking.failure, taking.missing

@@ -33,6 +33,7 @@ def run(
     on_refused: Callable[[str], None] | None = None,
     used: Used | None = None,
     on_sent: Callable[[], None] | None = None,
+    on_fatal: Callable[[int], None] | None = None,
 ) -> Status:
     """Start a job through this machine's node and be its proxy until it ends.
 
@@ -42,6 +43,7 @@ def run(
                it is answered
     on_note    called with each note of the node about the link to the job's host
     on_refused called with the reason when a request was refused
+    on_fatal   called with each signal that tells this process to end
     used       records the use of the streams, and keeps stdin untouched until the job runs
 
     Raises Refused if this machine has no usable node; any other outcome is in the Status. Must be called in the main
@@ -55,12 +57,8 @@ def run(
         from transport.client.proxy import Proxy  # here: the node works on the spawn while this is loaded
 
         proxy = Proxy(connection, spawn, (stdin, stdout, stderr), services or {}, used, sent)
-        proxy.on_start, proxy.on_note, proxy.on_refused, proxy.on_sent = (
-            on_start,
-            on_note,
-            on_refused,
-            on_sent,
-        )
+        proxy.on_start, proxy.on_note, proxy.on_refused = on_start, on_note, on_refused
+        proxy.on_sent, proxy.on_fatal = on_sent, on_fatal
         try:
             if (status := proxy.run()) is not None:
                 return status

@@ -66,6 +66,7 @@ class Proxy:
         self.on_start: Callable[[int, str], None] | None = None
         self.on_note: Callable[[dict[str, Any]], None] | None = None
         self.on_refused: Callable[[str], None] | None = None
+        self.on_fatal: Callable[[int], None] | None = None
         self._terminal: Terminal | None = None
         self._handlers = services
         self._caught = Caught()
@@ -115,6 +116,8 @@ class Proxy:
             events_by_fd = self._poll().poll(core.relieve(self._pause()))
             # Signals first: one that came before an end of file must not arrive over there after it.
             while not core.over and (number := self._caught.take()):
+                if self.on_fatal and number in FATAL:
+                    self.on_fatal(number)
                 core.signalled(number, time.monotonic())
             for fd, events in events_by_fd:
                 if core.over:

@@ -13,9 +13,11 @@ from quine.agent.outcome import Result, sections
 from quine.agent.session import SessionSpec
 from quine.agent.tools import child_options
 from quine.agent.tools.fork import Call, Child, prepare, refusal
+from quine.base import dirs
 from quine.base.errors import NOT_STARTED
 from quine.base.messages import Message, ToolCall, ToolResult
 from quine.base.sessions import job_directory, new_session
+from transport.lean import contextlib
 from transport.status import Status
 
 TYPE_CHECKING = False
@@ -74,6 +76,9 @@ def _start(
     job = Job(session, child.intent, child.host, directory)
     if child.host != "local":  # a local child shares the directory
         job.files, job.returns = child.files, child.returns
+    if one.race and any(each.returns for each in one.children):
+        dirs.make(loop.outputs)
+        job.race = os.path.join(loop.outputs, f"{one.place}.winner")
     facts = {"session": session, "intent": child.intent, "host": child.host, "tool_id": one.call.id}
     loop.tape.add("fork", facts)
     loop.tape.sync()  # the child may run and end before the parent continues
@@ -134,6 +139,9 @@ def _collect(loop: Running, one: Call, jobs: list[Job]) -> Result:
     winner = loop.jobs.wait(jobs, one.race, loop.signals)
     if winner is not None:
         loop.jobs.end([job for job in jobs if job is not winner])
+    for race in {job.race for job in jobs if job.race}:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(race)
     parts = []
     for number, job in enumerate(jobs, 1):
         assert job.status is not None

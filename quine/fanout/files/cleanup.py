@@ -5,6 +5,8 @@ Laws
 2. A file that another item under way needs stays, and one that all items have stays to the end of the batch. An item
    whose file is being removed waits until that is done.
 3. A host that cannot be reached keeps the files, which is said: the items have their ends as they were.
+4. Nothing that --returns names is removed before it is here. A host on which results were left keeps the files that all
+   items had.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Cleanup:
         self._directories: set[str] = set()
         self._places: dict[tuple[str, str | None], Spawn] = {}  # a job of each host, for the end
         self._told: set[str] = set()
+        self._kept: set[str] = set()  # hosts on which results were left
 
     def names(self, task: Task) -> list[str]:
         """Return the names over there of the item's own files. Raises Misconfigured."""
@@ -87,13 +90,17 @@ class Cleanup:
 
         return self._start(alone, [], job, host, gone)
 
+    def keep(self, host: str) -> None:
+        """Results that did not come stay on a host."""
+        self._kept.add(host)
+
     def finish(self, over: Callable[[], None]) -> int:
         """Remove what all items had, and directories that are empty. Return the number of calls of `over` to come."""
         shared = self._work.placed(None, shared=True)
         directories = self._directories | set(filter(None, map(os.path.dirname, shared)))
         places, self._places = self._places, {}
         for (host, _), job in places.items():
-            self._start(shared, sorted(directories), job, host, over)
+            self._start([] if host in self._kept else shared, sorted(directories), job, host, over)
         return len(places)
 
     def _start(

@@ -5,13 +5,17 @@ Laws
    has no job until then, and can be ended at any time.
 2. An item has its end when its returns are here and its files have been removed. A job that may go on without this
    process keeps them, and its names, until it is adopted and ends, or is not looked for any longer.
+3. A job that was told to end brings nothing: a part of a result would replace a finished one. Where results stay on a
+   host, nothing of their item is removed there.
+4. If returns replace the files of their item, a try that is to be repeated brings none: the next one has the files that
+   the item had.
 """
 
 from __future__ import annotations
 
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.names import Names
-from quine.jobs.staged import bring
+from quine.jobs.staged import Bringing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 
     from quine.fanout.tasks import Task, Work
     from quine.staging.caller_side import Staging
-    from transport.client.batch import Batch
+    from transport.client.batch import Batch, BatchJob
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -27,13 +31,32 @@ if TYPE_CHECKING:
 class Held:
     """The files of one try. `sources` are those whose names it has, `own` the names that it may have to remove."""
 
-    __slots__ = ("own", "send", "sources", "stage")
+    __slots__ = ("own", "say", "send", "sources", "stage", "task")
 
-    def __init__(self, stage: Staging, send: Callable[[], None]) -> None:
+    def __init__(
+        self, task: Task, stage: Staging, say: Callable[[str], None], send: Callable[[], None]
+    ) -> None:
+        self.task = task
         self.stage = stage
+        self.say = say
         self.send = send  # called once it may be sent
         self.sources: list[tuple[bytes, bytes]] = []
         self.own: list[str] = []
+
+    # -- the interface of `Bringing` -----------------------------------------------------------------
+
+    def sent(self, job: BatchJob) -> None:
+        self.task.after = job
+
+    @property
+    def wanted(self) -> bool:
+        return not self.task.abandoned
+
+    def write(self, data: memoryview) -> int | None:
+        return self.task.output.write(2, data) if self.task.output else None
+
+    def lost(self, place: str) -> None:
+        self.task.unreturned = place
 
 
 class Files:
@@ -51,7 +74,7 @@ class Files:
 
     def begin(self, task: Task, stage: Staging, send: Callable[[], None]) -> None:
         """Have `send` called once the try may be sent, if `give` is not called before."""
-        held = self._held[task] = Held(stage, send)
+        held = self._held[task] = Held(task, stage, self._say_once, send)
         self._take(task, held)
 
     def _take(self, task: Task, held: Held) -> None:
@@ -80,7 +103,7 @@ class Files:
         """Take the names of a job that runs already, whoever has them."""
         if task in self._held:
             return  # it was cut off in this run
-        held = self._held[task] = Held(stage, lambda: None)
+        held = self._held[task] = Held(task, stage, self._say_once, lambda: None)
         held.sources = stage.sources
         self._names.hold(held.sources)
         self._use(task, held)
@@ -92,8 +115,13 @@ class Files:
                 self._cleanup.give(held.own)
             self._names.give(held.sources)
 
-    def ended(self, task: Task, spawn: Spawn, status: Status, over: Callable[[], None]) -> None:
-        """The job of a try has ended: bring its returns, remove its files, and then call `over`."""
+    def ended(
+        self, task: Task, spawn: Spawn, status: Status, over: Callable[[], None], again: bool = False
+    ) -> None:
+        """The job of a try has ended: bring its returns, remove its files, and then call `over`.
+
+        `again`: the item will be tried again.
+        """
         held = self._held.get(task)
         if held is None or task.is_cut(status):
             over()
@@ -101,20 +129,27 @@ class Files:
         task.over = True
 
         def remove() -> None:
-            if not (self._cleanup and task.running and status.host):
+            began = task.running or status.state in ("exited", "signaled")
+            if not (self._cleanup and began and status.host):
                 self._over(task, over)
-                return
-            own, held.own = held.own, []
-            self._cleanup.give(own)
-            task.after = self._cleanup.remove(own, spawn, status.host, lambda: self._over(task, over))
+            elif held.stage.returns and (task.left or status.state == "lost"):
+                self._cleanup.keep(status.host)
+                self._over(task, over)
+            else:
+                own, held.own = held.own, []
+                self._cleanup.give(own)
+                task.after = self._cleanup.remove(own, spawn, status.host, lambda: self._over(task, over))
 
-        if held.stage.brings(status):
-            assert task.output
-            write = task.output.write
-            started = bring(self._batch, held.stage, spawn, status, write, self._say_once, remove)
-            task.after = started or task.after
-        else:
+        if not held.stage.brings(status):
             remove()
+        elif again and held.stage.is_in_place:
+            self._over(task, over)
+        elif task.ending:
+            task.left = True
+            held.stage.leave(status, spawn)
+            remove()
+        else:
+            Bringing(self._batch, held.stage, spawn, status, held, remove).begin()
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:
