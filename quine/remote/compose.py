@@ -218,7 +218,6 @@ def proxy(
     may hold. `cwd` is its directory there, "" for that of the inventory.
     """
     from quine.jobs.client import Notes, caller
-    from transport.client import client
     from transport.client.output import Used
 
     environ = dict(os.environ)
@@ -229,24 +228,13 @@ def proxy(
         spawn.env["QUINE_MOUNT"] = "auto"  # a mount here has another path there
     services = services_of(spec, ledger, environ, spawn.context, masked, facts)
     services.on_placed = _preparing(spawn.context)
-    run: Callable[..., Status] = client.run
 
     def placed(pid: int, host: str) -> None:
         services.placed(host)
         if on_start:
             on_start(pid, host)
 
-    if files or returns:
-        from quine.staging.caller_side import Staging
-
-        data_dir = environ.get("QUINE_DATA_DIR") or ".quine"
-        run = Staging(files or [], returns or [], os.getcwd(), data_dir).run
-        if race:
-            from functools import partial
-
-            from quine.staging.claim import Claim
-
-            run = partial(run, claim=Claim(race, spec.session))
+    run = _runner(files or [], returns or [], (race, spec.session) if race else None, environ)
     try:
         return run(
             spawn,
@@ -261,6 +249,23 @@ def proxy(
         )
     finally:
         services.close()
+
+
+def _runner(
+    files: list[str], returns: list[str], race: tuple[str, str] | None, environ: Mapping[str, str]
+) -> Callable[..., Status]:
+    """Return the function that runs a job, as `client.run`, with its files. `race`: see `Claim`."""
+    from transport.client import client
+
+    if not files and not returns:
+        return client.run
+    from functools import partial
+
+    from quine.staging.caller_side import Staging
+    from quine.staging.claim import Claim
+
+    stage = Staging(files, returns, os.getcwd(), environ.get("QUINE_DATA_DIR") or ".quine")
+    return partial(stage.run, claim=Claim(*race) if race else None)
 
 
 def agent_spawn(where: str, spec: SessionSpec) -> Spawn:
