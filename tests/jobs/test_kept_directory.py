@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.lab import Lab
-from tests.support.agents import OK, says, sh
+from tests.support.agents import OK, says, sh, until
 from transport.job.launcher_client import Folders
 from transport.launcher import workdir
 
@@ -49,6 +49,25 @@ def test_nothing_is_said_where_the_user_knows_or_wants_silence(lab: Lab) -> None
     for words in (["-q"], ["--cwd", "~"], ["--cwd", lab["h1"].home], ["--files", "src"], ["--detach"]):
         done = lab.run(["run", "--on", "h1", *words, "--", "sh", "-c", "echo >kept"])
         assert done.returncode == 0 and b"left in" not in done.stderr, words
+
+
+def test_a_directory_with_a_process_that_the_command_has_left_stays_as_long_as_that(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """It was empty when the command ended, and the output of the process was lost with it."""
+    go = tmp_path / "go"
+    line = f"pwd; (until test -e {go}; do sleep 0.01; done; $0) >/dev/null 2>&1 &"
+    for end, stays in (("touch kept", True), ("true", False)):
+        done = lab.run(["run", "--on", "h1", "--", "sh", "-c", line.replace("$0", end)])
+        place = Path(done.stdout.decode().strip())
+        assert (done.returncode, done.stderr) == (
+            0,
+            f"quine: h1: files are left in ~/quine/{place.name}\n".encode(),
+        )
+        assert place.exists()
+        go.touch()
+        until((place / "kept").exists if stays else lambda: not place.exists())  # noqa: B023
+        go.unlink()
 
 
 def test_an_agent_names_it_too(lab: Lab, tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ Laws
    their lock: a folder with such a job in it is found held.
 3. The last descriptor of a removed folder is closed here, not in the node: the file system frees the folder then, which
    takes milliseconds on some, and the exit record would wait for it.
+4. A job that has ended counts as long as a process of its group lives: its folder would be removed under it. One that
+   has left the group, a daemon, is not seen. Asking the kernel for a group costs a microsecond, a look at all processes
+   milliseconds.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from transport.launcher import workdir
 from transport.lean import deque
 
 SOON = 0.05  # seconds
+LOOK = 1.0  # seconds between two looks at the processes that jobs have left
 
 
 class Folders:
@@ -25,6 +29,8 @@ class Folders:
         self._jobs: dict[str, int] = {}
         self._held: dict[str, tuple[int, os.stat_result]] = {}
         self._removed: deque[tuple[float, int]] = deque()  # when a descriptor is closed
+        self._groups: dict[int, str] = {}  # process groups of jobs that have ended, and their folders
+        self._next = 0.0  # time of the next look at them
 
     def join(self, path: str) -> None:
         """A job is ordered there."""
@@ -70,15 +76,39 @@ class Folders:
         finally:
             self._drop(path)
 
+    def lingers(self, path: str, group: int) -> bool:
+        """A job has ended and was reaped: return whether it has left processes of its group, and so has not left."""
+        if not path or not _lives(group):
+            return False
+        self._next = self._next if self._groups else time.monotonic() + LOOK
+        self._groups[group] = path
+        return True
+
+    def is_used(self, path: str) -> bool:
+        """Whether a folder has a process that a job has left."""
+        return any(each == path and _lives(group) for group, each in self._groups.items())
+
     @property
     def due(self) -> float | None:
         """The time at which `turn` has something to do."""
-        return self._removed[0][0] if self._removed else None
+        times = [self._removed[0][0]] if self._removed else []
+        return min([*times, *([self._next] if self._groups else [])], default=None)
 
-    def turn(self, now: float) -> None:
-        """Close the descriptors of folders that were removed: the node has closed its own by now."""
+    def turn(self, now: float) -> list[str]:
+        """Close the descriptors of folders that were removed: the node has closed its own by now.
+
+        Return the folders whose last process has ended, to be removed if they are empty.
+        """
         while self._removed and self._removed[0][0] <= now:
             os.close(self._removed.popleft()[1])
+        if not self._groups or now < self._next:
+            return []
+        self._next = now + LOOK
+        over = [group for group in self._groups if not _lives(group)]
+        paths = [self._groups.pop(group) for group in over]
+        for path in paths:
+            self.left(path, removes=False)
+        return [path for path in dict.fromkeys(paths) if path not in self._jobs]
 
     def close(self) -> None:
         """Release all folders, though jobs are in them.
@@ -91,3 +121,14 @@ class Folders:
     def _drop(self, path: str) -> None:
         if path in self._held:
             os.close(self._held.pop(path)[0])
+
+
+def _lives(group: int) -> bool:
+    """Whether a process group has a process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it has become another user
+    return True

@@ -141,7 +141,8 @@ class Launcher:
             self._spares.dismiss(now)
             self._zygotes.dismiss(now)
             self._note_starts(now)
-            self._folders.turn(now)
+            for path in self._folders.turn(now):
+                self._leave(0, path, [])  # no node waits for that
             self._out.turn(now)
             self._prepare()
 
@@ -365,7 +366,10 @@ class Launcher:
                     and self._quick.is_local(made.folder)
                 )
                 self._told_to_end.discard(made.number)
-                left = self._folders.left(made.folder, removes)
+                if self._folders.lingers(made.folder, ended.si_pid):
+                    left = workdir.KEPT if removes else -1
+                else:
+                    left = self._folders.left(made.folder, removes)
                 self._out.put(
                     ("exited", made.number, status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss, left)
                 )
@@ -384,6 +388,9 @@ class Launcher:
         self._tell("ended", made.number, status)
 
     def _leave(self, number: int, path: str, fds: list[int]) -> None:
+        if self._folders.is_used(path):
+            self._tell("left", number, workdir.KEPT)
+            return
         if self._quick.is_local(path):
             self._tell("left", number, workdir.leave(path, fds.pop() if fds else -1))
             return
