@@ -8,7 +8,8 @@ Laws
 4. A job that outlives this process, and is ended because the batch is, has a note of that before it gets TERM: its
    end is not its own. One that was taken back before it began is in there no more.
 5. An agent has a note before the first answer that it gets. One without did nothing, and may be run.
-6. A job whose returns did not come has a note of its end and its place, as long as its line in the log says so.
+6. A job whose returns did not come has a note of its end and its place, as long as its line in the log says so. One
+   whose returns are here has a note of that before they are removed on its host: they are not asked for again.
 7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
    nobody goes on with it.
 """
@@ -95,6 +96,7 @@ class Journal:
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
         self.unreturned: dict[str, Unreturned] = {}  # by their ids, jobs that have a line
         self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
+        self.brought: dict[str, None] = {}  # ids of jobs whose returns are here, and may be gone from their hosts
         self.begun: dict[str, None] = {}  # ids of agents that may have done something
         self.by_lines = False  # the runs before have passed on outputs of jobs that had not ended
         self._passes_lines = False  # so does this one, or one before
@@ -139,6 +141,9 @@ class Journal:
                     self.sent.pop(id, None)
                 elif word == "unreturned":
                     self.unreturned[rest[0]] = Unreturned.parsed(line[:-1].split(" ")[2:])
+                elif word == "brought":
+                    (id,) = rest
+                    self.brought[id] = None
                 elif word == "begun":
                     (id,) = rest
                     self.begun[id] = None
@@ -186,7 +191,7 @@ class Journal:
         for id, sent in self.sent.items():
             text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} -\n")
         text += (note.line(id) for id, note in self.unreturned.items())
-        for word, ids in (("halted", self.halted), ("begun", self.begun)):
+        for word, ids in (("halted", self.halted), ("begun", self.begun), ("brought", self.brought)):
             text += (f"{word} {id}\n" for id in ids if id in self.sent)
         self._lines, self._second = len(text), -inf
         return "".join(text)
@@ -269,6 +274,11 @@ class Journal:
         self.unreturned[id] = note
         self._write(note.line(id))
 
+    def bring(self, id: str) -> None:
+        """The returns of a job are here, and are about to be removed on its host. Raises Failure."""
+        self._write(f"brought {id}\n")
+        self.brought[id] = None
+
     def keep_unreturned(self, ids: Collection[str]) -> None:
         """Forget the others: their lines in the log have their ends."""
         self.unreturned = {id: note for id, note in self.unreturned.items() if id in ids}
@@ -284,6 +294,7 @@ class Journal:
         self.sent.pop(id, None)
         self.begun.pop(id, None)
         self.halted.pop(id, None)
+        self.brought.pop(id, None)
 
     def _write(self, text: str) -> None:
         written(self._fd, text, self._path)

@@ -83,7 +83,7 @@ class Starter:
 
     def record(self, journal: Journal) -> None:
         """Have jobs outlive this process; those of the next one are in the same directories."""
-        self._journal = journal
+        self._journal = self._files.journal = journal
         if self._by_lines:
             journal.pass_lines()
         journal.sends_to(self._where)

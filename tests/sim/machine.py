@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.sim.network import End, connect
-from tests.sim.process import Launcher, Process
+from tests.sim.process import STATUS, Launcher, Process
 from tests.sim.world import Loop, World
 from transport.launcher import termination
 from transport.node.daemon import Node
@@ -31,6 +31,7 @@ class Machine:
         self.processes: dict[int, Process] = {}
         self.launches: list[tuple[str, Process]] = []
         self.ends: list[End] = []  # the ends of its node
+        self.texts: Any = None  # the files of a batch
         self.nodes = 0  # started so far
         self.processors = 0
         self.judged = 0  # launches that a rule has seen
@@ -40,6 +41,10 @@ class Machine:
     def next_pid(self) -> int:
         self._pids += 1
         return self._pids
+
+    def script(self, argv: list[str]) -> Any:
+        """The script of a job of ours: one that moves files, else one that asks the node for its status."""
+        return (self.texts and self.texts.script(argv)) or STATUS
 
     # -- the node -----------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ A script is a list of steps. The pipes are the kernel's, so that `pump` runs as 
     ("ask", size)            a request to the origin with a body of so many bytes; waits for its answer
     ("spawn", name)          ask for another job of the scenario, as its client; waits for its end
     ("status",)              write what `quine node --status` does
+    ("result", how)          write the result of an item of a batch: a "part" of it, or the "whole"
+    ("call", function)       call a function with this process
     ("exit", code)           at the end of a script: exit 0
 """
 
@@ -102,6 +104,7 @@ class Process:
         self._text: bytes | None = None  # of the status, as far as it was not written yet
         self.answers: list[str] = []
         self.memo: dict[str, Any] = parent.memo if parent else {}
+        self.read = ""  # the text of its input, once a result was made of it
         for pipe, is_open in zip(self.pipes, self.open, strict=True):
             pipe.users += is_open
         machine.processes[self.pid] = self
@@ -163,6 +166,14 @@ class Process:
                 self.die(signal.SIGPIPE)
                 return False
             self.machine.look()
+        return True
+
+    def _result(self, how: str) -> bool:
+        self.machine.texts.write(self, how)
+        return True
+
+    def _call(self, function: Callable[[Process], None]) -> bool:
+        function(self)
         return True
 
     def _sleep(self, seconds: float) -> bool:
@@ -319,11 +330,13 @@ class Running:
 
     def _start(self) -> None:
         machine, argv = self._machine, self._order.argv
-        script = STATUS if self._order.own else machine.scripts[argv[0]]
+        script = machine.script(argv) if self._order.own else machine.scripts[argv[0]]
         if script.refused:
             self._owner.on_not_started(Status("unreachable", NOT_STARTED, detail="cannot start"))
             return
         pipes = [Pipe(True), Pipe(False), Pipe(False)]
+        if argv[1:] and not self._order.own:
+            machine.texts.staged(machine, argv[1:])
         process = Process(machine, argv[0], script.steps, pipes, None)
         process.on_term = script.on_term
         process.memo = dict(self._order.memo)

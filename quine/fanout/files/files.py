@@ -5,14 +5,15 @@ Laws
    has no job until then, and can be ended at any time.
 2. An item has its end when its returns are here and its files have been removed. A job that may go on without this
    process keeps them, and its names, until it is adopted and ends, or is not looked for any longer.
-3. A job that was told to end brings nothing: a part of a result would replace a finished one. Where results stay on a
-   host, nothing of their item is removed there.
+3. A job that was told to end, by this process or by the one before, brings nothing: a part of a result would replace a
+   finished one. Where results stay on a host, nothing of their item is removed there.
 4. If returns replace the files of their item, a try that is to be repeated brings none: the next one has the files that
    the item had.
 """
 
 from __future__ import annotations
 
+from quine.base.errors import Failure
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.names import Names
 from quine.jobs.staged import Bringing
@@ -21,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quine.fanout.journal import Journal
     from quine.fanout.tasks import Task, Work
     from quine.staging.caller_side import Staging
     from transport.client.batch import Batch, BatchJob
@@ -71,6 +73,7 @@ class Files:
         self._said: set[str] = set()  # lines about what was left out, each said once
         self._cleanup = Cleanup(batch, work, say) if cleanup else None
         self._held: dict[Task, Held] = {}
+        self.journal: Journal | None = None  # of a batch with a log
 
     def begin(self, task: Task, stage: Staging, send: Callable[[], None]) -> None:
         """Have `send` called once the try may be sent, if `give` is not called before."""
@@ -135,6 +138,9 @@ class Files:
             elif held.stage.returns and (task.left or status.state == "lost"):
                 self._cleanup.keep(status.host)
                 self._over(task, over)
+            elif held.stage.returns and not self._note_brought(task):
+                self._cleanup.keep(status.host)
+                self._over(task, over)
             else:
                 own, held.own = held.own, []
                 self._cleanup.give(own)
@@ -144,12 +150,23 @@ class Files:
             remove()
         elif again and held.stage.is_in_place:
             self._over(task, over)
-        elif task.ending:
+        elif self.journal and task.entry.id in self.journal.brought:
+            remove()  # the process before was killed behind this point
+        elif task.ending or (task.cut_short and status.code):
             task.left = True
             held.stage.leave(status, spawn)
             remove()
         else:
             Bringing(self._batch, held.stage, spawn, status, held, remove).begin()
+
+    def _note_brought(self, task: Task) -> bool:
+        """Note that the returns of a job are here. False if that cannot be written: then they stay there, too."""
+        try:
+            if self.journal:
+                self.journal.bring(task.entry.id)
+        except Failure:
+            return False
+        return True
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

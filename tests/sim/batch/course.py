@@ -9,6 +9,7 @@ from random import Random
 from tests.sim.scenario import Fault, Job, Scenario
 from tests.sim.world import weighted
 
+APART, IN_PLACE = "apart", "in place"
 BATCH = "batch"  # where a fault of the client is
 LEASES = ((5.0, 1), (30.0, 2), (600.0, 4))
 
@@ -29,6 +30,8 @@ class Course(Scenario):
     reads: bool = False  # the jobs have their items on stdin
     rate: float = 0.0
     again: float = 1.0
+    files: str = ""  # each item has a file to be sent and a result: "apart", or "in place" of that file
+    cleanup: bool = False
     bounded: bool = False  # `slots` are the processors of each host, and the inventory has no number
 
     def describe(self) -> str:
@@ -39,7 +42,8 @@ class Course(Scenario):
             f"rate {self.rate:g}",
         ]
         words += ["--idempotent"] * self.idempotent + ["--stdin item"] * self.reads
-        words += ["by processors"] * self.bounded
+        words += ["by processors"] * self.bounded + ["--cleanup"] * self.cleanup
+        words += [f"files {self.files}"] if self.files else []
         lines = [f"hosts: {' '.join(self.hosts)}; slots: {self.slots}; {', '.join(words)}"]
         lines += [f"again after {self.again:g} s; limits: {self.limits}"]
         for item in self.items:
@@ -67,6 +71,7 @@ def draw(seed: int) -> Course:
     limits = {"UNSTARTED": random.choice((2, 5, 64)), "WAITING": random.choice((2, 8, 32))}
     limits |= {"UNRECORDED": random.choice((3, 4096)), "COMPACT": random.choice((0, 20_000))}
     lease, most = weighted(random, LEASES), weighted(random, ((0, 3), (1, 1), (5, 2)))
+    others = Random(f"files {seed}")
     return Course(
         seed,
         hosts,
@@ -83,6 +88,8 @@ def draw(seed: int) -> Course:
         rate=weighted(random, ((0.0, 4), (4000.0, 1))),
         again=round(random.choice((0.2, 3.0, 12.0)) * random.uniform(0.5, 1.5), 3),
         bounded=not most and random.random() < 0.4,
+        files=weighted(others, (("", 5), (APART, 4), (IN_PLACE, 1))),
+        cleanup=others.random() < 0.7,
     )
 
 
@@ -151,7 +158,16 @@ def lesser(course: Course) -> Iterator[Course]:
         yield replace(course, items=tuple(other for other in course.items if other is not item))
     for fault in course.faults:
         yield replace(course, faults=tuple(other for other in course.faults if other is not fault))
-    plain = {"rate": 0.0, "reads": False, "bounded": False, "most": 0, "retries": 1, "limits": {}}
+    plain = {
+        "files": "",
+        "cleanup": False,
+        "rate": 0.0,
+        "reads": False,
+        "bounded": False,
+        "most": 0,
+        "retries": 1,
+        "limits": {},
+    }
     for name, least in plain.items():
         if getattr(course, name) != least:
             yield replace(course, **{name: least})

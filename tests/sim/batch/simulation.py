@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from deploy.inventory import Inventory
 from quine.base import backoff
 from quine.fanout import outcome
 from quine.fanout.input.items import Items
-from quine.fanout.joblog import Joblog
+from quine.fanout.joblog import UNRETURNED, Joblog
 from quine.fanout.main import template
 from quine.fanout.options import Options
 from quine.fanout.output import sinks
@@ -31,7 +32,8 @@ from quine.fanout.view import View
 from quine.jobs import remote
 from tests.sim.batch.batch import Killed, SimulatedBatch
 from tests.sim.batch.course import Course, draw, lesser
-from tests.sim.batch.judge import check, check_slots
+from tests.sim.batch.files import SimulatedWork, Texts, with_results
+from tests.sim.batch.judge import STATE, check, check_slots
 from tests.sim.batch.streams import SimulatedReport, SimulatedStreams
 from tests.sim.scenario import HANG, NOTICE, ORIGIN, Fault
 from tests.sim.shrink import Kind
@@ -44,6 +46,7 @@ from transport.node.served import KEPT as KEPT_LINK
 from transport.spawn import Spawn
 
 CLIENTS = 12  # one after the other
+AWAY = 20.0  # seconds
 SETTLED = 120.0  # seconds for an orphan to be looked for, and for starts to be tried again
 KEPT = {outcome.DONE, outcome.LOST, outcome.FAILED, outcome.KILLED, outcome.TIMEOUT}  # by --resume
 MEMORY = 3500  # bytes of an output that are kept in memory: less than a window, which is not acknowledged till then
@@ -57,7 +60,10 @@ class BatchSimulation(Simulation):
         super().__init__(course, world)
         for machine in self.machines.values():
             machine.tell_processors(course.slots)
-        self.scripts.update((item.name, item) for item in course.items)
+        self.scripts.update(
+            (item.name, with_results(item) if course.files else item) for item in course.items
+        )
+        self.texts = Texts(self, os.path.dirname(log)) if course.files else None
         self.shown: dict[str, list[int]] = {}
         self.batch: SimulatedBatch | None = None
         self.run_under_way: Run | None = None
@@ -132,11 +138,13 @@ class BatchSimulation(Simulation):
         world, course = self.world, self.course
         world.run(world.now + 0.9, lambda: False)  # all nodes run, and know of all jobs from then on
         last = world.now + max([fault.end + fault.seconds for fault in course.faults], default=0.0)
-        until = last + self.natural + 2 * course.lease + CLIENTS * (course.again + SETTLED) + NOTICE + HANG
+        pauses = CLIENTS * (course.again + AWAY + SETTLED)
+        until = last + self.natural + 2 * course.lease + pauses + NOTICE + HANG
         for _ in range(CLIENTS):
             if self._client(until):
                 break
-            world.run(world.now + course.again, lambda: False)
+            # A user who is told that results are on a host that is away tries again when that is back.
+            world.run(world.now + course.again + AWAY * self._awaits_returns(), lambda: False)
         else:
             raise Violation("drains", f"none of {CLIENTS} clients came to its end")
         check(self)
@@ -164,9 +172,17 @@ class BatchSimulation(Simulation):
             "retries": str(course.retries),
         }
         words |= {"jobs": str(course.most), "stdin": "item" if course.reads else ""}
+        if self.texts:
+            words |= {
+                "files": (self.texts.files,),
+                "returns": (self.texts.returns,),
+                "cleanup": course.cleanup,
+            }
         options = Options(**words, idempotent=course.idempotent)
         items = Items(options, ["{}", ":::", *(item.name for item in course.items)])
-        work = Work(options, template(options, items.command), items.command)
+        kind = SimulatedWork if self.texts else Work
+        work = kind(options, template(options, items.command), items.command)
+        work.texts = self.texts
         self.batch = batch = SimulatedBatch(self.origin, until, course.bounded)
         report = SimulatedReport(options, work, world, self.shown)
         outputs: list[Output] = []
@@ -207,7 +223,12 @@ class BatchSimulation(Simulation):
         world.say(f"the client ends: {run.text()}")
         if run.fault:
             raise Violation("defect", repr(run.fault))
-        return not run.ended_by
+        return not (run.ended_by or self._awaits_returns())
+
+    def _awaits_returns(self) -> bool:
+        """Whether results are still on a host, so that the next client asks for them."""
+        lines = Path(self.log).read_text().splitlines()[1:]
+        return any(line.split("\t")[STATE] == UNRETURNED for line in lines)
 
 
 @contextlib.contextmanager
@@ -239,6 +260,7 @@ def fanned(course: Course, world: World, sim: Callable[[], BatchSimulation]) -> 
     put(backoff, "random", world.random("backoff"))
     put(sinks, "QUEUED", 4)
     put(os, "fsync", lambda fd: None)
+    put(os, "getcwd", lambda: os.path.dirname(sim().log))
     put(remote, "hosts", lambda where, options: list(sim().inventory().hosts))
     try:
         yield

@@ -1,0 +1,224 @@
+"""The files of a batch in the simulator: on the hosts names with a text, at the origin real files in a directory.
+
+Scripted parts
+    `SimulatedStaging` is the Staging of the product, but its jobs are scripts: an item carries the texts of its files in
+    its argv, and the job that sends returns leaves them with the simulation for `SimulatedTaking`. The removal of files
+    is a script, too. What becomes of these jobs, and of the files then, is decided by the product's code.
+
+The text of a result says which process of which item wrote it, whether it is whole, and the text of its input:
+
+    i3 200017 whole of input of i3
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from quine.fanout.tasks import Work
+from quine.staging import spec
+from quine.staging.caller_side import Staging
+from tests.sim.batch.course import APART, IN_PLACE
+from tests.sim.world import Violation
+from transport.spawn import Spawn
+
+if TYPE_CHECKING:
+    from quine.fanout.input.items import Item
+    from tests.sim.batch.simulation import BatchSimulation
+    from tests.sim.machine import Machine
+    from tests.sim.process import Process
+    from tests.sim.scenario import Job
+    from transport.status import Status
+
+FILES = {APART: ("in/{}", "out/{}"), IN_PLACE: ("in/{}", "in/{}")}  # --files and --returns
+SENT, REMOVED = 0.05, 0.02  # seconds that the jobs take which send returns, and which remove files
+
+
+def with_results(item: Job) -> Job:
+    """Return a job that writes a part of its result when it begins, and the whole before it exits."""
+    steps = list(item.steps)
+    end = [steps.pop()] if steps and steps[-1][0] == "exit" else []
+    return replace(item, steps=(("result", "part"), *steps, ("result", "whole"), *end))
+
+
+class Texts:
+    """The files of one simulation. `here` is the caller's directory."""
+
+    def __init__(self, sim: BatchSimulation, here: str) -> None:
+        self.sim = sim
+        self.here = Path(here)
+        self.there: dict[str, dict[str, str]] = {name: {} for name in sim.machines}
+        self.sent: dict[str, dict[str, str]] = {}  # by the id of the job that sends them
+        self.files, self.returns = FILES[sim.course.files]
+        for item in sim.course.items:
+            self._path(self.files, item.name).parent.mkdir(exist_ok=True)
+            self._path(self.returns, item.name).parent.mkdir(exist_ok=True)
+            self._path(self.files, item.name).write_text(self.input(item.name))
+        for machine in sim.machines.values():
+            machine.texts = self
+
+    @staticmethod
+    def input(item: str) -> str:
+        return f"input of {item}"
+
+    def _path(self, pattern: str, item: str) -> Path:
+        return self.here / pattern.format(item)
+
+    def result(self, item: str) -> str:
+        """The result of an item that is here; "" if there is none."""
+        path = self._path(self.returns, item)
+        text = path.read_text() if path.exists() else ""
+        return "" if text == self.input(item) else text
+
+    # -- on a host ---------------------------------------------------------------------------------
+
+    def staged(self, machine: Machine, words: list[str]) -> None:
+        """A job of an item begins, with these files."""
+        for word in words:
+            self.there[machine.name].update(json.loads(word))
+
+    def write(self, process: Process, how: str) -> None:
+        """A process writes its result."""
+        there = self.there[process.machine.name]
+        text = there.get(self.files.format(process.name), "nothing")
+        process.read = process.read or text  # in place the second result would be made of the first
+        there[self.returns.format(process.name)] = f"{process.name} {process.pid} {how} of {process.read}"
+
+    def script(self, argv: list[str]) -> Any:
+        """The script of a job of staging; None if it is none."""
+        if argv[:2] != ["node", "--stage"]:
+            return None
+        phase, *words = argv[2:]
+        act, seconds = {"out": (self._send, SENT), "clean": (self._remove, REMOVED)}[phase]
+        steps = (("sleep", seconds), ("call", lambda process: act(process, words)))
+        return SimpleNamespace(steps=steps, on_term=("die",), refused=False, unsure=False)
+
+    def _send(self, process: Process, words: list[str]) -> None:
+        id, *names = words
+        there = self.there[process.machine.name]
+        self.sent[id] = {name: there[name] for name in names if name in there}
+
+    def _remove(self, process: Process, words: list[str]) -> None:
+        count, _, *names = words
+        there = self.there[process.machine.name]
+        for name in names[: int(count)]:
+            text = there.pop(name, "")
+            self._check_removed(process.machine, name, text)
+
+    def _check_removed(self, machine: Machine, name: str, text: str) -> None:
+        item, pid, how, *_ = [*text.split(), "", "", ""]
+        if how != "whole" or name != self.returns.format(item):
+            return
+        writer = machine.processes[int(pid)]
+        if writer.wait_status == 0 and not writer.alive and self.result(item) != text:
+            raise_in(self.sim, "removed", f"{name} of {item} is removed on {machine.name} and is not here")
+
+    # -- here --------------------------------------------------------------------------------------
+
+    def take(self, item: str, found: dict[str, str]) -> None:
+        """The returns of an item appear here."""
+        for name, text in found.items():
+            writer = self._writer(text)
+            told = writer and (writer.signals or writer.ended_by_node) and writer.wait_status
+            if told and " part of " in text:
+                raise_in(self.sim, "part", f"{name} of {item} is from a job that was told to end")
+            (self.here / name).write_text(text)
+
+    def _writer(self, text: str) -> Process | None:
+        pid = int([*text.split(), "0", "0"][1]) if " of " in text and not text.startswith("input") else 0
+        machines = self.sim.machines.values()
+        return next((m.processes[pid] for m in machines if pid in m.processes), None)
+
+
+def raise_in(sim: BatchSimulation, rule: str, what: str) -> None:
+    """Report a violation, from within a process or a client of the simulation."""
+    sim.world.violated(rule, what)
+
+
+class SimulatedStaging(Staging):
+    """The staging of one try. `item` is its name."""
+
+    def __init__(self, texts: Texts, item: str) -> None:
+        super().__init__([texts.files.format(item)], [texts.returns.format(item)], str(texts.here))
+        self._texts, self._item = texts, item
+        self._sender = ""
+
+    def dressed(self, spawn: Spawn, services: Any) -> Spawn:
+        job = Spawn(**spawn.to_json())
+        found = {os.fsdecode(name): Path(os.fsdecode(path)).read_text() for path, name in self.sources}
+        job.argv = [self._item, json.dumps(found)]
+        return job
+
+    def begin(self) -> None: ...
+
+    def sender(self, job: Spawn, status: Status) -> Spawn:
+        sender = super().sender(job, status)
+        self._sender = sender.id
+        sender.argv = ["node", "--stage", "out", sender.id, self._texts.returns.format(self._item)]
+        return sender
+
+    def taking(self, claim: Any = None) -> Any:
+        return SimulatedTaking(self)
+
+
+class SimulatedTaking:
+    """The receiver of returns: quine.staging.returns_receiver.Taking."""
+
+    services: Any = None
+    place = signal = ""
+    beaten = False
+
+    def __init__(self, stage: SimulatedStaging) -> None:
+        self._stage = stage
+        self.failure = "nothing came"
+        self.missing: list[str] = []
+
+    def begin(self) -> None: ...
+
+    def end(self, sent: Status) -> None:
+        stage = self._stage
+        if (sent.state, sent.code) != ("exited", 0):
+            self.failure = sent.detail or sent.state
+            return
+        self.failure = ""
+        found = stage._texts.sent.pop(stage._sender)
+        self.missing = [] if found else [stage._texts.returns.format(stage._item)]
+        stage._texts.take(stage._item, found)
+
+    def close(self) -> None: ...
+
+    @property
+    def is_cut(self) -> bool:
+        return bool(self.failure)
+
+    @property
+    def fault(self) -> str:
+        return f"the returns did not come: {self.failure}" if self.failure else spec.not_there(self.missing)
+
+    def note(self, host: str) -> str:
+        return ""
+
+
+class SimulatedWork(Work):
+    """The work of a command line whose files are those of a simulation."""
+
+    texts: Texts
+
+    def stage(self, item: Item) -> Staging | None:
+        return SimulatedStaging(self.texts, item.args[0])
+
+
+def check(texts: Texts, rows: dict[str, list[str]], state: int) -> None:
+    """Check the results that are here against the log. Raises Violation."""
+    for item, row in rows.items():
+        found = texts.result(item).split()
+        if row[state] == "done" and (found[2:3] != ["whole"] or found[:1] != [item]):
+            raise Violation("returns", f"{item} is done, and its result here is {found}")
+        if found and " ".join(found[4:]) != texts.input(item):
+            raise Violation("input", f"{item}: its result is one of {' '.join(found[4:])!r}")
+        if row[state] in ("killed", "lost", "timeout") and found[2:3] == ["part"]:
+            raise Violation("part", f"{item} is {row[state]}, and a part of its result is here")
