@@ -240,11 +240,11 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOpti
         if end.state in ("exited", "signaled"):
             if job.supervisor and end.detail:
                 complain(f"{job.id}: {end.detail}", end.hint)
-        else:
+            status = bring(job, status)
+        else:  # what a lost job has made is a part of a result, and stays
             on = _adrift(job)
             hint = f"it may still run there: quine ps --on {on}; quine kill {job.id}" if on else ""
             complain(f"{job.id}: {end.state}{': ' + end.detail if end.detail else ''}", hint)
-        status = bring(job, status)
     return status
 
 

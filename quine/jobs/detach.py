@@ -233,8 +233,8 @@ def _start(
     if refused is None:
         print(job)
         return OK
-    if not os.path.exists(f"{directory}/log"):
-        remove(directory)
+    if refused.state != "lost" and not os.path.exists(f"{directory}/log"):
+        remove(directory)  # that of a lost one stays: the same id starts nothing a second time
     complain(refused.detail, refused.hint, os.environ.get("QUINE_NODE_NAME", ""))
     return refused.code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -33,6 +34,9 @@ from tests.support.detached import go as go
 from tests.support.values import JSON
 from tests.support.waiting import until
 from transport import address
+from transport.detached import spool
+from transport.detached.start import start
+from transport.detached.supervisor import Order
 from transport.spawn import Spawn
 
 
@@ -314,6 +318,28 @@ quine run --on h1 -- true
     assert (done.returncode, done.stdout) == (69, b"")
     assert f"does not start: {place}/quine-" in error and "no space left on device" in error
     assert "make room there, or set XDG_RUNTIME_DIR" in hint
+
+
+@pytest.mark.parametrize("how", ["no record", "killed"])
+def test_a_job_that_was_launched_is_never_told_as_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A retry would run it twice."""
+    record = spool.record
+
+    def fails(name: str, value: dict[str, Any]) -> None:
+        if value["pid"] and name == "job":
+            until((tmp_path / "ran").exists)
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        record(name, value)
+
+    monkeypatch.setattr(spool, "record", fails)
+    (tmp_path / "job").mkdir()
+    argv = ["sh", "-c", "touch ran; exec sleep 1000"]
+    status = start(str(tmp_path / "job"), Order(argv, dict(os.environ), str(tmp_path), [], {}))
+    assert status and (status.state, status.code) == ("lost", 74)
 
 
 def test_its_supervisor_is_killed(lab: Lab, tmp_path: Path) -> None:

@@ -32,12 +32,17 @@ F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 class Spool:
     """One output of the job, from its pipe into its file. `read` is how far readers elsewhere have come in it."""
 
-    def __init__(self, name: str, pipe: int) -> None:
-        self.pipe = pipe  # -1 once it is at its end
+    def __init__(self, name: str) -> None:
+        """Raises OSError."""
+        self.pipe = -1  # before `attach`, and once it is at its end
         self.size = 0
         self.read = 0
         self._pending = b""
         self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def attach(self, pipe: int) -> None:
+        """The job has started. Nothing here fails."""
+        self.pipe = pipe
         os.set_blocking(pipe, False)
         try:
             fcntl.fcntl(pipe, F_SETPIPE_SZ, CHUNK)

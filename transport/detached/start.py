@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from transport import quickjson
-from transport.detached.supervisor import Supervisor
-from transport.status import NOT_STARTED, Status
+from transport.detached.supervisor import LAUNCHES, RUNS, Supervisor
+from transport.status import LOST, NOT_STARTED, Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,12 +30,16 @@ def start(directory: str, order: Order) -> Status | None:
     os.waitpid(pid, 0)
     with open(outcome, "rb") as file:
         answer = file.read()
-    if answer == b"+":
+    launched, answer = answer.startswith(LAUNCHES), answer.removeprefix(LAUNCHES)
+    if answer == RUNS:
         return None
     try:
         return Status.from_json(quickjson.loads(answer))
     except ValueError:
-        return Status("unreachable", NOT_STARTED, detail=f"its supervisor has died; see {directory}/log")
+        detail = f"its supervisor has died; see {directory}/log"
+        if launched:
+            return Status("lost", LOST, detail=detail)
+        return Status("unreachable", NOT_STARTED, detail=detail)
 
 
 def _note_defect(path: str) -> None:

@@ -12,9 +12,11 @@ Laws
    are not read. So the job waits in its write(2) until output has been read or room has been made. The exception is a
    job that somebody ends: output that a full disk does not take then is dropped, and the exit record tells how much.
 3. Nothing that happens to the caller, or to an attached client, ends the job: that is what `signal` is for.
-4. If the supervisor itself is killed, the kernel sends TERM to the job's group, as nothing could record its end. A
+4. Room for all that the job needs is taken before it is launched. A job that was launched is never told as not started,
+   or it would be started a second time: it is lost then.
+5. If the supervisor itself is killed, the kernel sends TERM to the job's group, as nothing could record its end. A
    reader then finds a record without a status, whose process is gone: lost.
-5. Standard library only, no event loop.
+6. Standard library only, no event loop.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from transport.errors import ProtocolError, Refused
 from transport.job import process
 from transport.job.deadline import NEVER, Deadline
 from transport.launcher import termination
-from transport.status import NOT_STARTED, Status, signal_number
+from transport.status import LOST, NOT_STARTED, Status, signal_number
 from transport.wire.frames import LIFE, Frame, Kind, pack
 from transport.wire.session import STDERR, STDIN, STDOUT
 
@@ -49,6 +51,7 @@ AGAIN = 1.0  # seconds until a full disk is tried again
 ROOM = 4096  # bytes of an exit record, and of the growth of a job's record
 PEERS = 64  # connections at one time
 LEAVING = 5.0  # seconds for all of them to take the exit record
+LAUNCHES, RUNS = b"?", b"+"  # first and last news for the process that starts the job
 ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL})
 
 
@@ -117,17 +120,19 @@ class Supervisor:
             why = (error.strerror or "").lower()
             child = Status("unreachable", NOT_STARTED, detail=f"cannot start: {why}", hint=hint)
         failed = isinstance(child, Status)
-        try:
-            os.write(
-                self._tell, quickjson.dumps(child.to_json()).encode() if isinstance(child, Status) else b"+"
-            )
-        except BrokenPipeError:
-            pass  # the caller was killed; the job has its id all the same
+        self._say(quickjson.dumps(child.to_json()).encode() if isinstance(child, Status) else RUNS)
         os.close(self._tell)
         if not failed:
             while not self._over():
                 self._turn()
             self._leave()
+
+    def _say(self, data: bytes) -> None:
+        """Tell the process that starts the job."""
+        try:
+            os.write(self._tell, data)
+        except BrokenPipeError:
+            pass  # the caller was killed; the job has its id all the same
 
     def _hear(self) -> None:
         """Catch signals that would end this process, with handlers: an ignored signal would stay ignored in the job."""
@@ -167,6 +172,8 @@ class Supervisor:
         spool.record("job", facts)
         spool.reserve("job", len(quickjson.dumps(facts)) + ROOM)
         spool.settle("..")
+        self._spools = [spool.Spool("stdout"), spool.Spool("stderr")]
+        self._say(LAUNCHES)
         self._child = child = process.launch(
             order.argv,
             order.env,
@@ -178,12 +185,15 @@ class Supervisor:
         )
         if isinstance(child, Status):
             return child
+        for each, pipe in zip(self._spools, (child.stdout, child.stderr)):
+            each.attach(pipe)
         try:
             spool.record("job", {**facts, "pid": child.pid, "started": address.start_time(child.pid)})
-            self._spools = [spool.Spool("stdout", child.stdout), spool.Spool("stderr", child.stderr)]
-        except BaseException:
+        except OSError as error:
             termination.kill_session(child.pid)
-            raise
+            child.reap()
+            detail = f"it was started and ended again: its record cannot be written: {error.strerror}"
+            return Status("lost", LOST, pid=child.pid, detail=detail)
         self._stdin = child.stdin
         os.set_blocking(self._stdin, False)
         if order.stdin is not None:
@@ -287,13 +297,13 @@ class Supervisor:
 
     def _leave(self) -> None:
         """Send the exit record to all peers, then go."""
-        assert self._status is not None
+        assert self._status is not None and isinstance(self._child, process.Child)
         self._leash.disarm()
         try:
             os.unlink(control.NAME)
         except OSError:
             pass
-        if self._order.facts.get("made"):
+        if self._order.facts.get("made") and not termination.lives(self._child.pid):
             try:
                 os.rmdir(self._order.cwd)
             except OSError:

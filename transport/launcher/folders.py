@@ -18,6 +18,7 @@ import os
 import time
 
 from transport.launcher import workdir
+from transport.launcher.termination import lives
 from transport.lean import deque
 
 SOON = 0.05  # seconds
@@ -78,7 +79,7 @@ class Folders:
 
     def lingers(self, path: str, group: int) -> bool:
         """A job has ended and was reaped: return whether it has left processes of its group, and so has not left."""
-        if not path or not _lives(group):
+        if not path or not lives(group):
             return False
         self._next = self._next if self._groups else time.monotonic() + LOOK
         self._groups[group] = path
@@ -86,7 +87,7 @@ class Folders:
 
     def is_used(self, path: str) -> bool:
         """Whether a folder has a process that a job has left."""
-        return any(each == path and _lives(group) for group, each in self._groups.items())
+        return any(each == path and lives(group) for group, each in self._groups.items())
 
     @property
     def due(self) -> float | None:
@@ -104,7 +105,7 @@ class Folders:
         if not self._groups or now < self._next:
             return []
         self._next = now + LOOK
-        over = [group for group in self._groups if not _lives(group)]
+        over = [group for group in self._groups if not lives(group)]
         paths = [self._groups.pop(group) for group in over]
         for path in paths:
             self.left(path, removes=False)
@@ -121,14 +122,3 @@ class Folders:
     def _drop(self, path: str) -> None:
         if path in self._held:
             os.close(self._held.pop(path)[0])
-
-
-def _lives(group: int) -> bool:
-    """Whether a process group has a process."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it has become another user
-    return True

@@ -122,3 +122,14 @@ def wait_ended(pids: list[int], deadline: float) -> None:
             left -= 1
     for fd in waiting:
         os.close(fd)
+
+
+def lives(group: int) -> bool:
+    """Whether a process group has a process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it has become another user
+    return True
