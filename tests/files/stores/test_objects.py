@@ -282,6 +282,39 @@ def test_a_directory_that_another_has_just_made(
     assert below(tier, "queue") == ["lock", "other"]
 
 
+@pytest.mark.parametrize("ignored", [(), ("copy_object",), ("copy_object", "put_object")])
+def test_a_new_mode_loses_no_put(
+    weed: Weed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignored: tuple[str, ...]
+) -> None:
+    """A put that is acknowledged while the store copies, which has looked at the source by then."""
+    bucket = weed.bucket()
+    begin = bucket.begin
+    puts: list[bytes] = []
+
+    def busy(method: str, **call: Any) -> Any:
+        if method in ignored:
+            call.pop("IfMatch", None)
+        if call.get("Metadata", {}).get("quine-mode") == "640" and puts:
+            call.pop("CopySourceIfMatch", None)
+            with contextlib.closing(weed.bucket()) as other:
+                put(ObjectTier(f"s3://{BUCKET}", other, str(tmp_path).lstrip("/")), "f", puts.pop())
+        return begin(method, **call)
+
+    monkeypatch.setattr(bucket, "begin", busy)
+    with contextlib.closing(ObjectTier(f"s3://{BUCKET}", bucket, str(tmp_path).lstrip("/"))) as tier:
+        put(tier, "f", b"old")
+        if len(ignored) == 2:
+            fault = refused(errno.ENOTSUP, lambda: tier.setattr("f", mode=0o640))
+            assert "If-Match of a copy" in str(fault) and '"unsafe": true' in str(fault)
+            tier = ObjectTier(tier.url, bucket, tier.base.rstrip("/"), unsafe=True)
+        else:
+            puts.append(b"new")
+        assert tier.setattr("f", mode=0o640).mode == 0o640
+        assert not puts
+        assert (get(tier, "f"), tier.stat("f").mode) == (b"old" if len(ignored) == 2 else b"new", 0o640)
+        assert below(tier) == ["f"]
+
+
 def test_parts_are_dropped_with_their_writer(tier: ObjectTier, bucket: Bucket) -> None:
     with tier.create("a") as writer:
         writer.write(bytes(3 * PART))

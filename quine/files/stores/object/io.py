@@ -102,18 +102,17 @@ class Upload:
     def count(self) -> int:
         return len(self._etags) + len(self._parts)
 
-    def complete(self, if_absent: bool) -> str:
+    def complete(self, condition: Mapping[str, str]) -> str:
         """Make the object visible and return its ETag. Raises FileExistsError."""
         while self._parts:
             self._arrived()
         parts = [{"PartNumber": n, "ETag": f'"{etag}"'} for n, etag in enumerate(self._etags, 1)]
-        more = {"IfNoneMatch": "*"} if if_absent else {}
         return settled(
             lambda: self._bucket.call(
                 "complete_multipart_upload",
                 self._path,
                 MultipartUpload={"Parts": parts},
-                **more,
+                **condition,
                 **self._same,
             ),
             lambda: self._bucket.head(self._key, self._path),
@@ -173,6 +172,7 @@ class ObjectWriter(Writer):
         """`before` runs before the object is visible, `parted` before a first part with `if_absent`; both may raise."""
         self._bucket, self._key, self._path = bucket, key, path
         self._if_absent, self._before, self._parted = if_absent, before, parted
+        self._condition = {"IfNoneMatch": "*"} if if_absent else {}
         self._meta = {**meta, MARK: secrets.token_hex(8)}
         self._part = min(max(PART, -(-size // (MOST_PARTS - 100))), TOLD_PART)
         self._held = bytearray()  # the data after the content of the spool
@@ -239,7 +239,7 @@ class ObjectWriter(Writer):
         if self._upload is not None:
             if self._spooled or self._held:
                 self._upload.send(self._content())
-            etag = self._upload.complete(self._if_absent)
+            etag = self._upload.complete(self._condition)
         else:
             etag = self._put()
         self._done = True
@@ -249,12 +249,11 @@ class ObjectWriter(Writer):
 
     def _put(self) -> str:
         bucket, key = self._bucket, self._key
-        more = {"IfNoneMatch": "*"} if self._if_absent else {}
         content = self._content()
         try:
             return settled(
                 lambda: bucket.call(
-                    "put_object", self._path, Key=key, Body=content, Metadata=self._meta, **more
+                    "put_object", self._path, Key=key, Body=content, Metadata=self._meta, **self._condition
                 ),
                 lambda: bucket.head(key, self._path),
                 self._meta[MARK],

@@ -28,6 +28,7 @@ from quine.files import paths as names
 from quine.files.api import DIRECTORY_MODE, FILE_MODE, Entry, Reader, Tier, Writer, check_range, error, stale
 from quine.files.stores.object.client import Bucket, Found, Unmet, bare
 from quine.files.stores.object.copies import (
+    ABSENT,
     COPY,
     DELETION,
     PARTS,
@@ -36,6 +37,8 @@ from quine.files.stores.object.copies import (
     by_hand,
     by_parts,
     heeds,
+    renewal,
+    renewed,
 )
 from quine.files.stores.object.io import (
     AGAIN,
@@ -65,13 +68,13 @@ class ObjectTier(Tier):
     copies = True
 
     def __init__(self, url: str, bucket: Bucket, prefix: str, unsafe: bool = False) -> None:
-        """`unsafe`: move even if the store does not heed If-Match of a deletion."""
+        """`unsafe`: move, and change modes and times, even if the store does not heed If-Match for it."""
         self.url = url
         self.bucket = bucket
         self._unsafe = unsafe
         self.base = key_of(prefix) + "/" if prefix else ""
         self.seen: dict[str, float] = {}  # directories assumed to exist, and until when
-        self._conditional: dict[str, bool] = {}  # PUT, PARTS, COPY, DELETION: is its condition heeded
+        self._conditional: dict[str, bool] = {}  # kind of call: is its condition heeded
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -316,36 +319,31 @@ class ObjectTier(Tier):
         except Unmet:
             raise stale(path) from None
 
-    def store_copy(self, source: Found, key: str, path: str, **more: Any) -> Future[Any] | None:
+    def store_copy(self, source: Found, key: str, path: str) -> Future[Any] | None:
         """Start a copy by the store; return None if it took several calls and is done."""
         if source.size > WHOLE:
             whole = self.bucket.head(source.key, path)
             if whole is not None:
-                by_parts(self.bucket, whole, key, path, False)
+                by_parts(self.bucket, whole, key, path, {})
             return None
         return self.bucket.begin(
             "copy_object",
             Key=key,
             CopySource={"Bucket": self.bucket.name, "Key": source.key},
             CopySourceIfMatch=f'"{source.etag}"',
-            **more,
         )
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
-        """Change the metadata by a copy of the object onto itself."""
+        """Change the metadata: the object is replaced by itself, if nothing was put there meanwhile."""
         for _ in range(AGAIN):
             here = self.bucket.head(self.key(path), path) if path else None
             if here is None:
                 raise self.unlike_file(path) if path else error(errno.EISDIR, path)
             told = mode_of(here) if mode is None else mode & 0o777
             meta = {**here.meta, MODE: f"{told:o}", MTIME: repr(mtime_of(here) if mtime is None else mtime)}
-            here = here._replace(meta=meta)
-            if here.size > WHOLE:
-                return by_parts(self.bucket, here, self.key(path), path, False)
-            future = self.store_copy(here, self.key(path), path, Metadata=meta, MetadataDirective="REPLACE")
-            with contextlib.suppress(Unmet):  # replaced meanwhile
-                answer = self.bucket.done(future, path) if future is not None else {}
-                return entry(path, here)._replace(version=bare(answer.get("CopyObjectResult", {})))
+            how = renewal(here, path, self.decides, self._unsafe)
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # replaced meanwhile, or gone
+                return renewed(self.bucket, here._replace(meta=meta), path, how)
         raise stale(path)
 
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
@@ -373,7 +371,7 @@ class ObjectTier(Tier):
         if if_absent:
             self._heeds(target, PARTS)
         if if_absent or here.size > WHOLE:
-            return by_parts(self.bucket, here, key, target, if_absent)
+            return by_parts(self.bucket, here, key, target, ABSENT if if_absent else {})
         future = self.store_copy(here, key, source)
         answer = self.copied_call(future, source) if future is not None else {}
         return entry(target, here)._replace(version=bare(answer.get("CopyObjectResult", {})))
@@ -385,7 +383,7 @@ class ObjectTier(Tier):
             raise OSError(errno.ENOTSUP, text, path)
 
     def decides(self, path: str, what: str = PUT) -> bool:
-        """Return whether the store heeds the condition of PUT, PARTS, COPY or DELETION. Tested once for each."""
+        """Return whether the store heeds the condition of a kind of call (copies.py). Tested once for each."""
         with self._lock:
             if what not in self._conditional:
                 key = f"{self.base}{ASIDE}{secrets.token_hex(8)}"
