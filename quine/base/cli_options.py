@@ -69,6 +69,7 @@ TABLE: tuple[Row, ...] = (
         "agent run wait",
         "bring it back here after it has ended, all or nothing; may be repeated; also --fetch",
     ),
+    ("returns-limit", "", "SIZE[,N]", "agent run wait", "bytes and names that may come back (10G,100k)"),
     ("env", "", "K[=V]", "agent run", "set or pass an environment variable; may be repeated"),
     ("limit", "", "NAME=VALUE", "agent run", "as core cpu data fsize nofile nproc stack; may be repeated"),
     ("terminal", "t", "", "run", "give it a terminal over there, as ssh -t; ~. leaves"),
@@ -216,6 +217,7 @@ class RunOptions:
     report: str = ""
     retry: str = ""
     returns: tuple[str, ...] = ()
+    returns_limit: str = ""
     signal: str = ""
     stderr: bool = False
     stdin: bool = False

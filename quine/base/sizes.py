@@ -1,4 +1,7 @@
-"""Sizes and times as people write them: `500M`, `2G` in powers of 1024; `90`, `1.5m`, `2h` in seconds."""
+"""Sizes, counts and times as people write them.
+
+`500M`, `2G` of bytes in powers of 1024; `200k`, `2M` of other things in powers of 1000; `90`, `1.5m`, `2h` in seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MULTIPLES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -24,6 +28,21 @@ def parse(text: str, name: str) -> int:
 def of(environ: Mapping[str, str], name: str) -> int:
     """Return the size in a variable in bytes; 0 if it is unset or empty."""
     return parse(environ[name], name) if environ.get(name) else 0
+
+
+def count(text: str, name: str) -> int:
+    """Return a count, as 200, 50k or 2M. Raises Misconfigured, which mentions `name`."""
+    multiple = MULTIPLES.get(text[-1:], 0)
+    try:
+        digits = text[:-1] if multiple else text
+        if not digits.replace(".", "", 1).isdigit() or not digits.isascii() or len(digits) > 20:
+            raise ValueError(text)
+        value = float(digits) * (multiple or 1)
+        if value != int(value):
+            raise ValueError(text)
+    except ValueError:
+        raise Misconfigured(f"{name} must be a number as 5000, 200k or 2M, not {text[:80]!r}") from None
+    return int(value)
 
 
 def seconds(text: str, name: str) -> float:

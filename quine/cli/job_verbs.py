@@ -261,7 +261,7 @@ def _bringer(agents: list[Agent], options: RunOptions) -> Callable[[Agent | Remo
     from quine.jobs.client import mover
     from quine.jobs.detach import verb_there
 
-    stage = mover([], options.returns)
+    stage = mover([], options.returns, options.returns_limit)
 
     def bring(job: Agent | Remote, code: int) -> int:
         status = Status("exited", code)

@@ -68,6 +68,7 @@ OPTIONS: tuple[Row, ...] = (
         V,
         "bring it back here after the job has ended, all or nothing; with replacement strings",
     ),
+    ("returns-limit", "", "SIZE[,N]", V, "bytes and names that an item may bring back (10G,100k)"),
     (
         "cleanup",
         "",

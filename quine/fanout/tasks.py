@@ -243,6 +243,10 @@ class Work:
         spawn, replace = options.spawn, options.replace or "{}"
         self._files = [Word(word, replace, options.named) for word in spawn.files]
         self._returns = [Word(word, replace, options.named) for word in spawn.returns]
+        if spawn.returns:
+            from quine.staging.returns_limit import Bound
+
+            Bound(spawn.returns_limit)  # refused here, and not at the end of each item
         if fixed := [word.text(Values(())) for word in self._returns if not word.varies]:
             from quine.staging import spec
 

@@ -69,7 +69,7 @@ def staging(options: RunOptions, here: str = "", looks: bool = False) -> Staging
     """
     if not options.files and not options.returns:
         return None
-    found = mover(options.files, options.returns)
+    found = mover(options.files, options.returns, options.returns_limit)
     if options.elsewhere:
         return found
     start = directory_here(options)
@@ -80,14 +80,15 @@ def staging(options: RunOptions, here: str = "", looks: bool = False) -> Staging
     return found
 
 
-def mover(files: Sequence[str], returns: Sequence[str]) -> Staging:
+def mover(files: Sequence[str], returns: Sequence[str], limit: str = "") -> Staging:
     """Return the staging from the current directory to a job's, and back. Misconfigured if the former is gone."""
     from quine.staging.caller_side import Staging
 
     folder = current_directory()
     if folder is None:
         raise Misconfigured("the current directory has been removed")
-    return Staging(list(files), list(returns), folder, os.environ.get("QUINE_DATA_DIR") or ".quine")
+    data_dir = os.environ.get("QUINE_DATA_DIR") or ".quine"
+    return Staging(list(files), list(returns), folder, data_dir, limit)
 
 
 def callers_environment(options: RunOptions) -> dict[str, str]:

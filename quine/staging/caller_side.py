@@ -19,6 +19,7 @@ from copy import copy
 from quine.base import backoff
 from quine.base.errors import DEADLINE, FAILED, LOST, NOT_STARTED, say
 from quine.staging import scan, spec
+from quine.staging.returns_limit import Bound
 from transport.client import client
 from transport.lean import signal
 from transport.spawn import Spawn
@@ -44,10 +45,14 @@ class Staging:
 
     tries = 5  # for returns that are cut; this machine's node dials the host anew for each
 
-    def __init__(self, files: list[str], returns: list[str], folder: str, data_dir: str = "") -> None:
+    def __init__(
+        self, files: list[str], returns: list[str], folder: str, data_dir: str = "", limit: str = ""
+    ) -> None:
+        """`limit` is that of the option --returns-limit."""
         self._folder = os.path.abspath(folder)
         self.sources = spec.sources(files, self._folder)  # (path, name over there)
         self._returns = spec.returns(returns)
+        self._bound = Bound(limit) if returns else None
         self._data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
         self.key = scan.key_of(*(name for _, name in self.sources))  # of the record on the remote host
         self._giving: Giving | None = None
@@ -185,7 +190,7 @@ class Staging:
         from quine.staging.returns_receiver import Taking
 
         ours = os.path.relpath(self._data_dir, self._folder) if self._data_dir else ""
-        return Taking(self._returns, os.fsencode(self._folder), ours, claim)
+        return Taking(self._returns, os.fsencode(self._folder), ours, claim, self._bound)
 
     @property
     def out(self) -> list[str]:
@@ -223,7 +228,8 @@ class Staging:
         else:
             status.state, status.code, status.signal = "lost", LOST, None
         if taking.place and not status.hint:
-            status.hint = f"{STILL_THERE} {taking.place}"
+            more = "; --returns-limit SIZE,NAMES, 0 = no limit" if taking.is_too_much else ""
+            status.hint = f"{STILL_THERE} {taking.place}{more}"
 
     @classmethod
     def _spoil(cls, status: Status, fault: str) -> None:

@@ -101,11 +101,14 @@ class Feed:
             return piece
         return b"".join(self.pieces(length))
 
-    def hear(self) -> tuple[dict[str, Any], bytes]:
-        """Read one message and its bytes. Raises Broken."""
+    def hear(self, most: int = LONGEST_BLOB) -> tuple[dict[str, Any], bytes]:
+        """Read one message and its bytes, `most` of them. Raises Broken."""
         size, blob = struct.unpack("<IQ", self.take(12))
-        if size > LONGEST_MESSAGE or blob > LONGEST_BLOB:
-            raise Broken("a message that is too long")
+        most = min(most, LONGEST_BLOB)
+        if size > LONGEST_MESSAGE or blob > most:
+            raise Broken(
+                f"a message of {size} and {blob} bytes, and {LONGEST_MESSAGE} and {most} are possible"
+            )
         try:
             message = quickjson.loads(self.take(size))
         except (ValueError, RecursionError):

@@ -99,10 +99,16 @@ def digest_of(packed: bytes) -> str:
     return blake2b(packed, digest_size=SIZE).hexdigest()
 
 
-def parse(packed: bytes, whole: bool = False) -> Manifest:
-    """Parse the packed form; with `whole`, symlinks may lead anywhere below the directory. Raises BadManifest."""
+def names_in(packed: bytes) -> int:
+    """Return the number of names that a packed manifest says it has. Raises BadManifest."""
     if len(packed) < _HEAD.size:
         raise BadManifest("a manifest that is cut")
+    return int(_HEAD.unpack_from(packed)[1])
+
+
+def parse(packed: bytes, whole: bool = False) -> Manifest:
+    """Parse the packed form; with `whole`, symlinks may lead anywhere below the directory. Raises BadManifest."""
+    names_in(packed)
     magic, count, digests, names, targets = _HEAD.unpack_from(packed)
     columns = _HEAD.size + count * 20
     if magic != _MAGIC or count > MOST or columns + digests + names + targets != len(packed):

@@ -20,8 +20,9 @@ from quine.files.exclusions import OBEYED, left_out
 from quine.staging import scan, spec
 from quine.staging.apply import Layout
 from quine.staging.content import KNOWN, Broken, Feed, error_text, tell, text_field
-from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, parse, shown
+from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, names_in, parse, shown
 from quine.staging.renames import recover
+from quine.staging.returns_limit import Bound, TooMuch
 from quine.staging.source import bits
 from transport.client import client
 from transport.errors import Abandoned, RequestError
@@ -35,20 +36,27 @@ if TYPE_CHECKING:
     from transport.spawn import Spawn
     from transport.status import Status
 
-MOST_BACK = 1 << 44  # bytes that one job may return
-
 
 class Taking:
     """Receives the files that match `returns` into `folder`. `ours` is quine's own directory there, or empty."""
 
-    def __init__(self, returns: list[str], folder: bytes, ours: str, claim: Claim | None = None) -> None:
+    def __init__(
+        self,
+        returns: list[str],
+        folder: bytes,
+        ours: str,
+        claim: Claim | None = None,
+        bound: Bound | None = None,
+    ) -> None:
         """With a `claim` the files appear only if it can be taken, and nothing that was asked for is missing."""
         self._returns, self._folder, self._claim = returns, folder, claim
+        self._bound = bound or Bound()
         self._places = sorted({*OBEYED, ours} - {""})  # that a pattern has to name
         self._turn = threading.Lock()
         self._over = False
         self.layout: Layout | None = None
         self.failure = "nothing came"
+        self.is_too_much = False  # of what is within the limit, nothing came either
         self.place = ""  # directory of the sending job
         self.signal = ""  # the signal that this process was told to end by meanwhile
         self.beaten = False  # the claim was not to be had
@@ -148,7 +156,8 @@ class Taking:
             self.place = text_field(asked, "in")
             self.failure = "nothing came"  # until this conversation succeeds, whatever the last one did
             tell(incoming, {"returns": self._returns, "without": self._places})
-            message, packed = feed.hear()
+            message, packed = feed.hear(self._bound.manifest)
+            self._bound.check_names(names_in(packed))
             manifest = parse(packed, whole="." in self._returns)
             if digest_of(packed) != message.get("tree"):
                 raise Broken("another manifest than was announced")
@@ -159,6 +168,9 @@ class Taking:
             self._lay_aside(manifest, incoming, feed)
             tell(incoming, {"say": "done"})
             self.failure = ""
+        except TooMuch as error:
+            self.failure, self.is_too_much, self._settled = str(error), True, True
+            raise RequestError(KNOWN + self.failure) from None
         except (BadManifest, Broken) as error:
             self._settled = isinstance(error, BadManifest)
             self.failure = f"the received files were refused: {error}"
@@ -191,8 +203,7 @@ class Taking:
             leads = manifest.is_directory(index) and manifest.modes[index] & IMPLIED and name in leading
             if not (allowed[index] or leads):
                 raise BadManifest(f"{shown(name)} was not asked for")
-        if sum(manifest.sizes) > MOST_BACK:
-            raise BadManifest("more than can be")
+        self._bound.check_bytes(manifest)
 
     def _mask(self, manifest: Manifest) -> None:
         mask = procs.umask() or 0

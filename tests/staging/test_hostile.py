@@ -7,12 +7,14 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quine.staging import apply, remote_main, renames, scan, source, spec
+from quine.base.errors import Misconfigured
+from quine.staging import apply, remote_main, renames, returns_receiver, scan, source, spec
 from quine.staging.caller_side import Staging
 from quine.staging.content import Feed, tell
 from quine.staging.manifest import IMPLIED, SIZE, Manifest, parse
@@ -22,6 +24,7 @@ from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
 from tests.staging.wired import there as there
 from transport.errors import RequestError
+from transport.status import Status
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,52 @@ def test_what_was_brought_is_not_the_next_conversations(here: Path, there: Path)
     assert taking.failure
     assert taking.layout
     taking.layout.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [
+        ("8,2", ""),
+        ("0,0", ""),
+        ("7", "8 bytes, and --returns-limit allows 7"),
+        ("8,1", "2 names, and --returns-limit allows 1"),
+    ],
+)
+def test_what_comes_back_has_a_limit(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, limit: str, why: str
+) -> None:
+    """A host could fill the disk, and names cost time and memory: it is refused before any of it comes."""
+    (there / "a").write_text("1234")
+    (there / "b").write_text("5678")
+    parsed: list[bytes] = []
+
+    def read(packed: bytes, whole: bool) -> Manifest:
+        parsed.append(packed)
+        return parse(packed, whole)
+
+    monkeypatch.setattr(returns_receiver, "parse", read)
+    staging = Staging([], ["*"], str(here), limit=limit)
+    taking = staging.taking()
+    relay = Relay(taking.taken)
+    with inside(there), nullcontext() if not why else pytest.raises(RequestError):
+        remote_main._give_back(relay, staging.key)  # type: ignore[arg-type]
+    relay.close()
+    assert taking.failure == why and bool(parsed) == ("names" not in why)
+    status = Status("exited", 0)
+    if taking.layout:
+        taking.end(status)
+    taking.close()
+    staging.brought(taking, status)
+    assert sorted(os.listdir(here)) == ([] if why else ["a", "b"])
+    cure = f"the results are still on the host, in {there}; --returns-limit SIZE,NAMES, 0 = no limit"
+    assert status.hint == (cure if why else "")
+    assert status.detail == (f"the files cannot be brought back: {why}" if why else "")
+
+
+@pytest.mark.parametrize("text", ["x", "1,", ",5", "1,x", "-1", "1,2,3"])
+def test_a_limit_that_is_none_is_refused(here: Path, text: str) -> None:
+    with pytest.raises(Misconfigured, match="--returns-limit must be"):
+        Staging([], ["*"], str(here), limit=text)
 
 
 def test_a_failure_that_is_no_text_is_told(here: Path, there: Path) -> None:

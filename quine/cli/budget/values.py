@@ -7,7 +7,6 @@ from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 
 MOST = 10**9  # of any limit but tokens
-MULTIPLES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def limits(options: RunOptions) -> tuple[int | None, float | None, float | None]:
@@ -29,19 +28,9 @@ def limits(options: RunOptions) -> tuple[int | None, float | None, float | None]
 
 def whole(options: RunOptions, name: str) -> int:
     """Return a count, as 200, 50k or 2M; 0 if it was not given. Raises Misconfigured."""
-    text = str(getattr(options, name))
     shown = f"--{name.replace('_', '-')}"
-    multiple = MULTIPLES.get(text[-1:], 0)
-    try:
-        digits = text[:-1] if multiple else text or "0"
-        if not digits.replace(".", "", 1).isdigit() or not digits.isascii() or len(digits) > 20:
-            raise ValueError(text)
-        value = float(digits) * (multiple or 1)
-        if value != int(value):
-            raise ValueError(text)
-    except ValueError:
-        raise Misconfigured(f"{shown} must be a number as 5000, 200k or 2M, not {text[:80]!r}") from None
+    value = sizes.count(str(getattr(options, name)) or "0", shown)
     most = MOST * (1000 if name == "max_tokens" else 1)
     if value > most:
         raise Misconfigured(f"{shown} must not be more than {most}")
-    return int(value)
+    return value
