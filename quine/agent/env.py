@@ -18,7 +18,7 @@ import time
 
 from quine.agent import personas
 from quine.agent.session import SessionSpec
-from quine.base import data_directory, dirs, exposure, sizes
+from quine.base import data_directory, dirs, exposure
 from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
@@ -27,7 +27,7 @@ from quine.base.text import quote
 from quine.broker import finding
 from quine.budget import caller, purse, shared_counters
 from quine.budget.ledger import Ledger
-from quine.budget.limits import Limits, unset
+from quine.budget.limits import Limits, stored, unset
 from quine.files import credentials, urls
 from quine.providers import withholding
 from quine.providers.choice import KEYS, choose
@@ -344,7 +344,7 @@ def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:
         tokens=_integer(environ, "QUINE_MAX_TOKENS", default.tokens),
         cost=_number(environ, "QUINE_MAX_COST", default.cost),
         deadline=_number(environ, "QUINE_DEADLINE", default.deadline),
-        stored=sizes.of(environ, "QUINE_FS_QUOTA"),
+        stored=stored(environ),
     )
     record = memo.get("lineage")
     if isinstance(record, dict) and isinstance(record.get("limits"), dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quine.base import sizes
 from transport.lean import NamedTuple
 
 TYPE_CHECKING = False
@@ -22,11 +23,21 @@ class Limits(NamedTuple):
     tokens: int = 0
     cost: float = 0.0  # US dollars
     deadline: float = 0.0  # seconds
-    stored: int = 0  # bytes of the tree in the files tier; the root's holds
+    stored: int = 0  # bytes of the tree in the files tier, or HALF_OF_FREE; the root's holds
 
 
+# of `stored`: half of what is free there when the tree first uses it; until then nothing asks a file system for it
+HALF_OF_FREE = (1 << 64) - 1
 # limits that count for all agents of a ledger
 SHARED = {"agents": "QUINE_MAX_AGENTS", "concurrent": "QUINE_MAX_CONCURRENT"}
+
+
+def stored(environ: Mapping[str, str]) -> int:
+    """Return the bytes that a tree may have in the files tier, as QUINE_FS_QUOTA says; 0 = no limit.
+
+    Raises Misconfigured.
+    """
+    return sizes.of(environ, "QUINE_FS_QUOTA") if environ.get("QUINE_FS_QUOTA") else HALF_OF_FREE
 
 
 def unset(environ: Mapping[str, str]) -> dict[str, int]:

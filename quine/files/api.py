@@ -318,6 +318,10 @@ class Tier(abc.ABC):
         """The URL of this file for a program with its own access to the store; without secrets."""
         return f"{self.url.rstrip('/')}/{path}" if path else self.url
 
+    def free(self) -> int | None:
+        """Bytes that may still be put there; None where the store does not tell."""
+        return None
+
     def directory_here(self) -> str:
         """The local directory that is the root of this store; "" if there is none."""
         return ""

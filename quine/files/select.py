@@ -31,8 +31,11 @@ HOSTS = "hosts"
 SETTLE = 5.0  # seconds that abandoned handlers have to clean up
 
 
-def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
-    """The tier of this process. Raises Misconfigured. If the origin is gone, the first operation raises the error."""
+def tier_here(environ: Mapping[str, str] = os.environ, for_job: bool = False) -> Tier:
+    """The tier of this process, or of a job that it answers. Raises Misconfigured.
+
+    If the origin is gone, the first operation raises the error.
+    """
     if store_url := environ.get("QUINE_FS"):
         from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN  # here: every client loads this module
 
@@ -51,7 +54,7 @@ def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
     from quine.files.stores.registry import open_store
 
     store = open_store(store_url or "origin:", environ, data_directory.path(environ))
-    return Unreserved(bounded(store, environ))
+    return Unreserved(bounded(store, environ, for_job))
 
 
 class Services(Mapping[str, "Plain | Streaming"]):
@@ -137,7 +140,7 @@ class Answering:
             if self._service is None:
                 from quine.files.wire.server import Service
 
-                self._service = Service(lambda: tier_here(self._environ))
+                self._service = Service(lambda: tier_here(self._environ, for_job=True))
             self._active += 1
         try:
             self._service(incoming)

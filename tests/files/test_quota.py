@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
+from quine.budget import limits
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.budget.shared_counters import PUT, Numbers, SharedCounters
@@ -526,6 +527,42 @@ def test_the_root_of_the_tree_decides(tmp_path: Path) -> None:
         put(first, "a", bytes(600_000))
         full(lambda: put(second, "b", bytes(600_000)))
         assert ledger.book.numbers().stored == 600_000
+    finally:
+        os.close(ledger.fd)
+
+
+def test_without_a_quota_a_tree_may_have_half_of_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any host could fill the disk of the origin. What a user puts there himself has no bound."""
+    store = Local(str(tmp_path / "no" / "store"))
+    assert store.free() == Local(str(tmp_path)).free() != 0
+    monkeypatch.setattr(Local, "free", lambda self: 2_000_000)
+    ledger = Ledger.create(Limits(stored=limits.stored({})))
+    try:
+        first = bounded(store, {})
+        monkeypatch.setattr(Local, "free", lambda self: 10)  # it is settled once
+        second = bounded(store, {})
+        assert isinstance(first, Quota) and isinstance(second, Quota) and second.most == 1_000_000
+        put(first, "a", bytes(600_000))
+        full(lambda: put(second, "b", bytes(600_000)))
+    finally:
+        os.close(ledger.fd)
+    before = set(os.listdir("/proc/self/fd"))
+    assert bounded(store, {}) is store and bounded(store, {"QUINE_FS_QUOTA": "0"}, for_job=True) is store
+    monkeypatch.setattr(Local, "free", lambda self: 2_000_000)
+    try:
+        jobs = [bounded(store, {}, for_job=True) for _ in range(2)]  # of one batch of commands
+        put(jobs[0], "c", bytes(600_000))
+        full(lambda: put(jobs[1], "d", bytes(600_000)))
+    finally:
+        for fd in set(os.listdir("/proc/self/fd")) - before:
+            with contextlib.suppress(OSError):
+                os.close(int(fd))
+    monkeypatch.setattr(Local, "free", lambda self: None)
+    ledger = Ledger.create(Limits(stored=limits.stored({})))
+    try:
+        assert bounded(store, {}) is store
     finally:
         os.close(ledger.fd)
 

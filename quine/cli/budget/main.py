@@ -82,11 +82,10 @@ def _make(limits: tuple[int, float, float], agents: int, concurrent: int, comman
     from shlex import join
 
     from quine.agent import personas
-    from quine.base import sizes
     from quine.base.sessions import new_session
     from quine.budget import purse
     from quine.budget.ledger import Ledger
-    from quine.budget.limits import Limits
+    from quine.budget.limits import Limits, stored
     from quine.budget.shared_counters import AGENT
 
     nothing = Limits(depth=MOST, agents=0, concurrent=0)
@@ -96,7 +95,7 @@ def _make(limits: tuple[int, float, float], agents: int, concurrent: int, comman
         made = nothing._replace(
             agents=agents or AGENT.most,
             concurrent=concurrent or Limits().concurrent,
-            stored=sizes.of(os.environ, "QUINE_FS_QUOTA"),
+            stored=stored(os.environ),
         )
         ledger = Ledger.create(made, False, personas.now(), personas.identities(_here()))
     return purse.create(ledger.book, new_session(), join(command), limits, (agents, concurrent))

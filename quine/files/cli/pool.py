@@ -47,7 +47,7 @@ UNREACHED = (
 HINTS = {
     **dict.fromkeys(UNREACHED, "QUINE_FS names the store, and who opens it (the origin) has to reach it"),
     errno.ENOTCONN: "",
-    errno.EDQUOT: "QUINE_FS_QUOTA, at the origin, is what this tree may put",
+    errno.EDQUOT: "QUINE_FS_QUOTA, at the origin, is what this tree may put; 0 = no limit",
 }
 
 

@@ -30,21 +30,39 @@ class Account:
     def reserve(
         self, slot: tuple[int, int], amount: int, ahead: int, path: str
     ) -> tuple[int, tuple[int, int]]:
-        """Return (reserved, slot): at least `amount` bytes in all, `ahead` more if there is plenty. Raises EDQUOT."""
+        """Return (reserved, slot): at least `amount` bytes in all, `ahead` more if there is plenty.
+
+        Raises EDQUOT at once; EBUSY after PATIENCE if as many files are written as there are slots.
+        """
         if amount <= 0:
             return 0, slot
+        found: list[tuple[int, tuple[int, int]]] = []
+
+        def reserved() -> bool:
+            found.extend(self._reserved(slot, amount, ahead, path))
+            return bool(found)
+
+        _wait(reserved, path)
+        return found[0]
+
+    def _reserved(
+        self, slot: tuple[int, int], amount: int, ahead: int, path: str
+    ) -> list[tuple[int, tuple[int, int]]]:
+        """As `reserve`; [] if there is no slot now."""
         with self._book.changing() as facts:
             # Take the slot and write its record in one change: the record of a dead holder must count for nobody.
             fd, index = slot if slot[0] >= 0 else self._book.slot(PUT, PUT.most)
             others = sum(int(reserved) for (reserved,) in self._book.records(PUT, index))
             free = facts.limit_stored - facts.stored - others
-            if fd < 0 or amount > free:
-                if fd >= 0 and slot[0] < 0:
+            if fd < 0:
+                return []
+            if amount > free:
+                if slot[0] < 0:
                     os.close(fd)
                 raise OSError(errno.EDQUOT, _full(facts, others, amount), path)
             amount = min(amount + ahead, max(amount, free // 8))
             self._book.note(PUT, fd, index, amount)
-        return amount, (fd, index)
+        return [(amount, (fd, index))]
 
     def add(self, amount: int, slot: tuple[int, int] = (-1, -1)) -> int:
         """Add `amount` to the count, which stays >= 0, and release the slot's reservation; return the real change."""

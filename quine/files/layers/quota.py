@@ -20,9 +20,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from quine.base import sizes
+from quine.budget.limits import HALF_OF_FREE, stored
 from quine.budget.shared_counters import Numbers, SharedCounters
 from quine.files.api import Entry, Reader, Tier, Writer, error
 from quine.files.layers.account import Account, Slot
@@ -35,15 +36,50 @@ if TYPE_CHECKING:
 NAME = "quine-quota"
 
 
-def bounded(tier: Tier, environ: Mapping[str, str]) -> Tier:
-    """Wrap `tier` in the tree's quota, if its root has set QUINE_FS_QUOTA. Raises Misconfigured if that is no size."""
+_of_process: dict[int, SharedCounters] = {}  # of the jobs of this process that are of no tree, by their limit
+_making = threading.Lock()
+
+
+def bounded(tier: Tier, environ: Mapping[str, str], for_job: bool = False) -> Tier:
+    """Wrap `tier` in the tree's quota: QUINE_FS_QUOTA as its root has set it. Raises Misconfigured if that is no size.
+
+    Where it is not set, a command that a user gives outside of any tree has none, and jobs (`for_job`) have.
+    """
     book = of_our_tree()
-    if book is not None:
-        return Quota(tier, book) if book.numbers().limit_stored else tier
-    limit = sizes.of(environ, "QUINE_FS_QUOTA")
-    if not limit:
-        return tier
-    return Quota(tier, SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=limit), NAME))
+    if book is None:
+        limit = stored(environ)
+        if not limit or (limit == HALF_OF_FREE and not for_job):
+            return tier
+        book = _for_process(limit)
+    _settle(book, tier)
+    return Quota(tier, book) if book.numbers().limit_stored else tier
+
+
+def _for_process(limit: int) -> SharedCounters:
+    """Return the counters of the jobs of this process: those of a batch of commands have one quota."""
+    with _making:
+        book = _of_process.get(limit)
+        if book is None or not _is_open(book.fd):
+            numbers = Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=limit)
+            book = _of_process[limit] = SharedCounters.create(numbers, NAME)
+        return book
+
+
+def _is_open(fd: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}") == f"/memfd:{NAME} (deleted)"
+    return False
+
+
+def _settle(book: SharedCounters, tier: Tier) -> None:
+    """Put a number of bytes in the place of HALF_OF_FREE; 0 if the store does not tell how much is free."""
+    if book.numbers().limit_stored != HALF_OF_FREE:
+        return
+    free = tier.free()
+    limit = 0 if free is None else max(1, free // 2)
+    with book.changing() as facts:
+        if facts.limit_stored == HALF_OF_FREE:
+            book.put(facts._replace(limit_stored=limit))
 
 
 def of_our_tree() -> SharedCounters | None:

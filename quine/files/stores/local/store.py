@@ -35,6 +35,15 @@ class Local(Tier):
     def url_of(self, path: str) -> str:
         return f"file://{self.root}/{path}" if path else f"file://{self.root}"
 
+    def free(self) -> int | None:
+        place = self.root
+        while place:
+            with contextlib.suppress(OSError):
+                facts = os.statvfs(place)
+                return facts.f_bavail * facts.f_frsize
+            place = os.path.dirname(place) if place != "/" else ""
+        return None
+
     def directory_here(self) -> str:
         return self.root
 
