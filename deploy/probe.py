@@ -330,9 +330,17 @@ def of_python(text: str) -> str:
     return f"Python {version} at {path}"
 
 
+# What a host answers is shown: words of letters and digits, numbers of a size, a path without control characters.
+WORD, LONGEST_PATH = 64, 4096  # characters
+ANSWER = (
+    rf"(need|dead|shut|noexec|have) ([\w.-]{{1,{WORD}}}) ([\w.-]{{1,{WORD}}}) "
+    rf"(\d{{1,6}}) (\d{{1,18}}) (\d{{1,18}}) ?([^\x00-\x1f\x7f-\x9f]{{0,{LONGEST_PATH}}})"
+)
+
+
 def facts(answer: str) -> Facts:
     """Parse a line `need ...`, `dead ...`, `shut ...`, `noexec ...` or `have ...` of a check; else ValueError."""
-    found = re.fullmatch(r"(need|dead|shut|noexec|have) (\S+) (\S+) (\d{1,6}) (\d+) (\d+) ?(.*)", answer)
+    found = re.fullmatch(ANSWER, answer, re.ASCII)
     if found is None:
         raise ValueError(f"not an answer: {answer!r}")
     state, system, machine, version, free, kept, python = found.groups()

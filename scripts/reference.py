@@ -1,11 +1,11 @@
 """Write the reference of the command line and the man pages from the tables that the program parses with.
 
-    python scripts/reference.py            write docs/reference/command-line.md and man/*.1
+    python scripts/reference.py            write command-line.md and host-words.md of docs/reference, and man/*.1
     python scripts/reference.py --check    write nothing; status 1 and the names where they are stale
 
 Nothing about an option stands here: TABLE and VERBS of quine/base/cli_options.py, USAGE of quine/cli/help.py, HELP of
 quine/cli/tape.py, the tables of quine/cli/rsh.py, quine/files/cli/options.py, quine/fanout/options.py and
-quine/fanout/each/options.py, and the verbs of quine/cli/app.py are read.
+quine/fanout/each/options.py, and the verbs of quine/cli/app.py are read; for the other page quine/remote/host_words.py.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from quine.cli.help import USAGE  # noqa: E402
 from quine.fanout import options as fanout  # noqa: E402
 from quine.fanout.each import options as each  # noqa: E402
 from quine.files.cli import options as files  # noqa: E402
+from quine.remote import host_words  # noqa: E402
 
 DATE = "2026-11-23"  # of the man pages; a fixed one, so that the same tables give the same files
 MARKDOWN = ROOT / "docs" / "reference" / "command-line.md"
+HOST_WORDS = ROOT / "docs" / "reference" / "host-words.md"
 MAN = ROOT / "man"
 STATUS = """\
 That of the agent or command. 0 success; 1 the agent judged that its mission failed, and 3 to 63 are its own to choose;
@@ -257,7 +259,7 @@ def written() -> dict[Path, str]:
     found = commands()
     names = [command.name.replace(" ", "-") for command in found]
     texts = {MAN / f"{name}.1": page(command, names) for name, command in zip(names, found, strict=True)}
-    return {MARKDOWN: markdown(), **texts}
+    return {MARKDOWN: markdown(), HOST_WORDS: host_words.page(), **texts}
 
 
 def stale() -> list[Path]:

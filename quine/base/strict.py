@@ -14,7 +14,7 @@ from transport.lean import Any, Sequence, TypeVar
 MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
 MAX_VALUES = 250_000  # JSON values in one body: each takes some hundred bytes here, two on the wire
 _SEPARATORS = (b",", b"[", b"{")
-_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "list", dict: "object"}
+NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "list", dict: "object"}
 HEX = "0123456789abcdef"
 REQUIRED: Any = object()
 Model = TypeVar("Model", bound="Strict")
@@ -50,7 +50,7 @@ class Field:
     def check(self, value: Any) -> None:
         """Raise ValueError if a value is not allowed here."""
         if type(value) is not self.kind and not (self.kind is float and type(value) is int):
-            raise ValueError(f"not of type {_NAMES[self.kind]}")
+            raise ValueError(f"not of type {NAMES[self.kind]}")
         size = len(value) if self.kind in (str, list, dict) else value
         if not self.least <= size <= self.most:  # nor is it a NaN
             raise ValueError(f"not between {self.least:g} and {self.most:g}")

@@ -27,8 +27,11 @@ Ask = Callable[[str, bytes], bytes]
 _read: dict[tuple[str, int, int, int], Inventory] = {}  # one
 
 
-class _Hosts(Strict):
-    host: str = text(default="")
+LONGEST_NAME = 1000  # characters of a host's name
+
+
+class HostsRequest(Strict):
+    host: str = text(LONGEST_NAME, default="")
 
 
 def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None, named: str = "") -> bytes:
@@ -37,7 +40,7 @@ def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None, named
     `ask` asks our own origin, if that places the jobs started here; else `inventory` is the file, and `named` the WHERE
     of the user, which may name hosts beside it.
     """
-    asked = parse(_Hosts, body).host or host
+    asked = parse(HostsRequest, body).host or host
     if ask is not None:
         return ask(NAME, quickjson.dumps({"host": asked} if asked else {}).encode())
     if inventory is None and not named:

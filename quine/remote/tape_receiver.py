@@ -36,12 +36,12 @@ MOST_TOKENS = 1 << 40  # of one inference, as far as it is counted
 MAX_TAPES = 2 << 30  # bytes of them in all: a thousand long sessions
 
 
-class _Tape(Strict):
+class TapeRequest(Strict):
     session: str = text(36)
     lines: list[str] = items(text(MAX_LINE), 10_000, 1)
 
 
-class _Entry(Strict):
+class EntryRequest(Strict):
     type: str = text(32, 1, letters="abcdefghijklmnopqrstuvwxyz_")
     data: dict[str, Any] = mapping()
     seq: int = integer(1 << 40)
@@ -98,7 +98,7 @@ class Arrivals:
 
     def put(self, body: bytes) -> bytes:
         """The service `tape`: take the lines of one body. Raises RequestError."""
-        asked = parse(_Tape, body)
+        asked = parse(TapeRequest, body)
         self.take(asked.session, asked.lines)
         return b""
 
@@ -121,7 +121,7 @@ class Arrivals:
                     self._tapes.pop(session, None)  # the tape was never begun
                 raise
 
-    def _take(self, session: str, tape: _Arriving, entries: list[_Entry], lines: list[bytes]) -> None:
+    def _take(self, session: str, tape: _Arriving, entries: list[EntryRequest], lines: list[bytes]) -> None:
         if not lines:
             return  # all of them were known
         length, prev = tape.length, tape.prev
@@ -155,7 +155,7 @@ class Arrivals:
                 self._used(session, tokens)
 
     def _judged(
-        self, session: str, tape: _Arriving, entries: list[_Entry], lines: list[bytes]
+        self, session: str, tape: _Arriving, entries: list[EntryRequest], lines: list[bytes]
     ) -> tuple[list[bytes], int]:
         """Return the lines, with the marks of replies.py, and the count of the replies on the tape.
 
@@ -173,7 +173,7 @@ class Arrivals:
             judged.append(line)
         return judged, replies
 
-    def _new(self, session: str, first: _Entry) -> _Arriving:
+    def _new(self, session: str, first: EntryRequest) -> _Arriving:
         """Create a tape from its first line: the meta of a session of this tree, below one that is known."""
         told, spec = first.data, self._spec
         if first.type != "meta" or told.get("session_id") != session:
@@ -198,7 +198,7 @@ class Arrivals:
         return _Arriving(self._sink(session), depth, born)
 
 
-def _known(tape: _Arriving, entries: list[_Entry], lines: list[bytes]) -> int:
+def _known(tape: _Arriving, entries: list[EntryRequest], lines: list[bytes]) -> int:
     """Return how many of the lines, from the first, are on the tape: each names the hash of the one before."""
     known = tape.length - entries[0].seq
     if not 0 < known <= len(lines):
@@ -227,8 +227,8 @@ def _tokens(usage: object) -> tuple[int, int] | None:
     return min(before, MOST_TOKENS), min(after, MOST_TOKENS)
 
 
-def _entry(line: str) -> _Entry:
+def _entry(line: str) -> EntryRequest:
     """Parse one line as one entry; with a newline in it there would be two."""
     if "\n" in line or not line.isascii():
         raise RequestError("tape: a line with a newline in it, or not in ASCII")
-    return parse(_Entry, line.encode())
+    return parse(EntryRequest, line.encode())

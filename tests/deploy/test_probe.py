@@ -347,7 +347,22 @@ def test_an_endless_banner_or_line_is_not_waited_for() -> None:
 @given(st.sampled_from(["", "have ", "need Linux x86_64 311 "]), st.text())
 def test_any_answer_is_facts_or_an_error(head: str, rest: str) -> None:
     try:
-        probe.facts(head + rest)
+        facts = probe.facts(head + rest)
     except ValueError:
         return
     assert head
+    assert f"{facts.system} {facts.machine}".isprintable() and len(facts.system) <= probe.WORD
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "need Lin\x1b[1mux x86_64 311 1 0 /usr/bin/python3",
+        f"need {'L' * 65} x86_64 311 1 0 /usr/bin/python3",
+        "need Linux x86_64 311 1 0 /usr/bin/\x1b]0;owned\x07python3",
+        f"need Linux x86_64 311 {'9' * 19} 0 /usr/bin/python3",
+    ],
+)
+def test_an_answer_that_is_shown_has_words_of_a_length_and_no_control_characters(answer: str) -> None:
+    with pytest.raises(ValueError, match="not an answer"):
+        probe.facts(answer)
