@@ -15,6 +15,7 @@ import stat
 
 from quine.agent.session import SessionSpec
 from quine.agent.signals import Signals, Terminated
+from quine.base.errors import NOT_STARTED, Failure, Misconfigured
 from quine.base.messages import Message
 from transport import quickjson
 from transport.lean import Sequence, contextlib
@@ -64,7 +65,7 @@ def material(fd: int = 0) -> str:
 
 
 def save_material(spec: SessionSpec, data_dir: str, signals: Signals) -> SessionSpec:
-    """Implement -b: write all of stdin to a file before the session begins."""
+    """Implement -b: write all of stdin to a file before the session begins. Raises Failure."""
     if os.isatty(0):
         return spec
     path = os.path.join(data_dir, f"stdin-{spec.session}.bin")
@@ -72,16 +73,27 @@ def save_material(spec: SessionSpec, data_dir: str, signals: Signals) -> Session
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(fd, "wb") as file, signals.wake_if_stuck():
-            while data := os.read(0, 1 << 16):
+            while data := _material():
                 size += file.write(data)
-    except (OSError, Terminated):
+    except (OSError, Failure, Terminated) as error:
         with contextlib.suppress(OSError):
             os.unlink(path)
+        if isinstance(error, OSError):
+            why = (error.strerror or str(error)).lower()
+            raise Failure(NOT_STARTED, f"stdin cannot be saved in {path}: {why}") from None
         raise
     if not size:
         os.unlink(path)
         return spec._replace(material="none", binary=False)
     return spec._replace(material_file=path, material="none", binary=False)
+
+
+def _material() -> bytes:
+    """Return the next bytes of stdin. Raises Misconfigured."""
+    try:
+        return os.read(0, 1 << 16)
+    except OSError as error:
+        raise Misconfigured(f"stdin cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
 def system(spec: SessionSpec) -> Message:

@@ -365,7 +365,8 @@ class Ledger:
 
     def time_left(self) -> float | None:
         """Seconds until the deadline, negative after it; None where there is none."""
-        return self.mark.deadline - boot_clock() if self.mark.deadline else None
+        deadline = self.mark.deadline  # read once: it may be raised meanwhile
+        return deadline - boot_clock() if deadline else None
 
     def totals(self) -> tuple[int, int, float]:
         """(agents, tokens, dollars) of the whole tree so far."""

@@ -23,12 +23,13 @@ import os
 import select
 
 from quine.base import dirs, procs
-from quine.base.errors import Failure
+from quine.base.errors import LOST, Failure
 from quine.base.sessions import is_session, tape_path
 from quine.tape.writer import FileSink
 from transport import quickjson
 from transport.errors import RequestError
 from transport.lean import contextlib, signal, socket
+from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,13 +62,21 @@ class SpooledSink:
     def put(self, lines: Sequence[bytes]) -> None:
         self._file.put(lines)
         if not self._begun:
-            fd = os.open(os.path.join(self._folder, INDEX), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._begin()
+        call(self._path)
+
+    def _begin(self) -> None:
+        """Name the session in the index. Raises Failure."""
+        path = os.path.join(self._folder, INDEX)
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
-                os.write(fd, f"{self._session}\n".encode())
+                write_all(fd, f"{self._session}\n".encode())
             finally:
                 os.close(fd)
-            self._begun = True
-        call(self._path)
+        except OSError as error:
+            raise Failure(LOST, f"the tape {path} cannot be written: {error.strerror}") from None
+        self._begun = True
 
     def close(self) -> None:
         self._file.close()

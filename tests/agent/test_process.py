@@ -89,6 +89,20 @@ def test_binary_option_saves_the_material(agents: Agents) -> None:
     assert str(saved) in agents.tape()[2]["data"]["content"]
 
 
+def test_material_that_cannot_be_saved_starts_nothing(agents: Agents) -> None:
+    """Neither a defect (70) nor lost (74): no inference was made."""
+    agents.script(says(OK))
+    limit = ["sh", "-c", 'ulimit -f 400; exec "$@"', "sh"]
+    words = [*limit, *QUINE, "-b", "mission"]
+    done = subprocess.run(
+        words, env=agents.env, cwd=agents.directory, input=bytes(1 << 20), capture_output=True, timeout=120
+    )
+    assert done.returncode == 69, done.stderr
+    assert done.stderr.startswith(b"quine: error: stdin cannot be saved in ")
+    assert done.stderr.endswith(b".bin: file too large\n")
+    assert not list(agents.data.glob("stdin-*"))
+
+
 def test_quine_inside_sh(agents: Agents) -> None:
     done = agents.run(
         says(sh("echo in | quine inner >&4; echo $?"), match="^outer"),

@@ -319,6 +319,14 @@ def test_time(make: Make) -> None:
     assert 90_000 < left <= 100_000
 
 
+def test_a_deadline_that_is_raised_meanwhile_is_not_over(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was looked at twice: before a raise to none there was one, and behind it that was 0 seconds after the boot."""
+    caps = [Cap(0, 0.0, 1e12), Cap()]
+    monkeypatch.setattr(Ledger, "mark", property(lambda ledger: caps.pop(0)))
+    left = make().time_left()
+    assert left is not None and left > 0
+
+
 FIND = """
 from quine.budget.ledger import Ledger
 from quine.agent.session import Limits

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from quine.base.errors import LOST, Failure
 from quine.base.sessions import new_session
 from quine.tape import courier
 from tests.lab.machine import readable
@@ -85,6 +86,18 @@ def test_all_of_it_arrives_in_order_and_nothing_stays(made: tuple[Origin, str, s
     assert courier.ask(path, courier.END, wait) == ""
     assert origin.lines[-1] == ("", "") and not os.path.exists(folder) and not os.path.exists(path)
     assert courier.ask(path, courier.FLUSH, wait) == courier.GONE
+
+
+def test_an_index_that_cannot_be_written_is_a_tape_that_is_lost(
+    made: tuple[Origin, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder, path = made
+    monkeypatch.setattr(courier, "INDEX", "no/index")  # of this process; the courier has read its own
+    sink = courier.SpooledSink(folder, path, new_session())
+    with pytest.raises(Failure, match="no/index cannot be written: No such file") as caught:
+        sink.put([b"{}"])
+    assert caught.value.status == LOST
+    sink.close()
 
 
 def test_a_line_under_way_is_not_sent(made: tuple[Origin, str, str]) -> None:

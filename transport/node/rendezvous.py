@@ -279,7 +279,10 @@ def _hand_over(connection: socket.socket) -> bool:
 
 
 def status(path: str = "", seconds: float = ANSWER_DEADLINE) -> dict[str, Any] | None:
-    """The status report of the node at a socket ("": of this build); None if none runs. Refused: no answer."""
+    """The status report of the node at a socket ("": of this build); None if none runs.
+
+    Raises Refused if it does not answer, or answers as no node of this build does.
+    """
     connection = try_connect(path)
     if connection is None:
         return None
@@ -297,7 +300,34 @@ def status(path: str = "", seconds: float = ANSWER_DEADLINE) -> dict[str, Any] |
         facts = quickjson.loads(answer)
     except ValueError:  # it has ended in mid-answer
         return None
+    if not path and not _is_report(facts):
+        why = "what listens at the socket of this machine's node answers as no node does"
+        raise Refused(why, f"look who has {node_socket.socket_path()} open, and end it")
     return facts if isinstance(facts, dict) else None
+
+
+def _is_report(facts: object) -> bool:
+    """Whether this has all that `Node.status` reports and somebody reads: any program of this user may answer."""
+    if not isinstance(facts, dict):
+        return False
+    numbers = [facts.get(name) for name in ("pid", "launcher", "seconds", "cpu", "jobs", "links")]
+    hosts, lines = facts.get("hosts"), facts.get("lines")
+    return (
+        all(type(number) in (int, float) for number in numbers)
+        and all(type(number) is int and number >= 0 for number in numbers[:2])
+        and isinstance(hosts, dict)
+        and all(isinstance(host, dict) for host in hosts.values())
+        and isinstance(lines, list)
+        and all(isinstance(line, dict) and _is_line(line) for line in lines)
+    )
+
+
+def _is_line(line: dict[str, Any]) -> bool:
+    named = (
+        isinstance(line.get("host"), (str, type(None)))
+        and {"name", "up", "channels", "queued"} <= line.keys()
+    )
+    return named and type(line.get("down", 0)) in (int, float)
 
 
 def stop() -> bool:
