@@ -2,8 +2,8 @@
 
 Laws
 1. Each of them lives while it has work and no longer. None is a daemon, so the interpreter's exit waits for both.
-2. A handler of a signal may call `close` and `join` in the middle of any other call of its thread. That call is
-   finished after the handler, so nothing is waited for in it: the threads would wait for the lock that it holds.
+2. A handler of a signal may call `close` and `join` in the middle of any other call of its thread. `join` waits for
+   nothing then: the threads may need the lock that this call holds until the handler has returned.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`quine hosts add|import|trust`: the tables that they write, where, and whose trust they keep."""
+"""`quine hosts add|import|trust`: the tables that are written, the file they go to, and the trust in it."""
 
 from __future__ import annotations
 

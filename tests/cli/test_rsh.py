@@ -180,7 +180,9 @@ def test_a_host_is_one_of_the_inventory_with_its_user_and_port(lab: Lab) -> None
             f"quine: h1: error: {name}: the inventory gives {known}",
             f"quine: h1: hint: put {cure} into the table [hosts.h1] of {lab.inventory}",
         ]
-    for wrong in ("nosuch", "me@nosuch", "any", "local", "h1,h2", "h1!h2", "[::1]"):
+    done = lab.run(["rsh", "me@nosuch", "true"])  # with a user it needs no table
+    assert done.returncode == 69 and b"quine: me@nosuch: error: unknown host name: nosuch" in done.stderr
+    for wrong in ("nosuch", "any", "local", "h1,h2", "h1!h2", "[::1]"):
         done = lab.run(["rsh", wrong, "true"])
         assert done.returncode == 69 and b"error: no such host: " in done.stderr and b"hint: " in done.stderr
     assert lab.run(["rsh", "--inventory=/no/such", "h1", "true"]).returncode == 2

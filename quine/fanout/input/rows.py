@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SPLIT = 5.0  # seconds of the processor for the columns of one record
 MARK = b"\xef\xbb\xbf"
-POSIX = {  # the classes of characters between brackets, for Python
+POSIX = {  # classes of POSIX, as a set of Python has them
     "alnum": r"a-zA-Z0-9",
     "alpha": "a-zA-Z",
     "blank": r" \t",

@@ -9,9 +9,8 @@ Laws
 2. A word that is nothing but {} (or {.} and so on) becomes a word for each argument; within a word they are joined by
    blanks.
 3. A command without any replacement string gets {} as its last word.
-4. Where there are names, braces with any text in them may be one. The name of a column or a field is replaced, and a
-   text that could be such a name is a fault without one: `rm -r /data/{dir.name}` must not run with that text. All
-   else is text, as `{print $1}`.
+4. Where there are names, any text in braces may be one. It is replaced if a column or a field has this name. Without
+   one a likely name is a fault, because `rm -r /data/{dir.name}` must not run with that text, and `{print $1}` is text.
 """
 
 from __future__ import annotations

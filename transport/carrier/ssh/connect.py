@@ -36,6 +36,7 @@ from transport.errors import Unreachable
 with asyncssh_imports.quickly():
     import asyncssh
     from asyncssh.constants import MSG_IGNORE
+    from asyncssh.packet import PacketDecodeError
 
 if private.fit():
     cipher.install()
@@ -292,6 +293,8 @@ async def _login(
         raise settings.denied() from None
     except asyncssh.KeyExchangeFailed as error:
         raise _no_common(target, message(error)) from None
+    except PacketDecodeError as error:
+        raise _no_protocol(target, message(error)) from None
     except asyncssh.ChannelOpenError as error:
         hint = "look at the address and port, and at AllowTcpForwarding and PermitOpen over there"
         raise target.unreachable(f"cannot be reached from its jump host: {message(error)}", hint) from None
