@@ -143,12 +143,18 @@ def naming(inventory: Inventory, where: str) -> Inventory:
 
 
 def in_tree() -> bool:
-    """Return whether this process is below an agent or in a job, by what it has inherited, or else by the kernel."""
+    """Return whether this process is below an agent or in a job, by what it has inherited, or else by the kernel.
+
+    A ledger of its own is that of a tree which it begins.
+    """
     from quine.base.sessions import LEDGER
     from transport import inherit
 
     memo = inherit.read()
-    return "token" in memo or "lineage" in memo or any(inherit.held_above(LEDGER, inherit.APART).values())
+    if "token" in memo or "lineage" in memo:
+        return True
+    found = inherit.held_above(LEDGER, inherit.APART).values()
+    return any(pid != os.getpid() for holders in found for pid, _, _ in holders)
 
 
 def _say_unread(found: Found, skipped: tuple[str, str], where: str) -> None:

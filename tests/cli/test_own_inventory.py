@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from deploy import paths, trust
 from deploy.host import Host
 from deploy.inventory import load
+from quine.base.allowed_hosts import in_tree
 from quine.base.errors import Denied, Failure, Misconfigured
 from quine.cli import own_inventory
 from transport import inherit
@@ -153,8 +156,11 @@ def test_an_agent_allows_itself_no_hosts(
     """By the memory file that the kernel shows above it, whatever its environment says."""
     held = os.memfd_create("quine-ledger")
     try:
-        with pytest.raises(Denied, match=f"quine hosts {words[0]} is not for agents"):
-            own_inventory.main(words, None)
+        command = [sys.executable, "-P", "-m", "quine", "hosts", *words]
+        done = subprocess.run(command, env={"HOME": str(home)}, capture_output=True)
+        assert (done.returncode, done.stdout) == (77, b"")
+        assert f"quine hosts {words[0]} is not for agents and jobs" in done.stderr.decode()
+        assert not in_tree()  # the process itself begins a tree
     finally:
         os.close(held)
     held = inherit.write({"token": "x"})

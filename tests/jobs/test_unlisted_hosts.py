@@ -77,6 +77,35 @@ def test_below_a_job_there_are_the_hosts_that_the_user_named(lab: Lab, place: st
         assert b"no such host: 'named'" in done.stderr and done.stdout == b""
 
 
+def test_an_agent_goes_there_and_may_fork_to_that_host(lab: Lab, place: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    env = environment(
+        lab,
+        data,
+        says(call("fork", intent="child", host="named", wait=True), match="^look"),
+        says(call("fork", intent="child", host=place, wait=True), match="^look"),
+        says(sh("echo $QUINE_NODE_NAME >&4"), match="^look"),
+        says(OK, match="^look"),
+        says(OK, match="^child"),
+        says(sh("echo item >&4"), match="^item"),
+        says(OK, match="^item"),
+    )
+    done = lab.run(["--on", "named", "look"], env={**env, **NONE})
+    assert (done.returncode, done.stdout) == (0, b"named\n"), done.stderr
+    allowed, denied = results(data, "look")[:2]
+    assert "[EXIT CODE] 0\n" in allowed and f"may_fork does not allow {place!r} from here" in denied
+    done = lab.run(["xargs", "--on", "named", "item {}", ":::", "1"], env={**env, **NONE})
+    assert (done.returncode, done.stdout) == (0, b"item\n"), done.stderr
+    for words, there in (
+        (["--on", "named", "item 2"], []),
+        (["run", "--on", place, "--", "true"], ["--on", place]),
+    ):
+        at = 1 if words[0] == "run" else 0
+        job = lab.run([*words[:at], "--detach", *words[at:]], env={**env, **NONE}, check=True).stdout.decode()
+        done = lab.run(["wait", *there, job.strip()], env={**env, **NONE})
+        assert (done.returncode, done.stderr) == (0, b""), words
+
+
 def test_an_agent_here_has_the_hosts_of_the_inventory_alone(lab: Lab, place: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     env = environment(
