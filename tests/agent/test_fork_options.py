@@ -321,7 +321,8 @@ def spec_of(**more: Any) -> SessionSpec:
 
 def test_variables_of_this_machine_do_not_go_to_another_one() -> None:
     parent = spec_of(env={"OLD": "1", "GONE": "2", "PATH": "/here"})
-    known = Exported({"A": "1", "HOME": "/h", "LD_PRELOAD": "x", "SSH_AUTH_SOCK": "/s"}, frozenset({"GONE"}))
+    ours = {"HOME": "/h", "LD_PRELOAD": "x", "SSH_AUTH_SOCK": "/s", "https_proxy": "http://ada:pw@proxy"}
+    known = Exported({"A": "1", **ours}, frozenset({"GONE"}))
     options = Options(env={"TMPDIR": "/scratch"})
     there = child_options.applied(parent, options, known, "h1")
     assert isinstance(there, SessionSpec)

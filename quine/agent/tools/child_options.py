@@ -142,7 +142,8 @@ def ledger_of(ledger: Ledger, options: Options) -> Ledger:
 
 def _travels(name: str, value: str) -> bool:
     fits = len(name) + len(value.encode("utf-8", "surrogateescape")) + 2 <= LONGEST
-    return fits and name not in _OF_THIS_MACHINE and not name.startswith(_FAMILIES)
+    ours = name in _OF_THIS_MACHINE or name.startswith(_FAMILIES)
+    return fits and not ours and not inherit.withholds(name, value)
 
 
 def _least(one: float, other: float) -> float:
