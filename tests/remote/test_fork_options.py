@@ -47,6 +47,20 @@ def test_variables_directory_model_and_limits(lab: Lab, data: Path) -> None:
     assert (meta["node"], meta["model_id"]) == ("h1", "small")
 
 
+def test_env_passes_a_secret_to_an_agent_over_there(lab: Lab, data: Path) -> None:
+    env = environment(
+        lab, data,
+        says(sh('echo "$MY_TOKEN|$DATABASE_URL|$OTHER_TOKEN" >&4; echo $MY_TOKEN'), match="^root"),
+        says(OK, match="^root"),
+    )  # fmt: skip
+    given = {"MY_TOKEN": "t-0123456789", "DATABASE_URL": "pg://ada:pw-0123456789@db", "OTHER_TOKEN": "t-1"}
+    words = ["--on", "h1", "--env", "MY_TOKEN", "--env", "DATABASE_URL", "root"]
+    done = lab.run(words, env={**env, **given})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"t-0123456789|pg://ada:pw-0123456789@db|\n"
+    assert section(results(data, "root")[0], "STDOUT") == "<secret>\n"
+
+
 def test_turns_tokens_and_time(lab: Lab, data: Path) -> None:
     env = environment(
         lab, data,
