@@ -155,7 +155,7 @@ def _packed(project: str) -> Json:
     """Return the component of a distribution that is within the one file."""
     known = metadata.distribution(project)
     purl = f"pkg:pypi/{project}@{known.version}"
-    licence = known.metadata["License-Expression"] or known.metadata["License"]
+    licence = known.metadata.get("License-Expression") or known.metadata.get("License")
     return {
         "type": "library", "bom-ref": purl, "name": project, "version": known.version, "purl": purl,
         "scope": "required", "licenses": [{"expression": licence}],

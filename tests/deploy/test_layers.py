@@ -335,7 +335,7 @@ def test_markers_are_read_as_pip_reads_them(platform: Platform) -> None:
         "platform_machine": platform.machine,
     }
     more = (">=3.8,!=3.11.*", "==3.9.*", "~=3.9", "<3.11.2", "<=3.9.16", "!=3.11.2,>3")
-    for versions in {each.metadata["Requires-Python"] or "" for each in metadata.distributions()} | {*more}:
+    for versions in {each.metadata.get("Requires-Python", "") for each in metadata.distributions()} | {*more}:
         assert platform.runs(versions) == SpecifierSet(versions).contains(platform.version), versions
     count = 0
     lines = {line for each in metadata.distributions() for line in each.requires or ()}
