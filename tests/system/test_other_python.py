@@ -1,4 +1,4 @@
-"""A host whose Python is another one than the origin's: PyPy at the level of Python 3.9, and CPython for arm64."""
+"""A host whose Python is another one than the origin's: CPythons, PyPy at the level of 3.9, CPython for arm64."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.lab import Lab, arm64, processes
+from tests.lab import Lab, arm64, processes, pythons
 from tests.lab.host import Host
 from tests.mount.mounting import needs_fuse
 from tests.support.agents import call, says, sh
@@ -101,6 +102,29 @@ def test_a_command_there(other: Host, lab: Lab, tmp_path: Path) -> None:
     done = lab.run(on("sh", "-c", words, options=("--files", "in")), cwd=tmp_path, env=tier, check=True)
     assert done.stdout == b"x\n" + data[:100_000]
     assert (tmp_path / "tier" / "x").read_bytes() == data[:100_000]
+
+
+@pytest.mark.parametrize("minor", [minor for minor in pythons.HOSTS if minor != sys.version_info.minor])
+def test_each_python_of_a_host(odd_host: Callable[..., Host], lab: Lab, tmp_path: Path, minor: int) -> None:
+    """A job and an agent there, each with what it starts: node, launcher, zygote, and the requests to the origin."""
+    python = pythons.find(minor)
+    if not python:
+        pytest.skip(f"no CPython 3.{minor} here")
+    odd_host("other", inventory={"python": python, "lease": 60}, bare=True)
+    done = lab.run(on("sh", "-c", "cat; quine --version >&2; exit 3"), input=b"material")
+    version = lab.run(["--version"], check=True).stdout
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"material", version)
+    data, leave = tmp_path / "data", call("exit", status=0)
+    env = environment(
+        lab, data,
+        says(sh("tr a-z A-Z <&3 >&4"), match="^root"),
+        says(call("fork", intent="child", wait=True), leave, match="^root"),
+        says(sh("echo a child; echo x | quine fs put - x; quine fs cat x"), leave, match="^child"),
+    )  # fmt: skip
+    done = lab.run(["--on", "other", "root"], env=env, input=b"material\n")
+    assert (done.returncode, done.stdout) == (0, b"MATERIAL\n"), done
+    result = results(data, "child")[-1]  # behind those of its parent
+    assert result.startswith("[EXIT CODE] 0\n[STDOUT]\na child\nx\n"), result
 
 
 @needs_fuse
