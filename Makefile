@@ -28,6 +28,12 @@ BULK := $(addprefix --deselect tests/cli/test_run.py::,test_every_exit_status te
 WHOLE := $(filter whole,$(SUITES))
 CHOSEN := $(if $(WHOLE),$(ALL_SUITES),$(BULK) $(SUITES))
 
+# What tells most of another Python under the origin: what is loaded, the parts that take the place of the library's, a lab.
+NEWER := $(addprefix tests/,test_laws.py transport/test_backports.py transport/test_lean.py transport/test_quickjson.py \
+	transport/test_signals.py transport/test_starts.py transport/test_status.py transport/test_stop.py \
+	transport/client/test_batch_core.py deploy/test_layers.py tape/test_masks.py agent/test_capture.py \
+	agent/test_process.py cli/test_start.py cli/test_run.py)
+
 # The lanes of the suite (CONTRIBUTING.md): the tests of every day, then the others; of both those of real time by themselves.
 DAILY := not law and not long and not backends and not whole
 OTHERS := not law and $(if $(WHOLE),(long or backends or whole),(long or backends) and not whole)
@@ -40,7 +46,7 @@ NOTED := build/failed.jsonl
 
 SECONDS ?= 600
 
-.PHONY: setup demo test test-more test-hosts test-carriers mutants soak lint types check release-check bench reference picture docs release clean
+.PHONY: setup demo test test-more test-hosts test-carriers test-python test-newer mutants soak lint types check release-check bench reference picture docs release clean
 
 setup: $(READY)
 
@@ -79,6 +85,16 @@ test-carriers: setup
 	        $(if $(WHOLE),tests/system/test_breaks_pauses.py) || red=$$?; \
 	done; exit $$red
 
+# With PYTHON=…: the suites that tell most of that Python.
+test-python: setup
+	$(PYTEST) -n $(WORKERS) -m "not long and not backends and not whole and not clock" $(BULK) $(NEWER)
+
+# The same ones with the newest Python that is newer than $(PYTHON).
+test-newer: setup
+	@python="$$($(BIN)/python -m tests.lab.pythons)"; \
+	if [ -n "$$python" ]; then $(MAKE) --no-print-directory PYTHON="$$python" test-python; \
+	else echo "no newer Python here: its suites are not run"; fi
+
 # A server of Azure's protocol. Where there is no npm its tests are skipped, and say so.
 $(AZURITE):
 	-if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix .lab-cache/azurite azurite; fi
@@ -110,6 +126,7 @@ check: setup
 	$(MAKE) --no-print-directory --jobs --output-sync lint types $(COLLECTED) $(AZURITE) $(EMULATED)
 	$(MAKE) --no-print-directory FAILED=$(NOTED) test
 	$(MAKE) --no-print-directory FAILED=$(NOTED) test-more
+	$(MAKE) --no-print-directory FAILED=$(NOTED) test-newer
 	$(MAKE) --no-print-directory FAILED=$(NOTED) --jobs --output-sync HOST_WORKERS=$(TWICE) CARRIER_WORKERS=$(ONCE) test-hosts test-carriers
 	$(BIN)/python scripts/suite.py judge $(NOTED) tests/flaky.md
 
