@@ -96,7 +96,9 @@ class Journal:
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
         self.unreturned: dict[str, Unreturned] = {}  # by their ids, jobs that have a line
         self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
-        self.brought: dict[str, None] = {}  # ids of jobs whose returns are here, and may be gone from their hosts
+        self.brought: dict[
+            str, None
+        ] = {}  # ids of jobs whose returns are here, and may be gone from their hosts
         self.begun: dict[str, None] = {}  # ids of agents that may have done something
         self.by_lines = False  # the runs before have passed on outputs of jobs that had not ended
         self._passes_lines = False  # so does this one, or one before

@@ -131,14 +131,16 @@ class Files:
             return
         task.over = True
 
+        def stay() -> bool:
+            """Whether results stay on the host."""
+            lost = task.left or status.state == "lost"
+            return held.stage.returns and (lost or not self._note_brought(task))
+
         def remove() -> None:
             began = task.running or status.state in ("exited", "signaled")
             if not (self._cleanup and began and status.host):
                 self._over(task, over)
-            elif held.stage.returns and (task.left or status.state == "lost"):
-                self._cleanup.keep(status.host)
-                self._over(task, over)
-            elif held.stage.returns and not self._note_brought(task):
+            elif stay():
                 self._cleanup.keep(status.host)
                 self._over(task, over)
             else:

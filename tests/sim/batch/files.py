@@ -1,9 +1,9 @@
 """The files of a batch in the simulator: on the hosts names with a text, at the origin real files in a directory.
 
 Scripted parts
-    `SimulatedStaging` is the Staging of the product, but its jobs are scripts: an item carries the texts of its files in
-    its argv, and the job that sends returns leaves them with the simulation for `SimulatedTaking`. The removal of files
-    is a script, too. What becomes of these jobs, and of the files then, is decided by the product's code.
+    `SimulatedStaging` is the Staging of the product, but its jobs are scripts: an item carries the texts of its files
+    in its argv, and the job that sends returns leaves them with the simulation for `SimulatedTaking`. The removal of
+    files is a script, too. The product's code decides when these jobs run, and what their ends mean.
 
 The text of a result says which process of which item wrote it, whether it is whole, and the text of its input:
 
