@@ -122,6 +122,8 @@ class Past:
         journal.keep_unreturned({id for ids in self._unreturned.values() for id in ids})
         for id, sent in journal.sent.items():
             self._running.setdefault(sent.hash, []).append(id)
+        for hash, ids in chain(self._running.items(), self._unreturned.items()):
+            self._came.update((journal.brought[id], hash) for id in ids if journal.brought.get(id))
 
     def _all(self) -> Iterator[tuple[str, list[str]]]:
         """Yield the lines of items, with their columns."""

@@ -9,7 +9,8 @@ Laws
    end is not its own. One that was taken back before it began is in there no more.
 5. An agent has a note before the first answer that it gets. One without did nothing, and may be run.
 6. A job whose returns did not come has a note of its end and its place, as long as its line in the log says so. One
-   whose returns are here has a note of that before they are removed on its host: they are not asked for again.
+   whose returns are here has a note of that before they are removed on its host, and at once where they replaced the
+   files of its item: they are not asked for again.
 7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
    nobody goes on with it.
 """
@@ -96,9 +97,8 @@ class Journal:
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
         self.unreturned: dict[str, Unreturned] = {}  # by their ids, jobs that have a line
         self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
-        self.brought: dict[
-            str, None
-        ] = {}  # ids of jobs whose returns are here, and may be gone from their hosts
+        # Ids of jobs whose returns are here, and may be gone from their hosts, with the hash that the item has by them.
+        self.brought: dict[str, str] = {}
         self.begun: dict[str, None] = {}  # ids of agents that may have done something
         self.by_lines = False  # the runs before have passed on outputs of jobs that had not ended
         self._passes_lines = False  # so does this one, or one before
@@ -144,8 +144,8 @@ class Journal:
                 elif word == "unreturned":
                     self.unreturned[rest[0]] = Unreturned.parsed(line[:-1].split(" ")[2:])
                 elif word == "brought":
-                    (id,) = rest
-                    self.brought[id] = None
+                    id, came = rest
+                    self.brought[id] = came.strip("-")
                 elif word == "begun":
                     (id,) = rest
                     self.begun[id] = None
@@ -193,8 +193,9 @@ class Journal:
         for id, sent in self.sent.items():
             text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} -\n")
         text += (note.line(id) for id, note in self.unreturned.items())
-        for word, ids in (("halted", self.halted), ("begun", self.begun), ("brought", self.brought)):
+        for word, ids in (("halted", self.halted), ("begun", self.begun)):
             text += (f"{word} {id}\n" for id in ids if id in self.sent)
+        text += (f"brought {id} {came or '-'}\n" for id, came in self.brought.items())
         self._lines, self._second = len(text), -inf
         return "".join(text)
 
@@ -276,10 +277,13 @@ class Journal:
         self.unreturned[id] = note
         self._write(note.line(id))
 
-    def bring(self, id: str) -> None:
-        """The returns of a job are here, and are about to be removed on its host. Raises Failure."""
-        self._write(f"brought {id}\n")
-        self.brought[id] = None
+    def bring(self, id: str, came: str) -> None:
+        """The returns of a job are here. `came`: the hash that its item has by them, if they replaced its files.
+
+        Raises Failure; then they stay on its host, too.
+        """
+        self._write(f"brought {id} {came or '-'}\n")
+        self.brought[id] = came
 
     def keep_unreturned(self, ids: Collection[str]) -> None:
         """Forget the others: their lines in the log have their ends."""

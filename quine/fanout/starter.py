@@ -55,6 +55,7 @@ class Starter:
         self._report = report
         self._options = spawn  # for notes
         self._by_lines = options.line_buffer
+        self._cleans = options.cleanup
         self._files = Files(batch, work, sink.say, options.cleanup, spawn.quiet)
         # Whether an item is tried again after a try with this end.
         self.repeats: Callable[[Task, Status], bool] = lambda task, status: False
@@ -256,11 +257,20 @@ class Starter:
         def over() -> None:
             if task.unreturned is not None:
                 task.entry.unreturned = Unreturned(task.tries, code, name, host, task.unreturned)
-            elif stage and not again and stage.brings(status) and stage.is_in_place:
-                task.entry.came = self._work.hash(task.item)
             ended(task, status)
 
-        self._files.ended(task, spawn, status, over, again)
+        def arrived() -> bool:
+            replaced = stage is not None and stage.is_in_place
+            if self._journal and (replaced or self._cleans):
+                task.entry.came = self._work.hash(task.item) if replaced else ""
+                try:
+                    self._journal.bring(task.entry.id, task.entry.came)
+                except Failure as failure:
+                    self._sink.fail(failure)
+                    return False
+            return True
+
+        self._files.ended(task, spawn, status, over, again, arrived)
 
     def fetch(self, task: Task, id: str, ended: Ended) -> None:
         """Ask for the returns of an item whose job has ended in a run before."""

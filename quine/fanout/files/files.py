@@ -13,7 +13,6 @@ Laws
 
 from __future__ import annotations
 
-from quine.base.errors import Failure
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.names import Names
 from quine.jobs.staged import Bringing
@@ -119,11 +118,17 @@ class Files:
             self._names.give(held.sources)
 
     def ended(
-        self, task: Task, spawn: Spawn, status: Status, over: Callable[[], None], again: bool = False
+        self,
+        task: Task,
+        spawn: Spawn,
+        status: Status,
+        over: Callable[[], None],
+        again: bool = False,
+        arrived: Callable[[], bool] = lambda: True,
     ) -> None:
         """The job of a try has ended: bring its returns, remove its files, and then call `over`.
 
-        `again`: the item will be tried again.
+        `again`: the item will be tried again. `arrived` is called once the returns are here; False: they stay there.
         """
         held = self._held.get(task)
         if held is None or task.is_cut(status):
@@ -131,16 +136,11 @@ class Files:
             return
         task.over = True
 
-        def stay() -> bool:
-            """Whether results stay on the host."""
-            lost = task.left or status.state == "lost"
-            return held.stage.returns and (lost or not self._note_brought(task))
-
-        def remove() -> None:
+        def remove(stays: bool = False) -> None:
             began = task.running or status.state in ("exited", "signaled")
             if not (self._cleanup and began and status.host):
                 self._over(task, over)
-            elif stay():
+            elif stays or task.left or (held.stage.returns and status.state == "lost"):
                 self._cleanup.keep(status.host)
                 self._over(task, over)
             else:
@@ -148,27 +148,22 @@ class Files:
                 self._cleanup.give(own)
                 task.after = self._cleanup.remove(own, spawn, status.host, lambda: self._over(task, over))
 
+        def brought() -> None:
+            remove(stays=status.state != "lost" and not arrived())
+
         if not held.stage.brings(status):
             remove()
         elif again and held.stage.is_in_place:
             self._over(task, over)
         elif self.journal and task.entry.id in self.journal.brought:
+            task.entry.came = self.journal.brought[task.entry.id]
             remove()  # the process before was killed behind this point
         elif task.ending or (task.cut_short and status.code):
             task.left = True
             held.stage.leave(status, spawn)
             remove()
         else:
-            Bringing(self._batch, held.stage, spawn, status, held, remove).begin()
-
-    def _note_brought(self, task: Task) -> bool:
-        """Note that the returns of a job are here. False if that cannot be written: then they stay there, too."""
-        try:
-            if self.journal:
-                self.journal.bring(task.entry.id)
-        except Failure:
-            return False
-        return True
+            Bringing(self._batch, held.stage, spawn, status, held, brought).begin()
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

@@ -62,7 +62,7 @@ def _check_runs(sim: BatchSimulation, item: Job, runs: list[Process]) -> None:
         if not left and (before.alive or before.ended > after.started):
             raise Violation("twice", f"{item.name} runs twice at one time")
         # With results a job that was told to end has not finished, whatever it says.
-        ended = bool(sim.texts) and before.signals > 0
+        ended = bool(sim.texts) and (sim.told or before.signals)
         if before.wait_status == 0 and not (left or ended):
             raise Violation("twice", f"{item.name} was run again after a success")
         if before.ended_by_node and not left:
