@@ -156,7 +156,7 @@ def unstartable(error: OSError | Misconfigured) -> Status:
 def of_adopted(status: Status, torn: bool, staged: bool) -> Status:
     """Return the end of a job that was adopted; it is lost if it may have lacked its files, or its output is not whole.
 
-    `torn`: output that the process before had taken is not here.
+    `torn`: output that the process before had taken is not here. Its host may know that it never began: see `unbegun`.
     """
     from transport.status import Status
 

@@ -254,6 +254,8 @@ class Run:
             self._final(task)
         else:
             detail = "the node here ended, and no host has the job"
+            if task.unbegun:
+                detail = "the batch before ended while it got its files"
             if never:
                 status = Status("unreachable", errors.NOT_STARTED, detail=detail)
             else:
@@ -273,6 +275,9 @@ class Run:
         if self._orphans and task.is_cut(status) and (task.halted or self._orphans.sever(task)):
             task.running = False
             (task.leave if task.halted else task.release)()
+            return
+        if task.unbegun:
+            self.missed(task, True)
             return
         self._starter.give_names(task)
         if task.never_began(status):

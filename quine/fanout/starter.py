@@ -243,11 +243,33 @@ class Starter:
         def on_exit(status: Status) -> None:
             let_go(answers, held)
             status = stage.judged(status) if stage else status
+            end = self._finish
             if task.adopted:
-                status = outcome.of_adopted(status, task.adopted.torn, bool(stage and stage.sources))
-            self._finish(task, spawn, status, stage, ended)
+                staged, torn, ended_so = bool(stage and stage.sources), task.adopted.torn, status
+                status = outcome.of_adopted(status, torn, staged)
+                if staged and not torn and (status is not ended_so or status.state == "signaled"):
+                    end = self._ask_begun
+            end(task, spawn, status, stage, ended)
 
         return on_started, on_exit
+
+    def _ask_begun(
+        self, task: Task, spawn: Spawn, status: Status, stage: Staging | None, ended: Ended
+    ) -> None:
+        """Ask the host of a job whose caller died whether its command has begun, and then end the try."""
+        from quine.staging import unbegun
+
+        def on_exit(answer: Status) -> None:
+            task.unbegun = (answer.state, answer.code) == ("exited", 0)
+            if task.unbegun:
+                ended(task, Status("unreachable", NOT_STARTED, host=status.host))
+            else:
+                self._finish(task, spawn, status, stage, ended)
+
+        probe = self.asking(status.host or "local")
+        probe.argv = ["node", "--stage", "unbegun", unbegun.name_of(spawn.capability)]
+        task.over = True
+        task.after = self._batch.start(probe, on_exit=on_exit)
 
     def _finish(self, task: Task, spawn: Spawn, status: Status, stage: Staging | None, ended: Ended) -> None:
         """A job has ended: bring its returns and remove its files, then call `ended`."""

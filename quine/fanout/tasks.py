@@ -49,7 +49,7 @@ class Task:
             "place",
             "stdin",
         ),
-        *("adopted", "after", "job", "kept", "sent", "tries", "unreturned", "unsent", "unstarted"),
+        *("adopted", "after", "job", "kept", "sent", "tries", "unbegun", "unreturned", "unsent", "unstarted"),
         *("abandoned", "cut_short", "ending", "halted", "left", "over", "running", "timed_out", "withdrawn"),
     )
 
@@ -63,6 +63,7 @@ class Task:
         self.unsent: Callable[[], None] | None = None  # gives the try its end, while it waits to be sent
         self.after: BatchJob | None = None  # that brings its returns, or removes its files
         self.unreturned: str | None = None  # the directory there of returns that did not come
+        self.unbegun = False  # its host says that the command of this try did not begin
         self.sent = ""  # the id of the latest try in the journal of the batch,
         self.kept: BatchJob | None = None  # and its job, whose record its host keeps
         self.adopted: Adopted | None = None
@@ -93,7 +94,7 @@ class Task:
         self.tries += 1
         self.adopted = self.job = self.after = self.unreturned = None
         self.ending = self.timed_out = self.halted = self.withdrawn = self.over = self.left = False
-        self.cut_short = self.running = False
+        self.cut_short = self.running = self.unbegun = False
         self.began = time.monotonic()
         entry = self.entry
         self.before = entry.attempt, entry.started, entry.id

@@ -3,6 +3,7 @@
     node --stage in KEY -- CMD…      lay out the files, then become CMD
     node --stage agent KEY -- WORDS… lay out the files, then become quine with WORDS
     node --stage out KEY [JOB]       send the returns from this directory, or from that of a detached job
+    node --stage unbegun NAME        0 if the command of a job has certainly not begun, by the note of this name
     node --stage clean N -- NAME…    remove the first N names below this directory, which may be patterns, and of the
                                      others, which are directories, those that are empty
 
@@ -61,6 +62,10 @@ class _Ended(BaseException):
 def main(words: list[str], detached: Callable[[], Detached]) -> int:
     """Run one phase: return the exit status, or become the command. `detached` loads the module of detached jobs."""
     phase, key, command = words[0], words[1], words[3:]
+    if phase == "unbegun":
+        from quine.staging import unbegun
+
+        return 0 if unbegun.is_noted(key) else 1
     if phase == "clean":
         return _clean(command[: int(key)], command[int(key) :])
     for number in FATAL:
@@ -77,16 +82,30 @@ def main(words: list[str], detached: Callable[[], Detached]) -> int:
         relay.close()
         if phase == "out":
             return 0
-        return _become(phase, command) if done else NOT_STARTED
+        if done:
+            return _become(phase, command)
+        _note(phase)
+        return NOT_STARTED
     except _Ended as ended:
         from transport.status import die_of
 
+        _note(phase)
         die_of(str(ended))
         return 128 + int(str(ended))
     except RequestError as error:
         if not str(error).startswith((AGAIN, KNOWN)):
             complain(f"staging: {error}", "", os.environ.get("QUINE_NODE_NAME", ""))
+        _note(phase)
         return NOT_STARTED
+
+
+def _note(phase: str) -> None:
+    """The command has not begun."""
+    from quine.staging import unbegun
+    from transport import inherit
+
+    if phase != "out" and (capability := inherit.read().get("capability")):
+        unbegun.note(str(capability))
 
 
 def _end(number: int, _frame: object) -> None:

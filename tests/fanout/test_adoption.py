@@ -17,7 +17,7 @@ from quine.jobs import owner
 from tests.fanout.test_chaos import age
 from tests.fanout.test_xargs import SH, rows
 from tests.lab import Lab
-from tests.lab.processes import kill
+from tests.lab.processes import kill, marked
 from tests.support.agents import PATIENCE
 from tests.support.machine import only_node
 from tests.support.waiting import read_until, until
@@ -437,6 +437,46 @@ def test_what_never_began_on_hosts_that_were_cold_runs_in_the_next_run(
 
 # Items 1 and 2 bring different files of one name, so the second waits for the first.
 NAMED = ["--files", "{1}:{2}", "--colsep", " "]
+
+
+def test_items_that_got_their_files_when_the_batch_was_killed_are_run(
+    lab: Lab, through: Callable[..., str], tmp_path: Path
+) -> None:
+    """Their host knows that they never began; an exit status of 69 alone does not say it."""
+    host, proxy, size = through("h1", lease=60), lab["h1"].proxy, 16 << 20
+    (tmp_path / "data").write_bytes(os.urandom(size))
+    script = f'test -s data || exit 9; echo "$0" >>{tmp_path}/ran; exit 69'
+    words = [
+        "xargs",
+        "--on",
+        host,
+        "--joblog",
+        "log",
+        "--resume",
+        "--files",
+        "data",
+        *SH,
+        script,
+        "{}",
+        ":::",
+        "a",
+    ]
+    before = proxy.carried()
+    with lab.popen(words, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        until(lambda: proxy.carried() - before > size // 16, "a part of the file was sent")
+        proxy.blackhole()
+        process.kill()
+        process.wait(PATIENCE)
+    proxy.heal()
+    until(
+        lambda: not [one for one in marked(lab["h1"].mark) if "--stage" in one.argv], "its staging has ended"
+    )
+    assert not (tmp_path / "ran").exists()
+    done = lab.run(words, cwd=tmp_path)
+    assert (done.returncode, (tmp_path / "ran").read_text()) == (123, "a\n"), done.stderr
+    assert [row[12] for row in rows(tmp_path / "log")] == ["failed"]
+
+
 WAITS = (
     'test "$0" = c || { echo "$0" >>ran; until test -e go; do sleep 0.02; done; exit 0; }; '
     "until test -e ran; do sleep 0.02; done; echo c >>ran"
