@@ -241,7 +241,7 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOpti
             if job.supervisor and end.detail:
                 complain(f"{job.id}: {end.detail}", end.hint)
             status = bring(job, status)
-        else:  # what a lost job has made is a part of a result, and stays
+        else:  # a lost job may have made a part of its result, which stays there
             on = _adrift(job)
             hint = f"it may still run there: quine ps --on {on}; quine kill {job.id}" if on else ""
             complain(f"{job.id}: {end.state}{': ' + end.detail if end.detail else ''}", hint)

@@ -23,7 +23,7 @@ class Messages:
         self._faults: set[str] = set()
         self._left: set[str] = set()
         self._lost = 0
-        self._left_behind = 0
+        self._left_behind = self._unlogged = 0
         self._not_done: list[tuple[int, str]] = []
         self._more = 0  # that are not named
 
@@ -75,6 +75,21 @@ class Messages:
         where = f"in {log}" if log else "--joblog FILE records them"
         named = [text for _, text in sorted(self._not_done)]
         return "; ".join([*named, *([f"{self._more} more: {where}"] if self._more else [])])
+
+    def unlogged(self, task: Task) -> None:
+        """Name an item whose output was passed on, and whose end cannot be recorded; no further output is passed on."""
+        self._sink.stop()
+        self._unlogged += 1
+        if self._unlogged <= SHOWN:
+            text = "its output was passed on and its end is not in the log; --resume passes it on again"
+            self.say(f"item {task.item.number}: {text}")
+        elif self._unlogged == SHOWN + 1:
+            self.say("and more items of which that is true")
+
+    def not_passed_on(self, outputs: int) -> None:
+        """Say how many outputs wait for the next run, since their ends cannot be recorded."""
+        if outputs:
+            self.say(f"{outputs} finished outputs were not passed on; --resume does it")
 
     def left_behind(self, task: Task) -> None:
         """Tell of an item whose end was not heard of in time."""

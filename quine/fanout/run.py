@@ -9,8 +9,8 @@ Laws
    only with --idempotent, and one that was denied never.
 4. ^C once: no more items are started. Twice, or another signal: all jobs get TERM, then KILL, then are not waited for;
    with a log --resume asks for their ends.
-5. An output that cannot be kept, or a line that cannot be logged, ends the batch; finished outputs are passed on. Where
-   stdout itself cannot be written the batch ends at once. With a log the jobs that run then go on, for --resume.
+5. An output that cannot be kept ends the batch; finished outputs are passed on, but not after a line that cannot be
+   logged. Where stdout itself cannot be written it ends at once. With a log the jobs that run then go on, for --resume.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ class Run:
             self._turn()
         self._check()
         self.fault = self.fault or self._report.fault
+        self._messages.not_passed_on(self._sink.kept if self._torn else 0)
 
     def _clean_up(self) -> None:
         if self._ending and not self.killed:
@@ -254,8 +255,6 @@ class Run:
             self._final(task)
         else:
             detail = "the node here ended, and no host has the job"
-            if task.unbegun:
-                detail = "the batch before ended while it got its files"
             if never:
                 status = Status("unreachable", errors.NOT_STARTED, detail=detail)
             else:
@@ -276,7 +275,7 @@ class Run:
             task.running = False
             (task.leave if task.halted else task.release)()
             return
-        if task.unbegun:
+        if task.unbegun:  # which the host of its job has told
             self.missed(task, True)
             return
         self._starter.give_names(task)
@@ -333,11 +332,17 @@ class Run:
     def _written(self, task: Task) -> None:
         """Its output was passed on."""
         self._unrecorded -= 1
-        if self._log and not self._torn:
-            self._torn = True  # if this fails: nothing is written behind a line that is torn
-            self._log.end(task.entry, time.monotonic())
-            self._torn = False
-            task.forget()
+        if not self._log:
+            return
+        try:
+            if not self._torn:
+                self._torn = True  # if this fails: nothing is written behind a line that is torn
+                self._log.end(task.entry, time.monotonic())
+                self._torn = False
+                task.forget()
+        finally:
+            if self._torn:
+                self._messages.unlogged(task)
 
     def _stop_spent(self) -> None:
         """A budget is used up: no more items are started, and those that were not are no failures."""

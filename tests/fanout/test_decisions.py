@@ -327,12 +327,15 @@ def test_a_log_that_cannot_be_written_still_tells_what_was_done_before() -> None
     run._log = SimpleNamespace(end=end, before=lambda hash: ("done", ""))
     run._torn, run._unrecorded, run._orphans = False, 2, None
     run._progress, run.tally = SimpleNamespace(skipped=0), SimpleNamespace(lost_before=0)
+    did: list[str] = []
     run._sink = SimpleNamespace(skip=lambda number: None)
+    run._messages = SimpleNamespace(unlogged=lambda task: did.append("named"))
     task = a_task()
     with pytest.raises(Failure):
         run._written(task)
     run._written(task)
     assert len(tried) == 1 and run._had_before(task)
+    assert did == ["named", "named"]
 
 
 def test_a_job_that_cannot_be_noted_is_not_sent_and_ends_the_batch() -> None:

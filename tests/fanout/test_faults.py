@@ -130,10 +130,14 @@ def test_a_log_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
     assert b"quine: stopped: " in done.stderr and done.stderr.endswith(b"/log: file too large\n")
     shown = done.stdout.split()
     assert 3 < len(shown) < 30
-    assert shown == [b"%d" % number for number in range(1, len(shown) + 1)], "finished outputs are passed on"
+    assert shown == [b"%d" % number for number in range(1, len(shown) + 1)], "in their order"
     assert set(kinds(tmp_path / "log").values()) == {"done"} and (tmp_path / "log.started").exists()
     more = lab.sh(f"seq 1 30 | quine xargs -k --joblog log --resume {job}", cwd=tmp_path)
     assert (more.returncode, more.stderr) == (0, b"")
+    # The next run passes on once more what was said, and nothing else.
+    twice = set(shown) & set(more.stdout.split())
+    said = re.findall(rb"item (\d+): its output was passed on and its end is not in the log", done.stderr)
+    assert twice == set(said) and len(twice) == 1
     # Those that have no line were taken over: none has run twice.
     assert sorted((tmp_path / "ran").read_text().split(), key=int) == [*map(str, range(1, 31))]
     assert set(shown + more.stdout.split()) == {b"%d" % number for number in range(1, 31)}

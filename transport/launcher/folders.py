@@ -77,13 +77,13 @@ class Folders:
         finally:
             self._drop(path)
 
-    def lingers(self, path: str, group: int) -> bool:
-        """A job has ended and was reaped: return whether it has left processes of its group, and so has not left."""
+    def ended(self, path: str, group: int, removes: bool) -> int:
+        """As `left`, for a job that was reaped: as long as processes of its group live it has not left."""
         if not path or not lives(group):
-            return False
+            return self.left(path, removes)
         self._next = self._next if self._groups else time.monotonic() + LOOK
         self._groups[group] = path
-        return True
+        return workdir.KEPT if removes else -1
 
     def is_used(self, path: str) -> bool:
         """Whether a folder has a process that a job has left."""

@@ -366,10 +366,7 @@ class Launcher:
                     and self._quick.is_local(made.folder)
                 )
                 self._told_to_end.discard(made.number)
-                if self._folders.lingers(made.folder, ended.si_pid):
-                    left = workdir.KEPT if removes else -1
-                else:
-                    left = self._folders.left(made.folder, removes)
+                left = self._folders.ended(made.folder, ended.si_pid, removes)
                 self._out.put(
                     ("exited", made.number, status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss, left)
                 )

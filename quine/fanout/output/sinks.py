@@ -77,6 +77,10 @@ class Sink:
         """Pass on a message of this process; that it cannot be read is no fault of the batch."""
         self._streams.tell(text.encode("utf-8", "replace"))
 
+    def stop(self) -> None:
+        """Pass on no more outputs: those of items whose ends cannot be recorded would come again."""
+        self._streams.stop()
+
     def counted(self, done: Callable[[], None], outputs: int = 1) -> Callable[[], None]:
         """Return a function for `done`; until it is called, so many outputs of items are `kept`."""
         self.kept += outputs

@@ -40,6 +40,8 @@ class Streams:
         self._view = b""
         self._at_line = True  # the terminal's last line is empty
         self._queue: deque[tuple[Chunks, Callable[[], None]]] = deque()
+        self._begun = False  # a part of the first one was put
+        self._stopped = False
         self._put = {1: 0, 2: 0}  # bytes in all
         self._owed = {1: 0, 2: 0}  # and those up to the end of the last output of a job
         self._unwritten: deque[tuple[dict[int, int], Callable[[], None]]] = (
@@ -131,7 +133,14 @@ class Streams:
 
     def queue(self, chunks: Chunks, done: Callable[[], None]) -> None:
         """Have an output written behind those that were queued before; `done` is called when the kernel has it."""
-        self._queue.append((chunks, done))
+        if not self._stopped:
+            self._queue.append((chunks, done))
+
+    def stop(self) -> None:
+        """Pass on no output more than the one that was begun."""
+        self._stopped = True
+        while len(self._queue) > self._begun:
+            self._queue.pop()
 
     def pump(self) -> None:
         """Write what can be written now. Those before one that cannot be written are done all the same."""
@@ -158,15 +167,18 @@ class Streams:
             chunks, done = self._queue[0]
             try:
                 for stream, data in chunks:
+                    self._begun = True
                     self._put_of_head(stream, data)
                     if self.pending >= MOST:
                         break
                 else:
                     self._raise_of_head()
                     self._queue.popleft()
+                    self._begun = False
                     self._unwritten.append((dict(self._owed), done))
             except BaseException:
                 self._queue.popleft()  # it was not passed on: its item gets no line in the log
+                self._begun = False
                 self._error = None
                 raise
 
