@@ -4,9 +4,12 @@ Laws
 1. A path means the same as after the `>` of a shell: links are followed, dangling ones too, as far as the kernel
    permits this process.
 2. Only a regular file is replaced. A device or a pipe is opened and written in place. So is a file in a directory
-   that this process cannot write, and a file that is a mount point.
+   that this process cannot write. A file that has other names, is a mount point, or has an owner or a group that this
+   process cannot give a new file, keeps them: the whole content is copied into it. One that this process may not write
+   is refused.
 3. A descriptor of this process (/dev/stderr, /dev/fd/3) is written at its current offset; its file is not truncated.
-4. Without `commit` nothing changes and nothing is left behind, except where laws 2 and 3 write in place.
+4. The content is on the disk before it has its name: after a crash of the machine the file is not an empty one.
+5. Without `commit` nothing changes and nothing is left behind, except where laws 2 and 3 write in place.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ def write_aside(path: str, value: object) -> None:
 class Aside:
     """A context manager. `fd` may be written directly; `commit` gives the file its name. Raises OSError with `path`.
 
-    mode   permissions of a new file, less the umask; a replaced file keeps its own
+    mode   permissions of a new file, less the umask; a replaced file keeps its own, and its owner and group
     own    for a file that only quine writes, in its own directory: a link is replaced, and `mode` is set exactly
     """
 
@@ -46,6 +49,8 @@ class Aside:
         self.path = path
         self._own = own
         self.fd = -1
+        self._place = -1  # the file that is there, for writing; -1 if there is none, and for `own`
+        self._shared = False  # the file that is there must stay, with its other names or its owner
         self._aside = ""
         self._target = ""
         try:
@@ -56,6 +61,7 @@ class Aside:
                 self._target = end
                 self._open(mode)
         except OSError as error:
+            self.__exit__()
             raise self._about(error) from None
 
     def _open(self, mode: int) -> None:
@@ -66,21 +72,33 @@ class Aside:
         if there and not stat.S_ISREG(there.st_mode) and not self._own:
             self.fd = os.open(self._target, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
             return
+        if there and not self._own:
+            self._place = os.open(self._target, os.O_WRONLY | os.O_CLOEXEC)
         name = os.path.join(os.path.dirname(self._target), f".quine-{os.urandom(8).hex()}.part")
         try:
             self.fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         except OSError as error:
-            if self._own or not there or error.errno not in IN_PLACE:
+            if self._place < 0 or error.errno not in IN_PLACE:
                 raise
-            self.fd = os.open(self._target, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+            self.fd, self._place = self._place, -1
+            os.ftruncate(self.fd, 0)
             return
         self._aside = name
-        if self._own or there:
+        if there and not self._own:
+            self._shared = there.st_nlink > 1 or not self._give(there.st_uid, there.st_gid)
+            mode = there.st_mode & 0o777
+        if there or self._own:
+            os.fchmod(self.fd, mode)
+
+    def _give(self, owner: int, group: int) -> bool:
+        """Give the new file that owner and group; return False if this process may not."""
+        made = os.fstat(self.fd)
+        if (made.st_uid, made.st_gid) != (owner, group):
             try:
-                os.fchmod(self.fd, mode if self._own or not there else there.st_mode & 0o777)
-            except BaseException:
-                self.__exit__()
-                raise
+                os.fchown(self.fd, owner, group)
+            except OSError:
+                return False
+        return True
 
     def write(self, data: bytes) -> None:
         try:
@@ -92,25 +110,27 @@ class Aside:
         if not self._aside:
             return
         try:
+            os.fsync(self.fd)
+            if self._shared:
+                self._copy()
+                return
             try:
                 os.rename(self._aside, self._target)
                 self._aside = ""
             except OSError as error:
-                if error.errno != errno.EBUSY:
+                if error.errno != errno.EBUSY or self._place < 0:
                     raise
                 self._copy()
         except OSError as error:
             raise self._about(error) from None
 
     def _copy(self) -> None:
-        """Copy into a file that is a mount point: a rename over it fails with EBUSY."""
-        target = os.open(self._target, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-        try:
-            os.lseek(self.fd, 0, os.SEEK_SET)
-            while data := os.read(self.fd, COPIED):
-                write_all(target, data)
-        finally:
-            os.close(target)
+        """Copy into the file that is there. A rename over a mount point fails with EBUSY."""
+        os.ftruncate(self._place, 0)
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        while data := os.read(self.fd, COPIED):
+            write_all(self._place, data)
+        os.fsync(self._place)
 
     def _about(self, error: OSError) -> OSError:
         return OSError(error.errno, error.strerror, self.path)
@@ -119,7 +139,10 @@ class Aside:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
+        for fd in (self.fd, self._place):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self._place = -1
         if self._aside:
             try:
                 os.unlink(self._aside)

@@ -41,6 +41,57 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
     assert stat.S_IMODE(target.stat().st_mode) == 0o604
 
 
+def test_a_file_that_is_replaced_keeps_its_owner_and_its_other_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, other = tmp_path / "r", tmp_path / "other"
+    target.write_bytes(b"something longer")
+    os.link(target, other)
+    atomic.write(str(target), b"x")
+    assert other.read_bytes() == target.read_bytes() == b"x" and target.samefile(other)
+    other.unlink()
+    if not os.getuid():
+        os.chown(target, 1234, 1235)
+        atomic.write(str(target), b"y")
+        assert (target.stat().st_uid, target.stat().st_gid, target.read_bytes()) == (1234, 1235, b"y")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    number, facts = target.stat().st_ino, os.stat_result((0o100644, 0, 0, 1, 4321, 4321, *[0] * 4))
+    monkeypatch.setattr(os, "fchown", refuse)
+    monkeypatch.setattr(os, "fstat", lambda fd: facts)  # a new file would be another user's
+    atomic.write(str(target), b"zz")
+    assert target.stat().st_ino == number and target.read_bytes() == b"zz" and left(tmp_path) == ["r"]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for name in ("fsync", "rename"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, name=name, real=real: (calls.append(name), real(*given)))
+    atomic.write(str(tmp_path / "r"), b"x")
+    atomic.write_aside(str(tmp_path / "own"), {})
+    assert calls == ["fsync", "rename"] * 2
+
+
+def test_a_file_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, real = tmp_path / "r", os.open
+    target.write_bytes(b"as it was")
+
+    def closed(path: str, flags: int, mode: int = 0o777) -> int:
+        if path == str(target) and flags & os.O_ACCMODE:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", closed)  # as a read-only file is for anybody but root
+    with pytest.raises(PermissionError):
+        atomic.write(str(target), b"x")
+    assert target.read_bytes() == b"as it was" and left(tmp_path) == ["r"]
+
+
 def test_what_is_not_committed_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "r").write_bytes(b"as it was")
     with pytest.raises(ZeroDivisionError), atomic.Aside(str(tmp_path / "r")) as file:
