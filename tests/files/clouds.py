@@ -18,9 +18,11 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.files.seaweed import die_with_parent
 from tests.lab.machine import free_port
@@ -32,6 +34,7 @@ AZURITE = os.environ.get("QUINE_TEST_AZURITE") or shutil.which("azurite-blob") o
 CONTAINER = "shelf"
 ACCOUNT = "devstoreaccount1"  # Azurite's own, with its key
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+ROOT = Path(__file__).parents[2]
 START = 120.0  # seconds
 TRIES = 3  # a port may be taken by somebody else meanwhile
 
@@ -56,7 +59,7 @@ class Cloud:
                 self._process = subprocess.Popen(
                     self.command(port),
                     cwd=self._directory,
-                    env={**os.environ, "TMPDIR": str(self._directory)},
+                    env={**os.environ, "TMPDIR": str(self._directory), "PYTHONPATH": str(ROOT)},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -102,7 +105,8 @@ class Google(Cloud):
         # urlparse takes a semicolon in a name for the beginning of parameters
         program = (
             "from gcp_storage_emulator import __main__, server; from urllib.parse import urlsplit;"
-            "server.urlparse = urlsplit; __main__.main()"
+            "server.urlparse = urlsplit; from tests.files.clouds import heed_generations;"
+            "heed_generations(server); __main__.main()"
         )
         place = ["--host", "127.0.0.1", "--port", str(port), "--in-memory"]
         return [sys.executable, "-c", program, "start", *place, "--default-bucket", CONTAINER]
@@ -111,6 +115,27 @@ class Google(Cloud):
     def environ(self) -> dict[str, str]:
         options = f'{{"endpoint_url": "{self.endpoint}", "token": "anon", "project": "test"}}'
         return {"QUINE_FS_OPTIONS": options, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+
+
+def heed_generations(server: Any) -> None:
+    """Have the emulator refuse to delete an object with another ifGenerationMatch, as Google does."""
+    for _, handlers in server.HANDLERS:
+        if (delete := handlers.get(server.DELETE)) and delete.__module__.endswith(".objects"):
+            handlers[server.DELETE] = _heeding(delete)
+
+
+def _heeding(delete: Callable[..., None]) -> Callable[..., None]:
+    def heeding(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> None:
+        wanted = request.query.get("ifGenerationMatch")
+        with contextlib.suppress(Exception):  # the emulator says itself that there is none
+            there = storage.get_file_obj(request.params["bucket_name"], request.params["object_id"])
+            if wanted and there["generation"] != wanted[0]:
+                response.status = HTTPStatus.PRECONDITION_FAILED
+                response.json({"error": {"code": 412, "message": "conditionNotMet"}})
+                return
+        delete(request, response, storage, *args, **kwargs)
+
+    return heeding
 
 
 class Azure(Cloud):

@@ -63,6 +63,29 @@ async def _listed(fs: Any, place: str) -> list[dict[str, Any]]:
     return [*directories, *files]  # files last: of a file and a directory of one name the file is shown
 
 
+def drop(fs: Any, place: str, etag: str) -> bool:
+    """Remove one version of a blob. Return False if another is there. Raises FileNotFoundError."""
+    from fsspec.asyn import sync
+
+    removed: bool = sync(fs.loop, _drop, fs, place, etag)
+    return removed
+
+
+async def _drop(fs: Any, place: str, etag: str) -> bool:
+    from azure.core import MatchConditions
+    from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
+
+    container, path, _ = fs.split_path(place)
+    async with fs.service_client.get_container_client(container=container) as client:
+        try:
+            await client.delete_blob(path, etag=f'"{etag}"', match_condition=MatchConditions.IfNotModified)
+        except ResourceModifiedError:
+            return False
+        except ResourceNotFoundError:
+            raise FileNotFoundError(2, "the blob is gone") from None
+    return True
+
+
 def forget(fs: Any, place: str) -> None:
     """Remove the blob that another tool made of a directory."""
     from fsspec.asyn import sync

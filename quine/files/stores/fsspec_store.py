@@ -20,12 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from quine.files import paths
-from quine.files.api import DIRECTORY_MODE, Entry, Reader, Tier, Writer, check_range, error
+from quine.files.api import DIRECTORY_MODE, Entry, Reader, Tier, Writer, check_range, error, stale
 from quine.files.stores import azure, google
+from quine.files.stores.flat_conditions import REFUSED, Conditions
 from quine.files.stores.flat_tree import tree
 from quine.files.stores.fsspec_io import SpoolWriter, SteadyReader, about, known
 from quine.files.stores.local.dirfd import TRIES
 from quine.files.stores.local.temp import NAME as ASIDE
+from quine.files.stores.object.io import AGAIN
 from quine.files.stores.object.keys import IN_URLS, UNFIT, key_of, path_of
 from quine.files.stores.rename_rules import moves, replaces
 from quine.files.stores.spool import spool
@@ -39,7 +41,6 @@ READ_ONLY = (
 # The drivers whose own move replaces in one step. FTP leaves that to the server, WebDAV removes the target first (RFC
 # 4918, 9.9.3), SMB and HDFS refuse an existing target. Of drivers that are not named here nothing is known.
 ONE_STEP = (*FLAT, "local", "file", "memory")
-REFUSED = (errno.EEXIST, errno.EINVAL)  # errors of drivers if another client was first
 MADE = "%51uine-directory"  # an object that keeps an empty directory of a flat store; no name encodes to it
 
 
@@ -49,14 +50,16 @@ class Generic(Tier):
     def __init__(
         self, url: str, protocol: str, options: Mapping[str, Any], shown: str, unsafe: bool = False
     ) -> None:
-        """`unsafe`: write even if the store does not replace a file in one step."""
+        """`unsafe`: write even if the store does not replace a file in one step, or remove one version alone."""
         self.url = shown
         self._url, self._options = url, options
         self.flat, self.read_only = protocol in FLAT, protocol in READ_ONLY
         self._torn = not unsafe and protocol not in (*ONE_STEP, *READ_ONLY)
+        self._unsafe = unsafe
         self._google, self._azure = protocol in ("gs", "gcs"), protocol in AZURE
         self._unfit = IN_URLS if self._azure else UNFIT
-        self._decides: bool | None = None  # whether the store decides `if_absent`; None before the test
+        self._cloud: Any = azure if self._azure else google if self._google else None
+        self._conditions = Conditions(self._unused, self._cloud)
         self._opened: tuple[int, Any, str] | None = None
         self._former: Sequence[Any] = ()  # filesystems of the parent process
         self._driver()
@@ -120,7 +123,7 @@ class Generic(Tier):
         """Yield the keys that encode no name, as another tool would show them."""
         if not path:
             yield ASIDE
-        if self._google or self._azure:
+        if self._cloud:
             yield from self._deep(path)[1]
             return
         for above in (path, *(entry.path for entry in self.walk(path) if not entry.is_file)):
@@ -131,7 +134,7 @@ class Generic(Tier):
 
     def walk(self, path: str) -> Iterator[Entry]:
         """Walk the tier; in Google and Azure with one call a page of keys."""
-        if not self._google and not self._azure:
+        if not self._cloud:
             yield from super().walk(path)
             return
         yield from self._deep(path)[0]
@@ -141,7 +144,7 @@ class Generic(Tier):
         fs, place = self._at(path)
         with about(path):
             try:
-                found = (azure if self._azure else google).walked(fs, place)
+                found = self._cloud.walked(fs, place)
             except FileNotFoundError:
                 if self._azure:
                     raise
@@ -153,7 +156,7 @@ class Generic(Tier):
     def _listed(self, path: str) -> tuple[Sequence[Entry], Sequence[str]]:
         """Return the entries of a directory, and the last parts of keys that encode no name."""
         fs, place = self._at(path)
-        known_first = bool(path) and not (self._google or self._azure)
+        known_first = bool(path) and not self._cloud
         if known_first and self.stat(path).is_file:
             raise error(errno.ENOTDIR, path)
         with about(path):
@@ -223,10 +226,10 @@ class Generic(Tier):
         with about(path):
             if self.flat:
                 if if_absent:
-                    self._heeds(path)
+                    self._conditions.expect_absent(path)
                 file = os.fdopen(spool(), "w+b")
                 return SpoolWriter(path, file, lambda: self._put(file, path, if_absent), lambda: None, True)
-            fs, place = self._at(paths.join(ASIDE, secrets.token_hex(8)))
+            fs, place = self._unused()
             fs.makedirs(place.rpartition("/")[0], exist_ok=True)
             file = fs.open(place, "wb")
         return SpoolWriter(path, file, lambda: self._arrive(place, path), lambda: self._drop(place), False)
@@ -244,23 +247,8 @@ class Generic(Tier):
             raise
         return self.stat(path)
 
-    def _heeds(self, path: str) -> None:
-        """Raise ENOTSUP if the store ignores `if_absent`, as some gateways and emulators do. Tested once."""
-        if self._decides is None:
-            fs, place = self._at(paths.join(ASIDE, secrets.token_hex(8)))
-            with about(path):
-                fs.pipe_file(place, b"")
-                try:
-                    fs.pipe_file(place, b"", mode="create")
-                    self._decides = False
-                except OSError as fault:  # drivers differ in the error for it
-                    if fault.errno not in REFUSED and not isinstance(fault, FileExistsError):
-                        raise
-                    self._decides = True
-                finally:
-                    fs.rm_file(place)
-        if not self._decides:
-            raise OSError(errno.ENOTSUP, "this store does not decide who is first", path)
+    def _unused(self) -> tuple[Any, str]:
+        return self._at(paths.join(ASIDE, secrets.token_hex(8)))
 
     def _arrive(self, aside: str, path: str) -> Entry:
         for left in reversed(range(TRIES)):
@@ -350,9 +338,12 @@ class Generic(Tier):
         here = self.stat(source)
         if not moves(source, not here.is_file, target, if_absent):
             return
+        if self.flat and not (self._unsafe or self._conditions.drops(source)):
+            text = "this store does not remove one version alone: a move could remove what is put meanwhile"
+            raise OSError(errno.ENOTSUP, f'{text}; cp and rm, or "unsafe": true in QUINE_FS_OPTIONS', source)
         there = self._look(target)
         if there is None and if_absent and self.flat:
-            self._heeds(target)
+            self._conditions.expect_absent(target)
         elif there is None and if_absent:
             raise OSError(errno.ENOTSUP, "this store cannot decide who is first", target)
         if there is not None:
@@ -361,9 +352,8 @@ class Generic(Tier):
                 raise error(errno.ENOTEMPTY, target)
         else:
             self._expect_way(target)
-        if here.is_file and (if_absent or self.flat):
-            self.copy(source, target, if_absent)
-            self.remove(source)
+        if here.is_file and self.flat:
+            self._carry(here, target, if_absent)
         elif here.is_file:
             self._arrive(self._at(source)[1], target)
         else:
@@ -372,6 +362,19 @@ class Generic(Tier):
                 self.rename(each.path, paths.join(target, paths.name(each.path)))
             with contextlib.suppress(FileNotFoundError):  # it may be gone with its last file in a flat store
                 self.remove(source)
+
+    def _carry(self, here: Entry, target: str, if_absent: bool) -> None:
+        """Move a file of a flat store: copy it, and remove the version that was copied. A newer one is copied, too."""
+        for _ in range(AGAIN):
+            self.copy(here.path, target, if_absent)
+            if not self._conditions.drops(here.path):
+                return self.remove(here.path)
+            fs, place = self._at(here.path)
+            with about(here.path):
+                if self._cloud.drop(fs, place, here.version):
+                    return None
+            here, if_absent = self.stat(here.path), False
+        raise stale(here.path)
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
         self._writable(path)

@@ -44,6 +44,16 @@ def walked(fs: Any, place: str) -> list[tuple[str, dict[str, Any]]]:
     return [(name[len(start) :], facts) for name, facts in found.items() if name.startswith(start)]
 
 
+def drop(fs: Any, place: str, generation: str) -> bool:
+    """Remove one generation of an object. Return False if another is there. Raises FileNotFoundError."""
+    bucket, key, _ = fs.split_path(place)
+    try:
+        fs.call("DELETE", "b/{}/o/{}", bucket, key, ifGenerationMatch=generation)
+    except FileExistsError:  # 412
+        return False
+    return True
+
+
 def expect_bucket(fs: Any, place: str) -> None:
     """Raise FileNotFoundError if there is no bucket: the driver lists it like one without a file below the root."""
     bucket = fs.split_path(place)[0]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,11 @@ from quine.files.stores.local import dirfd
 from quine.files.stores.local.store import Local
 from quine.files.stores.object.client import Bucket
 from quine.files.stores.object.store import ObjectTier
+from quine.files.stores.registry import open_store
 from quine.files.stores.sftp.links import Taking
 from quine.files.stores.sftp.store import SftpTier
 from tests.files import tiers
+from tests.files.clouds import AZURITE, CONTAINER, Google
 from tests.files.faulty_s3 import faulty, without
 from tests.files.seaweed import BUCKET, Weed
 from tests.files.tiers import below, get, put
@@ -257,3 +262,61 @@ def test_no_byte_of_an_object_that_is_moved_comes_here(weed: Weed, tmp_path: Pat
         assert proxy.count("GET", "/a") + proxy.count("GET", "/b") == 0
         assert tier.stat("c").size == 1 << 20
         tier.close()
+
+
+@pytest.mark.parametrize(
+    "store",
+    ["gs", pytest.param("az", marks=pytest.mark.skipif(not AZURITE, reason="no azurite-blob here"))],
+    indirect=True,
+)
+def test_what_is_put_while_a_flat_store_moves_a_file_stays(
+    store: tiers.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is of the version before, and the removal would be of the acknowledged one."""
+    tier = store.tier
+    copy, puts = tier.copy, [b"new"]
+
+    def busy(*given: Any) -> Any:
+        made = copy(*given)
+        if puts:
+            put(tier, "a", puts.pop())
+        return made
+
+    monkeypatch.setattr(tier, "copy", busy)
+    put(tier, "a", b"old")
+    tier.rename("a", "b")
+    assert (below(tier), get(tier, "b")) == (["b"], b"new")
+    puts += [b"new"] * 9  # replaced faster than it is moved
+    put(tier, "a", b"old")
+    with pytest.raises(OSError) as caught:
+        tier.rename("a", "c")
+    assert (caught.value.errno, get(tier, "a")) == (errno.ESTALE, b"new")
+
+
+def test_a_flat_store_that_ignores_the_condition_of_a_removal_moves_nothing(
+    google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gcsfs import GCSFileSystem
+
+    call = GCSFileSystem.call
+
+    def deaf(self: Any, *given: Any, **more: Any) -> Any:
+        more.pop("ifGenerationMatch", None)
+        return call(self, *given, **more)
+
+    monkeypatch.setattr(GCSFileSystem, "call", deaf)
+    url = f"gs://{CONTAINER}/{uuid.uuid4()}"
+    options = json.loads(google.environ["QUINE_FS_OPTIONS"])
+    unsafe = {**google.environ, "QUINE_FS_OPTIONS": json.dumps({**options, "unsafe": True})}
+    with contextlib.closing(open_store(url, google.environ, "")) as tier:
+        put(tier, "d/a", b"1")
+        for source in ("d/a", "d"):
+            with pytest.raises(OSError, match="does not remove one version alone") as caught:
+                tier.rename(source, "b")
+            assert caught.value.errno == errno.ENOTSUP
+        assert (below(tier), below(tier, "d")) == (["d"], ["a"])
+    with contextlib.closing(open_store(url, unsafe, "")) as tier:
+        tier.rename("d/a", "b")
+        assert get(tier, "b") == b"1"
+        with pytest.raises(FileNotFoundError):
+            tier.stat("d/a")
