@@ -113,9 +113,9 @@ class Spool:
         The file stays open, for `leave`.
         """
         left = min(self.sizes[stream], most or self.sizes[stream])
-        found = iter(self._stored(self._file.fileno(), stream) if self._file else self._held)
-        while left:
-            each, data = next(found)
+        for each, data in self._stored(self._file.fileno(), stream) if self._file else self._held:
+            if not left:
+                return
             if each == stream:
                 yield data[:left]
                 left -= min(left, len(data))
