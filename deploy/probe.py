@@ -330,7 +330,7 @@ def of_python(text: str) -> str:
     return f"Python {version} at {path}"
 
 
-# What a host answers is shown: words of letters and digits, numbers of a size, a path without control characters.
+# An answer is shown: it has words of letters and digits, numbers of a size, a path without control characters.
 WORD, LONGEST_PATH = 64, 4096  # characters
 ANSWER = (
     rf"(need|dead|shut|noexec|have) ([\w.-]{{1,{WORD}}}) ([\w.-]{{1,{WORD}}}) "

@@ -87,6 +87,10 @@ class Services(Mapping[str, "Plain | Streaming"]):
         self.host = host
         self.on_placed(host)
 
+    def where(self) -> str:
+        """The host that the job was started on, "" for this machine."""
+        return self.host
+
     def hosts(self, body: bytes = b"{}") -> bytes:
         """The hosts that the job may use, as JSON. Raises RequestError."""
         assert self._reach

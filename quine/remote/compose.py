@@ -334,9 +334,7 @@ def services_of(
                 else:
                     from quine.remote import handlers
 
-                    made.update(
-                        handlers.services(spec, ledger, environ, spent, note, *more, lambda: given.host)
-                    )
+                    made.update(handlers.services(spec, ledger, environ, spent, note, *more, given.where))
         return made[name](body)
 
     def named(name: str) -> Callable[[bytes], bytes]:

@@ -1,9 +1,9 @@
-"""What a host may tell its origin: the type and the bound of each thing, where it is shown, what it is believed for.
+"""Data from hosts: the type and the bound of each item, where it is shown, and the use that the origin makes of it.
 
 Laws
 1. TABLE and MODELS are the page docs/reference/host-words.md, which `make reference` writes from them. Bounds are those
    of the code: they are imported, and not written down again.
-2. A new thing that comes from a host gets a row here, with a type and a bound.
+2. A new item that comes from a host gets a row here, with a type and a bound.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 class Row(NamedTuple):
-    """One thing. `bound` names the option that changes it, if there is one."""
+    """One item. `bound` names the option that changes it, if there is one."""
 
-    what: str
+    item: str
     kind: str
     bound: str
     shown: str
-    believed: str
+    use: str
 
 
 def size(count: int) -> str:
@@ -127,9 +127,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "acknowledged offsets, windows",
             "integers",
-            f"what was sent; windows of {size(flow.MAX_WINDOW)}",
+            f"the bytes that were sent; windows of {size(flow.MAX_WINDOW)}",
             NOWHERE,
-            "what need not be sent again to this host",
+            "bytes that are not sent again to this host",
         ),
         Row(
             "notes about slots and links",
@@ -172,7 +172,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "offsets of an output that is kept there",
             "integers",
-            "what was passed on before",
+            "the bytes that were passed on before",
             NOWHERE,
             "an output with a gap is lost, 74",
         ),
@@ -236,7 +236,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             f"{size(tape_receiver.MAX_LINE)} a line, "
             f"{size(tape_receiver.MAX_TAPES)} and {tape_receiver.MAX_SESSIONS} sessions a job",
             "`tape show` and others, without control characters",
-            "what its commands did; `told_by` in the meta is its host",
+            "the record of its commands; `told_by` in the meta is its host",
         ),
         Row(
             "tape: replies of the guest",
@@ -279,7 +279,7 @@ MODELS: tuple[type[strict.Strict], ...] = (
     hosts_service.HostsRequest,
 )
 HEAD = """\
-# What a host may say
+# Data from hosts
 
 <!-- written by scripts/reference.py from quine/remote/host_words.py; do not edit -->
 
@@ -299,7 +299,7 @@ def _tables() -> Iterator[str]:
         yield from (
             f"## {title}",
             "",
-            "| what | type | bound | shown | believed for |",
+            "| item | type | bound | shown | used for |",
             "|---|---|---|---|---|",
         )
         yield from (f"| {' | '.join(row)} |" for row in rows)

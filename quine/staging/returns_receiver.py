@@ -5,7 +5,7 @@ Laws
    place after the sending job has ended. Names that quine or git would obey here come only if the request names them.
 2. A separate process does the renames, out of reach of signals that kill this one.
 3. A handler that outlives the sending job accepts nothing more.
-4. The umask holds: a mode of 0777 from a host opens a file to nobody whom the user keeps out.
+4. The umask holds: a file that is 0777 on a host is open to nobody whom the user keeps out.
 """
 
 from __future__ import annotations

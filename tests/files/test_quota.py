@@ -534,7 +534,7 @@ def test_the_root_of_the_tree_decides(tmp_path: Path) -> None:
 def test_without_a_quota_a_tree_may_have_half_of_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any host could fill the disk of the origin. What a user puts there himself has no bound."""
+    """Any host could fill the disk of the origin. A command of the user has no bound."""
     store = Local(str(tmp_path / "no" / "store"))
     assert store.free() == Local(str(tmp_path)).free() != 0
     monkeypatch.setattr(Local, "free", lambda self: 2_000_000)

@@ -1,4 +1,4 @@
-"""What a host may say: the page is printed from the code, and the code has no other model of a body."""
+"""Data from hosts: the page is printed from the code, and the code has no other model of a body."""
 
 from __future__ import annotations
 

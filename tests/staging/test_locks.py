@@ -106,17 +106,6 @@ def test_what_comes_back_is_what_was_announced(
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("size", [99, 100])
-def test_no_more_comes_back_than_can_be(
-    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    monkeypatch.setattr(returns_receiver, "MOST_BACK", 99)
-    (there / "a").write_bytes(bytes(size))
-    failure, _ = bring(here, there, "a")
-    assert ("more than can be" in failure) == (size == 100)
-    assert len(list(here.iterdir())) == (size == 99)
-
-
 def test_a_file_that_changes_while_it_is_sent_is_said_to(here: Path) -> None:
     path = here / "a"
     path.write_bytes(b"1" * 100)

@@ -301,7 +301,7 @@ def status(path: str = "", seconds: float = ANSWER_DEADLINE) -> dict[str, Any] |
     except ValueError:  # it has ended in mid-answer
         return None
     if not path and not _is_report(facts):
-        why = "what listens at the socket of this machine's node answers as no node does"
+        why = "the program at the socket of this machine's node answers as no node does"
         raise Refused(why, f"look who has {node_socket.socket_path()} open, and end it")
     return facts if isinstance(facts, dict) else None
 
