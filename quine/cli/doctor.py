@@ -185,7 +185,7 @@ def _inventory(named: str | None) -> Finding:
     if known.unread:
         return Finding("warn", "inventory", f"{known.unread[0]} is not read: {known.unread[1]}", trust.CURE)
     if known.path is None:
-        cure = "quine hosts add NAME USER@HOST, or quine hosts import; without it everything runs here"
+        cure = "for tags, and hosts to fork to: quine hosts import, or quine hosts add NAME USER@HOST"
         return Finding("warn", "inventory", "there is none", cure)
     count = len(known.hosts)
     return Finding(

@@ -42,6 +42,9 @@ HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duple
 FIRST_PAUSE = 0.1  # seconds between the second dial and the third; grows, and is random to spread the dials
 LAST_PAUSE = 5.0
 BROKEN_PAUSE = 0.2  # longest pause after a connection that broke off: the host is there, and a dial is slow
+BROKEN_TRIES = (
+    8  # of a new link with such a pause: a server that always hangs up may ban an address that goes on so
+)
 
 
 class Target:
@@ -207,7 +210,7 @@ class Host:
                 if loop.time() > until:
                     raise
                 log.info("%s: dialled again: %s", self.target.name, broken.detail)
-                await asyncio.sleep(pause(tries, BROKEN_PAUSE))
+                await asyncio.sleep(pause(tries, BROKEN_PAUSE if tries < BROKEN_TRIES else LAST_PAUSE))
         link = self._join(Line(True, name), self.target.name, self._down)
         self._met.greeted(greeter.handshake.peer.get("life"))
         link.connect(greeter)

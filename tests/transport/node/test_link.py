@@ -10,7 +10,9 @@ import pytest
 
 from tests.support import clock
 from transport import node_socket
+from transport.carrier.duplex import Duplex
 from transport.carrier.handshake import Greeter
+from transport.errors import Interrupted
 from transport.node.daemon import Node
 from transport.node.host import Host, Met, Target
 from transport.node.link import SLICE, Link
@@ -243,6 +245,32 @@ def test_a_link_that_has_said_goodbye_is_not_resumed(tmp_path: Path, monkeypatch
         assert b'"resume":false' in pipes[1].written.replace(b" ", b"")
 
     asyncio.run(main())
+
+
+def test_a_server_that_always_hangs_up_is_not_dialled_for_ever_at_one_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cut or two are passed at once; an address that goes on so for half a minute is banned."""
+    dials: list[float] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def dial() -> Duplex:
+            dials.append(loop.time())
+            raise Interrupted("h", "the connection was lost in the handshake")
+
+        async def sleep(seconds: float) -> None:
+            clock.skip(seconds)
+
+        monkeypatch.setattr("transport.node.host.asyncio.sleep", sleep)
+        target = Target("h", "h", "h", dial, lambda spawn: None)
+        host = Host(target, lambda *more: None, {}, Met(0.0))  # type: ignore[arg-type, return-value]
+        with pytest.raises(Interrupted):
+            await host._dial(dial)
+
+    clock.run(main())
+    assert 12 < len(dials) < 24 and dials[3] - dials[0] < 1
 
 
 LOCK = {"origin": "boot 1 2 x"}  # whoever holds it is the only one
