@@ -1,6 +1,7 @@
-"""An installation of this build as a host has it, made once for each state of the sources; other hosts get hard links.
+"""An installation of this build as a host has it, made once for each state of the sources and each Python of a lab.
 
-A first start compiles its modules: half a second of a processor for each of the sixty hosts of one run.
+Other hosts get hard links of it. A first start compiles its modules: half a second of a processor for each of the sixty
+hosts of one run.
 
 Laws
 1. It is made by a real deployment to a real host, and used once, so that its modules are compiled.
@@ -23,6 +24,7 @@ from deploy.build import Binary
 from deploy.probe import Place
 from deploy.there import installer
 from tests.lab.host import OTHER
+from tests.lab.machine import OURS
 from transport import this_build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +35,7 @@ CACHE = Path(".cache") / "quine"  # below a home
 
 def image(deployed: Callable[[], AbstractContextManager[Path]]) -> Path:
     """The image of the sources as they are; `deployed` gives the home of a host to which they were deployed."""
-    found = IMAGES / f"{this_build.build_hash()}{OTHER.replace('/', '-')}"
+    found = IMAGES / f"{this_build.build_hash()}-{OURS}{OTHER.replace('/', '-')}"
     IMAGES.mkdir(parents=True, exist_ok=True)
     lock = os.open(IMAGES, os.O_RDONLY | os.O_CLOEXEC)
     try:

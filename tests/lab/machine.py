@@ -19,6 +19,8 @@ from typing import IO, Any
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
 SYSTEM = Path("/usr/bin")
+ROOT = Path(__file__).resolve().parents[2]
+OURS = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # Without root, namespaces need a user namespace around them: its user is root over everything in it.
 UNSHARE = ["unshare", *(["--map-root-user"] if os.getuid() else [])]
 # In the environment of all that this process starts, hosts of the lab included: several suites run on one machine.
@@ -35,16 +37,20 @@ def search_path(base: Path, python: bool, scripts: Mapping[str, str]) -> str:
     With `python` there is one of our version: the system's, or else ours by a link. Without it there is none
     of any version.
     """
-    ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
     own = base / "bin"
     own.mkdir(exist_ok=True)
-    if python and not (SYSTEM / ours).exists():
-        link(own / ours, Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+    rest = f"{SYSTEM}:/bin"
+    if python and not (SYSTEM / OURS).exists():
+        # At one path for all labs: the installation that they share names it.
+        place = ROOT / ".lab-cache" / "pythons" / OURS
+        place.mkdir(parents=True, exist_ok=True)
+        link(place / OURS, Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+        rest = f"{place}:{rest}"
     for name, text in scripts.items():
         (own / name).write_text(text)
         (own / name).chmod(0o755)
     if python:
-        return f"{own}:{SYSTEM}:/bin" if any(own.iterdir()) else f"{SYSTEM}:/bin"
+        return f"{own}:{rest}" if any(own.iterdir()) else rest
     bare = base / "bin-without-python"
     bare.mkdir(exist_ok=True)
     for tool in SYSTEM.iterdir():
