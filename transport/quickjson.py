@@ -59,7 +59,7 @@ def _from_c() -> tuple[Callable[[str | bytes], Any], Callable[[object], str], Ca
         try:
             value, end = scan(text, 0)
         except (StopIteration, SystemError):
-            # SystemError: the scanner takes its error from json.decoder. Before Python 3.13 it fails without it.
+            # SystemError: the scanner takes its error from json.decoder. Before Python 3.12 it fails without it.
             raise ValueError("not JSON") from None
         if end != len(text):
             raise ValueError("bytes after a JSON document")

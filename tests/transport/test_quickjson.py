@@ -78,7 +78,7 @@ for bad in ('{"a', '"', '{"a" 1}', '[1', '"\\\\x"'):
     except ValueError:
         continue
     sys.exit(bad)
-sys.exit("json" in sys.modules and sys.version_info < (3, 13) and "json was imported")
+sys.exit("json" in sys.modules and sys.version_info < (3, 12) and "json was imported")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
