@@ -111,6 +111,7 @@ class Guest:
     def close(self) -> None:
         self._run(self._inferences._guests[self._config].close())
         self._run(self._inferences.close())
+        self._run(self._loop.shutdown_asyncgens())  # as asyncio.run does at its end
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

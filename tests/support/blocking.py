@@ -37,6 +37,7 @@ class BlockingGuest:
         if self._loop is None or self._thread is None or self._owner != os.getpid():
             return
         self._run(self._guest.close)
+        self._run(self._loop.shutdown_asyncgens)  # as asyncio.run does at its end
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -63,9 +63,10 @@ def test_only_the_end_is_an_end(lab: Lab, tmp_path: Path, how: str, end: str) ->
     """A handler knows of an asker that gives up or is killed before the end; after the end the body counts."""
     argv, more = streaming.command(lab, "h1", "die", 60_000, how)
     noted = tmp_path / "noted"
-    subprocess.run(argv, capture_output=True, timeout=120, check=False, **{**more, "cwd": tmp_path})
+    done = subprocess.run(argv, capture_output=True, timeout=120, check=False, **{**more, "cwd": tmp_path})
     said = noted.read_text() if noted.exists() else ""
-    assert how != "closed" or said
+    if how == "closed":  # it waits until the handler has said so
+        assert (done.returncode, done.stdout.decode(), done.stderr) == (0, f"{said}\n", b"") and said
     if said:  # a proxy that leaves with its job waits for no handler, which may be about to say it
         size = int(said.split()[1])
         assert said == f"{end} {size}\n" and (end == "abandoned" or size == 60_000)
