@@ -75,18 +75,16 @@ class Run:
         self._progress = progress = view.progress
         self.tally = progress.tally
         self._halt, self._hosts = outcome.Halt(options.halt), outcome.Hosts()
-        self._bounded = starter.most > 0  # by -P
-        self._most = starter.bound()
+        self._bounded, self._most = starter.most > 0, starter.bound()  # by -P
         share = options.share("timeout")
         self._timeout = Timeout(0.0 if share else options.seconds("timeout"), share, progress.median)
-        self._delay = options.seconds("delay")
+        self._delay, self._next_start = options.seconds("delay"), 0.0
         self._timers = Timers()
         self.at = self._timers.at
         self._again = Retries(options, self._timers)
         self._orphans = Orphans(self, batch, starter, log.journal) if log else None
         starter.repeats = self._repeats
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
-        self._next_start = 0.0
         self._messages = Messages(sink, options.spawn.quiet)
         self.unfinished = self._messages.unfinished
         self._under_way = UnderWay(starter, progress, self._timeout, self._messages, self.at)
@@ -294,8 +292,7 @@ class Run:
 
     def _judge(self, task: Task, status: Status) -> None:
         broken = task.output and task.output.broken  # lost, also if it was ended for that before its own end
-        kind = LOST if broken else self._kind(task, status)
-        now, ran = time.monotonic(), task.running
+        kind, now, ran = LOST if broken else self._kind(task, status), time.monotonic(), task.running
         self._progress.ended(task.entry.host if ran else status.host, kind, task.began if ran else None, now)
         if not task.ended(status, kind):
             self._starter.withdrawn(task)
@@ -393,12 +390,9 @@ class Run:
         return ", ".join(filter(None, (self.tally.text(), f"{len(self._under_way)} running")))
 
     def _start_no_more(self) -> None:
-        self.stopped = True
-        self._drop_tries()
-        self._under_way.withdraw()
-
-    def _drop_tries(self) -> None:
         """The items that were to be tried again have their ends as they are."""
+        self.stopped = True
         for task in self._again.drop():
             if task.tries:
                 self._final(task)
+        self._under_way.withdraw()

@@ -55,7 +55,6 @@ class Starter:
         self._report = report
         self._options = spawn  # for notes
         self._by_lines = options.line_buffer
-        self._cleans = options.cleanup
         self._files = Files(batch, work, sink.say, options.cleanup, spawn.quiet)
         # Whether an item is tried again after a try with this end.
         self.repeats: Callable[[Task, Status], bool] = lambda task, status: False
@@ -85,6 +84,7 @@ class Starter:
     def record(self, journal: Journal) -> None:
         """Have jobs outlive this process; those of the next one are in the same directories."""
         self._journal = self._files.journal = journal
+        self._files.fail = self._sink.fail
         if self._by_lines:
             journal.pass_lines()
         journal.sends_to(self._where)
@@ -281,18 +281,7 @@ class Starter:
                 task.entry.unreturned = Unreturned(task.tries, code, name, host, task.unreturned)
             ended(task, status)
 
-        def arrived() -> bool:
-            replaced = stage is not None and stage.is_in_place
-            if self._journal and (replaced or self._cleans):
-                task.entry.came = self._work.hash(task.item) if replaced else ""
-                try:
-                    self._journal.bring(task.entry.id, task.entry.came)
-                except Failure as failure:
-                    self._sink.fail(failure)
-                    return False
-            return True
-
-        self._files.ended(task, spawn, status, over, again, arrived)
+        self._files.ended(task, spawn, status, over, again)
 
     def fetch(self, task: Task, id: str, ended: Ended) -> None:
         """Ask for the returns of an item whose job has ended in a run before."""

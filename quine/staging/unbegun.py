@@ -33,7 +33,11 @@ def note(capability: str) -> None:
             for name in names:
                 if os.stat(os.path.join(folder, name)).st_mtime < oldest:
                     os.unlink(os.path.join(folder, name))
-        os.close(os.open(os.path.join(folder, name_of(capability)), os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(
+            os.open(
+                os.path.join(folder, name_of(capability)), os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+        )
 
 
 def is_noted(name: str) -> bool:

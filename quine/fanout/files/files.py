@@ -13,6 +13,7 @@ Laws
 
 from __future__ import annotations
 
+from quine.base.errors import Failure
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.names import Names
 from quine.jobs.staged import Bringing
@@ -72,7 +73,9 @@ class Files:
         self._said: set[str] = set()  # lines about what was left out, each said once
         self._cleanup = Cleanup(batch, work, say) if cleanup else None
         self._held: dict[Task, Held] = {}
+        self._work = work
         self.journal: Journal | None = None  # of a batch with a log
+        self.fail: Callable[[Failure], None]  # called where that cannot be written
 
     def begin(self, task: Task, stage: Staging, send: Callable[[], None]) -> None:
         """Have `send` called once the try may be sent, if `give` is not called before."""
@@ -124,11 +127,10 @@ class Files:
         status: Status,
         over: Callable[[], None],
         again: bool = False,
-        arrived: Callable[[], bool] = lambda: True,
     ) -> None:
         """The job of a try has ended: bring its returns, remove its files, and then call `over`.
 
-        `again`: the item will be tried again. `arrived` is called once the returns are here; False: they stay there.
+        `again`: the item will be tried again.
         """
         held = self._held.get(task)
         if held is None or task.is_cut(status):
@@ -149,7 +151,7 @@ class Files:
                 task.after = self._cleanup.remove(own, spawn, status.host, lambda: self._over(task, over))
 
         def brought() -> None:
-            remove(stays=status.state != "lost" and not arrived())
+            remove(stays=status.state != "lost" and not self._note_arrival(task, held.stage))
 
         if not held.stage.brings(status):
             remove()
@@ -164,6 +166,17 @@ class Files:
             remove()
         else:
             Bringing(self._batch, held.stage, spawn, status, held, brought).begin()
+
+    def _note_arrival(self, task: Task, stage: Staging) -> bool:
+        """Note that the returns of a job are here. False if that cannot be written: then they stay there, too."""
+        if self.journal and (self._cleanup or stage.is_in_place):
+            task.entry.came = self._work.hash(task.item) if stage.is_in_place else ""
+            try:
+                self.journal.bring(task.entry.id, task.entry.came)
+            except Failure as failure:
+                self.fail(failure)
+                return False
+        return True
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:
