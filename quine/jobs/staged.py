@@ -141,11 +141,13 @@ class Bringing:
         self._batch, self._stage, self._spawn = batch, stage, spawn
         self._status, self._receiver, self._over = status, receiver, over
         self._tries = 0
+        self._place = ""  # directory there, as the first job that sends them has told
 
     def begin(self) -> None:
         """Start a job that sends them."""
         self._tries += 1
         taking = self._taking = self._stage.taking()
+        taking.place = self._place
         try:
             taking.begin()
         except OSError as error:
@@ -161,6 +163,7 @@ class Bringing:
 
     def _sent(self, status: Status) -> None:
         self._taking.end(status)
+        self._place = self._taking.place
         if self._taking.is_cut and self._tries < self._stage.tries and self._receiver.wanted:
             self._taking.close()
             self.begin()

@@ -148,9 +148,8 @@ class Staging:
         if number and not status.code:
             status.state, status.signal, status.code = "signaled", signal_name(number), 128 + number
         self._add(status, "it was not to finish, and nothing was brought back")
-        shared = (
-            "" if job.tree == job.id else f"workdir/{job.tree}"
-        )  # a directory of its own is `left`, if anything is in it
+        # A directory of its own is `left` if anything is in it.
+        shared = "" if job.tree == job.id else f"workdir/{job.tree}"
         if not status.hint and (place := status.left or job.cwd or shared):
             status.hint = f"{STILL_THERE} {place}"
 
@@ -202,9 +201,12 @@ class Staging:
 
         Return the signal that this process was told to end by meanwhile, or "".
         """
+        place = ""
         for failed in range(1, self.tries + 1):
             taking = self.taking(claim)
+            taking.place = place
             taking.bring(out, stderr)
+            place = taking.place
             if not taking.is_cut or failed == self.tries:
                 break
             time.sleep(backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE))
@@ -227,9 +229,9 @@ class Staging:
             status.state, status.code, status.signal = "signaled", 128 + number, taking.signal
         else:
             status.state, status.code, status.signal = "lost", LOST, None
-        if taking.place and not status.hint:
+        if not status.hint and (place := taking.place or status.left):
             more = "; --returns-limit SIZE,NAMES, 0 = no limit" if taking.is_too_much else ""
-            status.hint = f"{STILL_THERE} {taking.place}{more}"
+            status.hint = f"{STILL_THERE} {place}{more}"
 
     @classmethod
     def _spoil(cls, status: Status, fault: str) -> None:

@@ -186,9 +186,8 @@ class Taking:
     def _check(self, manifest: Manifest) -> None:
         """Raise BadManifest unless it holds only the names asked for, and the directories above them."""
         returns, places = self._returns, self._places
-        met = {os.fsencode(place) for place in places}.intersection(
-            manifest.names
-        )  # each directory is an entry
+        # Each directory is an entry.
+        met = {os.fsencode(place) for place in places}.intersection(manifest.names)
         allowed = [
             spec.allowed(name, spec.heeded(name, returns, places) if met else returns)
             for name in manifest.names
