@@ -52,6 +52,8 @@ class Entry(NamedTuple):
 class OutcomeUnknown(OSError):
     """The connection to the store broke between a change and its answer: whether it was done is not known."""
 
+    TEXT = "whether it was done is not known"
+
 
 class Reader(abc.ABC):
     """An open file: one version of it, from `offset` on. A context manager.

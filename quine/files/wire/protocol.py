@@ -21,7 +21,7 @@ import struct
 
 from quine.base.errors import Failure
 from quine.files import paths
-from quine.files.api import SMALL, Entry, Request
+from quine.files.api import SMALL, Entry, OutcomeUnknown, Request
 from transport import quickjson
 
 TYPE_CHECKING = False
@@ -317,6 +317,8 @@ def wrong(error: Exception) -> dict[str, Any]:
         found: dict[str, Any] = {"errno": number, "text": text[:LONGEST_TEXT]}
         if isinstance(named, (str, bytes)):
             found["path"] = os.fsdecode(named)[: paths.LONGEST_PATH]
+        if isinstance(error, OutcomeUnknown):
+            found["unknown"] = True
         return found
     if isinstance(error, Failure):
         return {
@@ -347,7 +349,8 @@ def check(answer: dict[str, Any], at: str = "") -> dict[str, Any]:
         raise Garbled("an error that is none")
     if "errno" in answer:
         number = answer["errno"]
-        raise OSError(_NUMBERS.get(number, errno.EIO) if isinstance(number, str) else errno.EIO, text, named)
+        kind = OutcomeUnknown if answer.get("unknown") is True else OSError
+        raise kind(_NUMBERS.get(number, errno.EIO) if isinstance(number, str) else errno.EIO, text, named)
     if "failure" in answer:
         status, hint = answer["failure"], answer.get("hint", "")
         good = isinstance(status, int) and 1 <= status <= 255 and isinstance(hint, str)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from transport.rpc.outgoing import Asked
 
-UNKNOWN = "whether it was done is not known"
+UNKNOWN = OutcomeUnknown.TEXT
 
 
 def say(asked: Asked, request: bytes, path: str, unknown: str = "") -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asyncssh import ConnectionLost, SFTPClient, SSHClientConnection
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ from quine.agent import env
 from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.files import credentials, urls
-from quine.files.api import Tier
+from quine.files.api import OutcomeUnknown, Tier
 from quine.files.stores.drivers import _of_driver
 from quine.files.stores.fsspec_io import about
 from quine.files.stores.fsspec_store import Generic
@@ -558,11 +559,54 @@ def test_a_connection_that_broke_is_made_again(served: Tier, sftp_lab: Lab, tmp_
         for pid in processes.descendants(sftp_lab["h1"].pid):
             processes.kill(pid)
         assert got + b"".join(iter(lambda: reader.data(1 << 20), b"")) == data
-    with pytest.raises(OSError):
+    with pytest.raises(OSError) as caught:
         writer.write(bytes(2 << 20))
         writer.commit()
+    assert not isinstance(caught.value, OutcomeUnknown)  # it had not begun to take its name
     assert below(served) == ["a"]
     assert get(served, "a") == data
+
+
+def test_a_change_over_there_whose_answer_was_lost_is_not_known(
+    served: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(method: str, act: Callable[[], object]) -> None:
+        real = getattr(SFTPClient, method)
+
+        async def lost(self: Any, *given: Any) -> None:
+            await real(self, *given)
+            raise ConnectionLost("cut")
+
+        with monkeypatch.context() as patch, pytest.raises(OutcomeUnknown, match="is not known"):
+            patch.setattr(SFTPClient, method, lost)
+            act()
+
+    cut("posix_rename", lambda: put(served, "a", b"1"))
+    assert get(served, "a") == b"1"
+    cut("posix_rename", lambda: served.rename("a", "b"))
+    cut("mkdir", lambda: served.mkdir("d"))
+    assert below(served) == ["b", "d"]
+    cut("chmod", lambda: served.setattr("b", mode=0o600))
+    cut("remove", lambda: served.remove("b"))
+    cut("rmdir", lambda: served.remove("d"))
+    assert below(served) == []
+
+
+def test_a_connection_that_breaks_as_sftp_begins_is_no_missing_subsystem(
+    sftp_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SSHClientConnection.start_sftp_client
+
+    async def cut(self: SSHClientConnection, *given: Any, **more: Any) -> Any:
+        for pid in processes.descendants(sftp_lab["h1"].pid):
+            processes.kill(pid)
+        return await real(self, *given, **more)
+
+    monkeypatch.setattr(SSHClientConnection, "start_sftp_client", cut)
+    tier = reached(sftp_lab, tmp_path)
+    said = str(refused(errno.EHOSTUNREACH, lambda: tier.stat("a")))
+    tier.close()
+    assert "the connection broke" in said and "ubsystem" not in said
 
 
 def test_a_part_does_not_outlive_its_connection(served: Tier, sftp_lab: Lab, tmp_path: Path) -> None:
@@ -597,7 +641,7 @@ def test_a_server_that_is_gone_is_told_once(
     del writer
     tier.close()
     gc.collect()
-    assert "never retrieved" not in caplog.text
+    assert "never retrieved" not in caplog.text and "socket.send()" not in caplog.text
 
 
 def test_a_changed_host_key_is_refused(sftp_lab: Lab, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from quine.base.errors import Failure, Misconfigured
 from quine.files import paths as names
-from quine.files.api import Entry, Request
+from quine.files.api import Entry, OutcomeUnknown, Request
 from quine.files.wire import protocol
 from quine.files.wire.protocol import Garbled
 from tests.fuzz.mutate import VOLUME, Target, bombard, of_bytes, of_json
@@ -99,6 +99,8 @@ def test_an_error_is_the_same_on_the_other_side(number: int, text: str, path: st
 def test_a_store_that_cannot_be_opened_is_told_with_its_cure() -> None:
     with pytest.raises(Failure) as caught:
         protocol.check(protocol.wrong(Misconfigured("no driver", "pip install it")))
+    with pytest.raises(OutcomeUnknown, match="may be done"):
+        protocol.check(protocol.wrong(OutcomeUnknown(errno.EIO, "may be done", "a")))
     assert (caught.value.status, caught.value.detail, caught.value.hint) == (2, "no driver", "pip install it")
 
 

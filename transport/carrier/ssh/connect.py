@@ -114,7 +114,10 @@ async def files(
         _quicken(connections)
         return await connections[-1].start_sftp_client(path_encoding=None), connections
     except (asyncssh.Error, OSError) as error:
+        cut = isinstance(error, (OSError, asyncssh.ConnectionLost)) or connections[-1].is_closed()
         _abort(connections)
+        if cut:
+            raise target.unreachable(f"the connection broke: {message(error)}") from None
         hint = "is there a `Subsystem sftp` in its sshd_config?"
         raise target.unreachable(f"it offers no sftp: {message(error)}", hint) from None
     except BaseException:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from quine.files.api import error
+from quine.files.api import OutcomeUnknown, error
 from quine.files.stores.object.client import Found
 from quine.files.stores.object.io import AGAIN
 from quine.files.stores.object.keys import folders_of, path_of
@@ -95,7 +95,9 @@ class Mover:
             gone = self._drop(here, source)
             if gone is None and not self.tier.bucket.stands(here, source):
                 # Removed by us or by another client: if we undid the copy, the file could be lost.
-                raise OSError(errno.EIO, f"the answer was lost, it may have been moved to {target}", source)
+                raise OutcomeUnknown(
+                    errno.EIO, f"the answer was lost, it may have been moved to {target}", source
+                )
             if gone:
                 return
             if new:

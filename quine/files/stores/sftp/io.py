@@ -9,7 +9,7 @@ import functools
 import stat
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from quine.files.api import BLOCK, Entry, Reader, Writer, error, stale
@@ -108,7 +108,7 @@ class SftpWriter(Writer):
         part: bytes,
         mode: int | None,
         mtime: float | None,
-        arrive: Callable[[Any], Awaitable[None]],
+        arrive: Callable[[Any], Coroutine[Any, Any, None]],
     ) -> None:
         self._session, self._path, self._file, self._part = session, path, file, part
         self._mode, self._mtime, self._arrive = mode, mtime, arrive
@@ -162,13 +162,15 @@ class SftpWriter(Writer):
         if self._done:
             raise error(errno.EINVAL, self._path)
         try:
-            entry = self._session.run(self._commit, self._path, again=False)
+            entry = self._session.run(self._complete, self._path, again=False)
+            self._session.run(self._arrive, self._path, again=False, changes=True)
             self._done = True
             return entry
         finally:
             self.abort()
 
-    async def _commit(self, client: Any) -> Entry:
+    async def _complete(self, client: Any) -> Entry:
+        """Put the rest into the part, and sync it."""
         await self._flush(client)
         while self._behind:
             await self._arrived(client)
@@ -186,7 +188,6 @@ class SftpWriter(Writer):
         entry = known(self._path, await self._file.stat())
         await self._file.close()
         self._file = None
-        await self._arrive(client)
         return entry
 
     def abort(self) -> None:

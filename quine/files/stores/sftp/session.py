@@ -4,7 +4,8 @@ Laws
 1. Host keys are checked as everywhere (transport/carrier/ssh/connect.py): the same connection, the same files, no
    switch.
 2. The session opens on first use, and again after it broke. A forked process opens its own.
-3. Version 3 says "failure" for EEXIST and for ENOSPC. The caller of a failed request looks up which one it was.
+3. A change whose answer was lost is OutcomeUnknown. A broken connection is not said to have refused it.
+4. Version 3 says "failure" for EEXIST and for ENOSPC. The caller of a failed request looks up which one it was.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from quine.files.api import error
+from quine.files.api import OutcomeUnknown, error
 from transport.carrier.dialer import SshTarget, unheard
 from transport.carrier.timeouts import timeout
 from transport.errors import Unreachable
@@ -42,8 +44,18 @@ _ERRNO = {
 }
 
 
+class _Repeated(logging.Filter):
+    """Leaves out what asyncio warns of at each further write to a connection that broke: the callers have an error."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.msg != "socket.send() raised exception."
+
+
+logging.getLogger("asyncio").addFilter(_Repeated())
+
+
 class Broken(OSError):
-    """The connection is gone, and the outcome of the request is unknown."""
+    """The connection is gone, and what it was asked for may have been done."""
 
 
 def code_of(fault: BaseException) -> int:
@@ -72,12 +84,26 @@ class Session:
         self._parents = (self._loop, self._client, self._connections)
         self._start()
 
-    def run(self, act: Callable[[Any], Coroutine[Any, Any, T]], path: str, again: bool = True) -> T:
-        """Run `act(client)` in the loop. `again`: repeat it once if the session broke; it must be safe to repeat."""
+    def run(
+        self,
+        act: Callable[[Any], Coroutine[Any, Any, T]],
+        path: str,
+        again: bool = True,
+        changes: bool = False,
+    ) -> T:
+        """Run `act(client)` in the loop. `again`: repeat it once if the session broke; it must be safe to repeat.
+
+        `changes`: it changes names or attributes, so if the session broke the outcome is not known.
+        """
         loop = self._running()
         future = asyncio.run_coroutine_threadsafe(self._act(act, path, again), loop)
         try:
             return future.result()
+        except Broken as broken:
+            if changes:
+                text = f"{broken.strerror}; {OutcomeUnknown.TEXT}"
+                raise OutcomeUnknown(broken.errno, text, path) from None
+            raise
         except BaseException:
             future.cancel()
             raise

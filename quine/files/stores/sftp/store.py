@@ -237,7 +237,7 @@ class SftpTier(Tier):
             if not made and not exist_ok:
                 raise error(errno.EEXIST, path)
 
-        self.session.run(act, path, again=exist_ok)
+        self.session.run(act, path, again=exist_ok, changes=True)
 
     def remove(self, path: str, recursive: bool = False) -> None:
         if not path:
@@ -259,7 +259,7 @@ class SftpTier(Tier):
                     raise error(errno.ENOTEMPTY, path) from None
                 await self._clear(client, place, asyncio.Semaphore(AT_ONCE))
 
-        self.session.run(act, path, again=False)
+        self.session.run(act, path, again=False, changes=True)
 
     async def _clear(self, client: Any, place: bytes, turns: asyncio.Semaphore) -> None:
         """Remove a directory with its content; links are removed and not followed."""
@@ -313,7 +313,7 @@ class SftpTier(Tier):
             except Exception as fault:
                 raise await self._why(client, fault, target, False) from None
 
-        self.session.run(act, source, again=False)
+        self.session.run(act, source, again=False, changes=True)
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
         async def act(client: Any) -> Entry:
@@ -327,7 +327,7 @@ class SftpTier(Tier):
                 await client.utime(place, (mtime, mtime))
             return known(path, await self._places.look(client, path))
 
-        return self.session.run(act, path)
+        return self.session.run(act, path, changes=True)
 
     async def _claim(self, client: Any, place: bytes, path: str) -> None:
         try:
