@@ -91,7 +91,8 @@ class _Sync:
         self.empty = True  # nothing was found in the source
         self.there: dict[str, Item] = {}  # entries of the target
         self.seen: set[str] = set()  # paths of the source
-        self.refused: set[str] = set()  # of these, links and special files: paths behind a link were not seen
+        # Of these, links and special files, for paths behind a link were not seen; and those without a free place.
+        self.refused: set[str] = set()
 
     def unread(self, problem: OSError) -> None:
         self.whole = False
@@ -231,6 +232,7 @@ class _Sync:
                 and not self.replace(item, there)
             ):
                 blocked = item.path
+                self.refused.add(item.path)  # the directory there goes whole, or stays
                 continue
             yield item
 

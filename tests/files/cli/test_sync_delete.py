@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,6 +148,19 @@ def test_what_is_replaced_by_another_kind_counts_as_removed(shelf: Shelf) -> Non
     fill(shelf.directory / "s", {b"kept/1": b"", b"kept/2": b""})
     shelf.fails("sync", "--delete", "--max-delete", "2", "tier:t", "s")
     assert (shelf.directory / "s/kept/2").exists() and not (shelf.directory / "s/e").exists()
+    shelf.fails("sync", "--delete", "--max-delete", "5", "tier:t", "s")  # kept goes, as three of them
+    assert sorted(os.listdir(shelf.directory / "s")) == ["d", "kept"]
+
+
+@pytest.mark.parametrize("most", ["1", "2"])
+def test_a_directory_in_the_place_of_a_file_goes_whole_or_stays(shelf: Shelf, most: str) -> None:
+    shutil.rmtree(shelf.directory / "s")
+    fill(shelf.directory / "s", {b"kept/1": b"", b"kept/2": b""})
+    said = shelf.fails("sync", "--delete", "--max-delete", most, "tier:t", "s")
+    assert f"--max-delete {most}: 3 that should go stay" in said
+    assert sorted(os.listdir(shelf.directory / "s/kept")) == ["1", "2"]
+    shelf.ok("sync", "--delete", "--max-delete", "3", "tier:t", "s")
+    assert (shelf.directory / "s/kept").read_bytes() == b"1"
 
 
 def test_what_is_left_out_here_stays_there(shelf: Shelf) -> None:
