@@ -384,8 +384,9 @@ def _check_forks(host: Host, hosts: dict[str, Host], path: Path) -> None:
         try:
             if where != "local":
                 Inventory(hosts, path).matching(where)
-        except NoSuchHost as error:
-            raise ConfigError(f"{path}: [hosts.{host.name}]: may_fork: {error.detail}") from None
+        except Refused as error:  # another one names an inventory that is not read, which is not this one
+            detail = error.detail if isinstance(error, NoSuchHost) else f"no such host: {where!r}"
+            raise ConfigError(f"{path}: [hosts.{host.name}]: may_fork: {detail}") from None
 
 
 def _lowered(text: str) -> str:
