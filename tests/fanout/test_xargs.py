@@ -113,17 +113,22 @@ def test_a_pipe_without_a_writer_holds_up_no_other_item(lab: Lab, tmp_path: Path
 def test_a_host_without_slots_has_as_many_jobs_as_processors_or_as_are_asked_for(
     lab: Lab, tmp_path: Path, asked: int
 ) -> None:
-    """Each waits for all of its group: with fewer at a time it would never end. The host has no node at the start."""
+    """Each waits for all of its group: with fewer at a time it would never end. The host has no node at the start.
+
+    A group is of those that start one after the other, whichever they are: a host gives items back, and the next ones
+    start before them.
+    """
     most = asked or os.cpu_count() or 1
     (tmp_path / "all").mkdir()
     script = (
-        f'cd {tmp_path}; mkdir "running.$0"; echo running.* | wc -w; touch "all/$0"; '
-        f"i=$((($0 - 1) / {most} * {most})); last=$((i + {most})); "
-        'while i=$((i + 1)); [ $i -le $last ]; do until test -e "all/$i"; do sleep 0.01; done; done; rmdir "running.$0"'
+        f'cd {tmp_path}; n=1; until mkdir "all/$n" 2>/dev/null; do n=$((n + 1)); done; '
+        'mkdir "running.$n"; echo running.* | wc -w; '
+        f"last=$(((n - 1) / {most} * {most} + {most})); "
+        'until test -e "all/$last"; do sleep 0.01; done; rmdir "running.$n"'
     )
     words = ["xargs", "--on", "h1", *([f"-P{asked}"] if asked else []), *SH, script, "{}"]
-    lab.stop_nodes()  # a link that breaks would bring an item back behind others
-    done = lab.run(words, input="".join(f"{number}\n" for number in range(1, 3 * most + 1)))
+    lab.stop_nodes()
+    done = lab.run(words, input="".join(f"{number}\n" for number in range(3 * most)))
     assert (done.returncode, done.stderr) == (0, b"")
     assert len(seen := [int(line) for line in done.stdout.split()]) == 3 * most and max(seen) <= most
 
