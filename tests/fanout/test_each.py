@@ -465,14 +465,11 @@ def test_a_job_is_told_where_the_inventory_is(lab: Lab) -> None:
 
 @pytest.mark.long
 def test_fifty_hosts(lab: Lab) -> None:
-    """Of one machine, by commands that are shells; a list of them names them, and one is dead.
-
-    Ten at a time: each dial has 30 s, in which fifty share the processors of this machine with all other tests.
-    """
+    """Of one machine, by commands that are shells; a list of them names them, and one is dead."""
     for number in range(50):
         lab.by_command(f"n{number:02}", "h1")
     lab.by_command("n50", "h1", command=["false"])
-    done = lab.run(["each", "-P10", "--fold", "n[00-50]", "echo", "same"])
+    done = lab.run(["each", "--fold", "n[00-50]", "echo", "same"])
     failed = [line.split(b": ")[1] for line in done.stderr.splitlines() if b": error: " in line]
     assert failed == [b"n50"], done.stderr
     assert (done.returncode, done.stdout) == (69, b"==> n[00-49] (50) <==\nsame\n")
