@@ -272,6 +272,7 @@ def agent(words: list[str]) -> int:
 
         if wrong := slip(words, mission):
             raise wrong
+    # Before anything is read, made or prepared: the process may begin anew here.
     if not options.detach and (options.file or any(map(str.strip, mission))):
         from quine.remote.compose import leave_keys
 

@@ -16,7 +16,7 @@ from transport.lean import Any, prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 VARIABLE = "QUINE_CREDENTIALS_FD"
 NAME = "quine-credentials"
@@ -195,13 +195,16 @@ def stand_apart() -> None:
     os.memfd_create(APART, os.MFD_CLOEXEC)  # held until the end of this process
 
 
-def is_apart(pid: int) -> bool:
-    """Return whether a process has called `stand_apart`, as far as the kernel shows its descriptors."""
-    try:
-        links = [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
-    except OSError:
-        return False
-    return f"/memfd:{APART} (deleted)" in links
+def ancestors(pid: int) -> Iterator[tuple[int, int]]:
+    """Yield (pid, start) of a process and of all above it, as far as the kernel shows them."""
+    while pid > 0:
+        try:
+            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+                fields = file.read(4096).rpartition(b") ")[2].split()
+        except OSError:
+            return
+        yield pid, int(fields[19])
+        pid = int(fields[1])
 
 
 def held_above(*names: str, pid: int = 0) -> dict[str, list[tuple[int, int, str]]]:
@@ -209,30 +212,24 @@ def held_above(*names: str, pid: int = 0) -> dict[str, list[tuple[int, int, str]
 
     The process is this one, unless `pid` is another.
 
-    In order from the process to the top. It may have cleared its environment or closed its descriptors
-    (`env -i`, Python's subprocess), or name something else; it still descends from holders of the true ones.
-    A walk takes a millisecond or two.
+    In order from the process to the top of its tree, which is below a daemon. It may have cleared its environment or
+    closed its descriptors (`env -i`, Python's subprocess), or name something else; it still descends from holders of
+    the true ones. A walk takes a millisecond or two.
     """
     found: dict[str, list[tuple[int, int, str]]] = {name: [] for name in names}
     wanted = {f"/memfd:{name} (deleted)": held for name, held in found.items()}
-    apart = f"/memfd:{APART} (deleted)"
-    top, pid = _first, pid or os.getpid()
-    while pid > 0:
-        try:
-            numbers = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            numbers = []  # another user's process: the walk goes on above it
-        for number in numbers:
-            path = f"/proc/{pid}/fd/{number}"
-            try:
-                target = os.readlink(path)
-                top = pid if target == apart else top
-                held = wanted.get(target)
-                if held is not None:
-                    held.append((pid, os.stat(path).st_ino, path))
-            except OSError:
-                pass  # closed since
-        pid = _parent(pid) if pid != top else 0
+    top = _first
+    for each, _ in ancestors(pid or os.getpid()):
+        for target, path in _open_files(each):
+            top = each if target == f"/memfd:{APART} (deleted)" else top
+            held = wanted.get(target)
+            if held is not None:
+                try:
+                    held.append((each, os.stat(path).st_ino, path))
+                except OSError:
+                    pass  # closed since
+        if each == top:
+            break
     return found
 
 
@@ -254,6 +251,21 @@ def users_environment() -> dict[str, str]:
     return own
 
 
+def _open_files(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield (target, path that opens it anew) of each descriptor; nothing for another user's process."""
+    try:
+        numbers = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for number in numbers:
+        path = f"/proc/{pid}/fd/{number}"
+        try:
+            target = os.readlink(path)
+        except OSError:
+            continue  # closed since
+        yield target, path
+
+
 def reopened(path: str, flags: int) -> int:
     """Open `path` at a descriptor above those that shells redirect. Raises OSError."""
     import fcntl
@@ -263,15 +275,6 @@ def reopened(path: str, flags: int) -> int:
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
     finally:
         os.close(low)
-
-
-def _parent(pid: int) -> int:
-    """Pid of the parent of `pid`; 0 if there is none, or none visible."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def adopt_orphans(adopt: bool = True) -> None:

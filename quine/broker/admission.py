@@ -4,26 +4,32 @@ Laws
 1. A process that proved the keys is admitted, with the ledger that it brought. Any other one is admitted by a process
    above it that is: the kernel says who is above whom, and when each of them started.
 2. A process that was admitted by one above it pays from the same ledger, within the caps of both.
-3. An orphan whose starter has ended (a detached agent) is admitted by the ledger of its tree, within the narrowest
-   caps and all purses that were ever seen on it: it holds the descriptor from the starter.
-4. This knowledge outlives a worker: it is in a memory file that the keeper made, and each worker reads it first.
+3. An orphan whose starter has ended is refused, whatever descriptors it holds: a daemon of a command infers no more
+   when its agent has ended. The supervisor of a detached job is admitted while its starter lives, and so is all below.
+4. The numbers of ledgers and purses are kept here, since a command can rewrite both: see quine/budget/kept_counters.py.
+   A purse is raised by a request, from a process that the kernel shows outside of it.
+5. This knowledge outlives a worker: it is in a memory file that the keeper made, and each worker reads it first.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import threading
+from itertools import islice
 
-from quine.budget import purse
-from quine.budget.purse import Cap
-from quine.budget.shared_counters import NAME, PUT, SharedCounters
+from quine.budget import caller, purse
+from quine.budget.kept_counters import KeptCounters
+from quine.budget.ledger import Ledger
+from quine.budget.purse import Cap, Purse
+from quine.budget.shared_counters import NAME, PUT
 from transport import inherit, quickjson
 from transport.address import start_time
 from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 HIGHEST = 256  # processes above one that are looked at
@@ -55,11 +61,13 @@ class Register:
         self._watch = watch
         self._changed = changed
         self._lines, self._most = 0, LINES
+        self._writing = threading.Lock()  # of the memory file, to which the threads of payments write, too
         self.members: dict[int, Member] = {}
-        self._narrowest: dict[int, Cap] = {}
-        self._narrow_lines: dict[int, bytes] = {}
         self._purses: dict[int, dict[int, int]] = {}  # descriptors, by the inodes of ledger and purse
-        self.books: dict[int, SharedCounters] = {}
+        self.books: dict[int, KeptCounters] = {}
+        self._kept: dict[int, Purse] = {}  # by the inodes of purses
+        self._kept_lines: dict[tuple[str, int], bytes] = {}  # of ledgers and purses
+        self._former: dict[int, dict[str, Any]] = {}  # states of ledgers that an earlier worker has kept
         self._unused: set[int] = set()
         self._read()
 
@@ -70,51 +78,63 @@ class Register:
     ) -> tuple[Cap, tuple[int, ...]]:
         """Admit a process. Return the caps on what it spends, and descriptors of the purses that it spends from.
 
-        `around` are descriptors of purses of this ledger, which this takes over in any case. Raises Denied.
+        `around` are descriptors of purses, of this ledger or of others, which this takes over in any case. Raises Denied.
         """
         try:
-            cap, orphan = (own, False) if proved else self._above(pid, inode, own)
+            cap = own if proved else self._above(pid, inode, own)
             member = self._member(pid)
         except Denied:
             for fd in around:
                 os.close(fd)
             raise
         purses = self._purses_of(inode, around)
-        if orphan:
-            purses = tuple(self._purses[inode].values())
-        member.caps[inode] = cap
-        line = member.lines[inode] = _line(pid, member.start, inode, cap)
-        self._narrow(inode, cap)
-        self._write(line)
+        self._join(member, inode, cap)
         return cap, purses
+
+    def detach(self, pid: int, supervisor: int) -> bool:
+        """Admit the supervisor of a job that a process below a member has detached. Return whether that was done."""
+        known = list(islice(inherit.ancestors(supervisor), HIGHEST))
+        for each, start in islice(inherit.ancestors(pid), HIGHEST):
+            member = self.members.get(each)
+            if member and member.start == start and (each, start) in known:
+                admitted = self._member(supervisor)
+                for inode, cap in member.caps.items():
+                    self._join(admitted, inode, cap)
+                return True
+        return False
+
+    def _join(self, member: Member, inode: int, cap: Cap) -> None:
+        member.caps[inode] = cap
+        line = member.lines[inode] = _line(member.pid, member.start, inode, cap)
+        self._write(line)
 
     def _purses_of(self, inode: int, around: Sequence[int]) -> tuple[int, ...]:
         known = self._purses.setdefault(inode, {})
         found = []
         for fd in around:
             each = os.fstat(fd).st_ino
-            if each in known:
+            kept = self._kept.get(each) or purse.read(fd)
+            if kept is None or kept.ledger != inode or each in known:
                 os.close(fd)
-            known.setdefault(each, fd)
-            found.append(known[each])
-        return tuple(found)
+            else:
+                known[each] = fd
+                self._keep(each, kept)
+            if each in known:
+                found.append(known[each])
+        return tuple(dict.fromkeys(found))
 
-    def _above(self, pid: int, inode: int, own: Cap) -> tuple[Cap, bool]:
-        """Return the caps of a process by those above it, and whether there is none."""
-        path, found = [], False
-        for each, start in _ancestors(pid):
-            path.append(each)
+    def _above(self, pid: int, inode: int, own: Cap) -> Cap:
+        """Return the caps of a process by those above it. Raises Denied."""
+        found = False
+        for each, start in islice(inherit.ancestors(pid), HIGHEST):
             member = self.members.get(each)
             if member and member.start == start:
                 if inode in member.caps:
-                    return least(member.caps[inode], own), False
-                # A node that an agent was the first to need is below it, and its jobs are of any tree.
-                found = found or not any(map(inherit.is_apart, path))
+                    return least(member.caps[inode], own)
+                found = True
         if found:
             raise Denied("its ledger is not that of the agent above it")
-        if inode in self._narrowest:
-            return least(self._narrowest[inode], own), True
-        raise Denied("no agent of this broker is above it")
+        raise Denied("no living agent of this broker is above it")
 
     def _member(self, pid: int) -> Member:
         start = start_time(pid)
@@ -144,7 +164,37 @@ class Register:
 
     # -- ledgers -----------------------------------------------------------------------------------
 
-    def book(self, fd: int) -> tuple[int, SharedCounters]:
+    def ledger(self, inode: int, cap: Cap, purses: tuple[int, ...]) -> Ledger:
+        """Return a ledger that was taken over by `book`, as the broker keeps it, for a process with this cap."""
+        return _KeptLedger(self.books[inode], cap, purses, self._around)
+
+    def _around(self, purses: tuple[int, ...]) -> list[Purse]:
+        """Return purses as they were first seen, or raised by `lift`; or narrower, as their files say now."""
+        found = []
+        for fd in purses:
+            with contextlib.suppress(
+                OSError, KeyError
+            ):  # forgotten with the tree, whose last process has ended
+                kept, told = self._kept[os.fstat(fd).st_ino], purse.read(fd)
+                found.append(kept.within(told) if told else kept)
+        return found
+
+    def _keep(self, inode: int, known: Purse) -> None:
+        self._kept[inode] = known
+        self._save("purse", inode, list(known))
+
+    def lift(self, pid: int, inode: int, limits: Sequence[float | None]) -> bool:
+        """Raise the limits of a purse for a process that asks for it; False if it is unknown here. Raises Denied."""
+        known = self._kept.get(inode)
+        if known is None:
+            return False
+        if why := caller.may_not_raise(known, inode, pid):
+            raise Denied(why)
+        tokens, cost, deadline = limits
+        self._keep(inode, known.with_limits(tokens, cost, deadline)._replace(raised=known.raised + 1))
+        return True
+
+    def book(self, fd: int) -> tuple[int, KeptCounters]:
         """Take over the descriptor of a ledger; return its inode and the counters. Raises Denied."""
         try:
             facts = os.fstat(fd)
@@ -160,49 +210,58 @@ class Register:
         if facts.st_ino in self.books:
             os.close(fd)
         else:
-            self.books[facts.st_ino] = SharedCounters(fd)
+            inode = facts.st_ino
+            former = self._former.pop(inode, None)
+            self.books[inode] = KeptCounters(fd, lambda state: self._save("ledger", inode, state), former)
         return facts.st_ino, self.books[facts.st_ino]
 
     def forget_books(self) -> None:
-        """Close the ledgers of trees that had no living member at the last call either: orphans may come late."""
+        """Close the ledgers of trees that had no living member at the last call either."""
         used = {inode for member in self.members.values() for inode in member.caps}
         unused = self.books.keys() - used
         for inode in unused & self._unused:
             os.close(self.books.pop(inode).fd)
-            self._narrowest.pop(inode, None)
-            self._narrow_lines.pop(inode, None)
-            for fd in self._purses.pop(inode, {}).values():
+            self._kept_lines.pop(("ledger", inode), None)
+            for each, fd in self._purses.pop(inode, {}).items():
+                self._kept.pop(each, None)
+                self._kept_lines.pop(("purse", each), None)
                 os.close(fd)
         self._unused = set(unused)
+        if self._lines > self._most:
+            self._compact()
 
     # -- the memory file ---------------------------------------------------------------------------
 
-    def _narrow(self, inode: int, cap: Cap) -> None:
-        """Note caps that were seen on a ledger."""
-        known = self._narrowest.get(inode)
-        narrowest = cap if known is None else least(known, cap)
-        if narrowest != known:
-            self._narrowest[inode] = narrowest
-            self._narrow_lines[inode] = _line(0, -1, inode, narrowest)
-
     def _write(self, line: bytes) -> None:
-        self._lines += 1
+        self._append(line)
         if self._lines > self._most:
             self._compact()
-        os.write(self._memory, line)
+
+    def _save(self, what: str, inode: int, state: object) -> None:
+        """Note what is kept of a ledger or a purse. Called by any thread."""
+        line = quickjson.dumps({"k": what, "i": inode, "v": state}).encode() + b"\n"
+        with self._writing:
+            self._kept_lines[what, inode] = line
+        self._append(line)
+
+    def _append(self, line: bytes) -> None:
+        with self._writing:
+            self._lines += 1
+            os.write(self._memory, line)
 
     def _compact(self) -> None:
         """Write anew what still counts. A worker that is killed in between leaves lines that are torn.
 
         The lines are kept as they are written: to make 4096 of them takes 40 ms, in which nothing else would be served.
         """
-        lines = [*self._narrow_lines.values()]
-        for member in self.members.values():
-            lines += member.lines.values()
-        os.ftruncate(self._memory, 0)
-        os.write(self._memory, b"".join(lines))
-        self._lines = len(lines)
-        self._most = max(LINES, 2 * len(lines))  # as many again, so that each line is copied once or twice
+        with self._writing:
+            lines = [line for member in self.members.values() for line in member.lines.values()]
+            lines += self._kept_lines.values()
+            os.ftruncate(self._memory, 0)
+            os.write(self._memory, b"".join(lines))
+            self._lines = len(lines)
+            # As many again, so that each line is copied once or twice.
+            self._most = max(LINES, 2 * len(lines))
 
     def _read(self) -> None:
         data = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
@@ -212,37 +271,54 @@ class Register:
         self._lines = data.count(b"\n")
 
     def _take(self, line: dict[str, Any]) -> None:
+        if "k" in line:
+            self._take_kept(str(line["k"]), int(line["i"]), line["v"])
+            return
         pid, inode = int(line["p"]), int(line["i"])
         cap = Cap(int(line["m"][0]), float(line["m"][1]), float(line["m"][2]))
-        self._narrow(inode, cap)
-        if pid and start_time(pid) == line["s"]:
+        if start_time(pid) == line["s"]:
             member = self._member(pid)
             member.caps[inode] = cap
             member.lines[inode] = _line(pid, member.start, inode, cap)
 
-
-def purses_around(pid: int, ledger: int) -> tuple[int, ...]:
-    """Return descriptors of the purses that a process and those above it hold; it looks through /proc."""
-    return purse.above(inherit.held_above(purse.NAME, pid=pid)[purse.NAME], ledger)
-
-
-def purses_of(given: Sequence[int], ledger: int) -> list[int]:
-    """Return those of a client's descriptors that are purses of this ledger, and close the others.
-
-    A process that has a key is closed to others, also to this one, so that its purses cannot be looked for.
-    """
-    found = []
-    for fd in given:
-        known = purse.read(fd)
-        if known is not None and known.ledger == ledger:
-            found.append(fd)
+    def _take_kept(self, what: str, inode: int, state: Any) -> None:
+        self._kept_lines[what, inode] = quickjson.dumps({"k": what, "i": inode, "v": state}).encode() + b"\n"
+        if what == "purse":
+            self._kept[inode] = Purse._make(state)
         else:
-            os.close(fd)
+            state["numbers"]["ident"] = bytes.fromhex(state["numbers"]["ident"])
+            self._former[inode] = state
+
+
+class _KeptLedger(Ledger):
+    """A ledger whose purses are those that the broker keeps."""
+
+    def __init__(
+        self,
+        book: KeptCounters,
+        cap: Cap,
+        purses: tuple[int, ...],
+        around: Callable[[tuple[int, ...]], list[Purse]],
+    ) -> None:
+        super().__init__(book, cap, purses)
+        self._around = around
+
+    def around(self) -> list[Purse]:
+        return self._around(self.purses)
+
+
+def purses_around(pid: int) -> list[int]:
+    """Return descriptors of the purses that a process and those above it hold; it looks through /proc."""
+    held = {inode: path for _, inode, path in inherit.held_above(purse.NAME, pid=pid)[purse.NAME]}
+    found = []
+    for path in held.values():
+        with contextlib.suppress(OSError):  # closed since
+            found.append(inherit.reopened(path, os.O_RDONLY))
     return found
 
 
 def _line(pid: int, start: int, inode: int, cap: Cap) -> bytes:
-    """Return a line of the memory file: a member, or with no pid the narrowest caps of a ledger."""
+    """Return a line of the memory file: a member with its caps on a ledger."""
     return quickjson.dumps({"p": pid, "s": start, "i": inode, "m": list(cap)}).encode() + b"\n"
 
 
@@ -251,17 +327,3 @@ def least(one: Cap, other: Cap) -> Cap:
     pairs = zip(one, other)
     tokens, cost, deadline = (min((value for value in pair if value), default=0) for pair in pairs)
     return Cap(int(tokens), float(cost), float(deadline))
-
-
-def _ancestors(pid: int) -> Iterator[tuple[int, int]]:
-    """Yield (pid, start) of a process and of all above it, as far as the kernel shows them."""
-    for _ in range(HIGHEST):
-        try:
-            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-                fields = file.read(4096).rpartition(b") ")[2].split()
-        except OSError:
-            return
-        yield pid, int(fields[19])
-        pid = int(fields[1])
-        if pid <= 0:
-            return

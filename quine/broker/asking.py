@@ -12,9 +12,11 @@ import os
 from quine.broker import wire
 from quine.broker.client import Gone, connected
 from transport.address import runtime_directory
+from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 ANSWER = 2.0  # seconds for a broker to answer
@@ -29,6 +31,18 @@ def resume(tree: int = 0) -> int:
     """Let a tree that is paused for a quota ask its provider again, or all trees; return how many pauses ended."""
     answers = [answer.get("resumed") for answer in _all_asked({"ask": "resume", "tree": tree})]
     return sum(answer for answer in answers if isinstance(answer, int))
+
+
+def raise_purse(inode: int, limits: Sequence[float | None]) -> str:
+    """Ask each broker for other limits of a purse, as `Purse.with_limits`; return why one has refused, or ""."""
+    answers = _all_asked({"ask": "raise", "purse": inode, "limits": list(limits)})
+    return next((str(answer["detail"]) for answer in answers if answer.get("error") == "denied"), "")
+
+
+def detach(path: str, supervisor: int) -> None:
+    """Tell the broker at `path` that an agent above this process has detached a job, by the pid of its supervisor."""
+    with contextlib.suppress(OSError):  # without a broker nothing below the supervisor infers
+        _asked(path, {"ask": "detach", "supervisor": supervisor})
 
 
 def _all_asked(question: dict[str, object]) -> list[dict[str, Any]]:

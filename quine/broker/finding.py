@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
 
     from quine.base.messages import Tool
+    from quine.broker.client import Proofs
     from quine.budget.ledger import Ledger
     from transport.lean import Any
 
@@ -89,9 +90,7 @@ def prove(line: socket.socket, agent: int, environ: Mapping[str, str], left: Map
         # For no other process and no other broker: its answer is worthless to all but them.
         if asked.get("pids") != [broker, agent]:
             return
-        nonces = tuple(map(str, asked["nonces"]))
-        ends = [wire.proof(key, end, nonces, (broker, agent)) for end in ("client", "broker")]
-        wire.send(line, wire.packed({"proofs": ends}))
+        wire.send(line, wire.packed({"proofs": _proofs(key)(asked["nonces"], (broker, agent))}))
 
 
 def arrive(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -178,8 +177,8 @@ def broker(
     if not _state.path and not keys and isinstance(told, list) and len(told) == 2:
         _state.path, _state.keyed = str(told[0]), bool(told[1])
     if keys or not _state.path:
-        _state.path, line = _own(environ, keys)
-        _state.keyed, _state.line = bool(keys), (os.getpid(), line)
+        _state.path, made = _own(environ, keys)
+        _state.keyed, _state.line = bool(keys), (os.getpid(), made)
     line, _state.line = _state.line, None
     if line and line[0] != os.getpid():
         line = None
@@ -222,10 +221,7 @@ def told() -> list[object] | None:
 def _found_or_made(environ: Mapping[str, str], keys: Mapping[str, str]) -> tuple[str, socket.socket]:
     """Return the path of the broker of these credentials, and a connection to it."""
     key = credentials.secret(environ, keys)
-
-    def proofs(nonces: tuple[str, str], pids: tuple[int, int]) -> tuple[str, str]:
-        return wire.proof(key, "client", nonces, pids), wire.proof(key, "broker", nonces, pids)
-
+    proofs = _proofs(key)
     try:
         directory = runtime_directory()
         path = f"{directory}/{credentials.name_of(key)}{wire.SUFFIX}"
@@ -250,6 +246,14 @@ def _found_or_made(environ: Mapping[str, str], keys: Mapping[str, str]) -> tuple
         raise Failure(NOT_STARTED, refused.detail, refused.hint) from None
     except OSError as error:
         raise _unmade(error) from None
+
+
+def _proofs(key: bytes) -> Proofs:
+    """Return the function that proves to each end that the other one holds `key`, see `proven`."""
+    return lambda nonces, pids: (
+        wire.proof(key, "client", nonces, pids),
+        wire.proof(key, "broker", nonces, pids),
+    )
 
 
 def _locked(directory: str) -> int:

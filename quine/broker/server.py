@@ -18,13 +18,12 @@ from quine.base import procs
 from quine.base.errors import DENIED, Failure, NoGuest
 from quine.base.messages import GuestError, Tool
 from quine.broker import wire
-from quine.broker.admission import Denied, Register, purses_around, purses_of
+from quine.broker.admission import Denied, Register, purses_around
 from quine.broker.connection import Client
 from quine.broker.credentials import GUEST, Credentials
 from quine.broker.inference import Inferences, Payer
 from quine.broker.keeper_log import log
 from quine.broker.key_sources import Given
-from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.budget.purse import Cap
 from quine.providers import metering
@@ -166,7 +165,7 @@ class _Worker:
             try:
                 ours, hello = await asyncio.wait_for(self._opened(client), PATIENCE)
                 if "ask" in hello:
-                    await client.send(quickjson.dumps(self._told(hello)).encode())
+                    await client.send(quickjson.dumps(await self._told(client.pid, hello)).encode())
                     return
                 make = await asyncio.wait_for(self._greet(client, ours, hello), PATIENCE)
                 payer = make(await self._loop.run_in_executor(self._key_reader, self._seat.given.key))
@@ -192,8 +191,13 @@ class _Worker:
         await client.send(quickjson.dumps({"nonce": ours}).encode())
         return ours, await client.receive_json()
 
-    def _told(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _told(self, pid: int, asked: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a process of the user that is no client. It has no key, mission or material in it."""
+        if asked["ask"] == "raise":
+            return await self._raised(pid, asked)
+        if asked["ask"] == "detach":
+            supervisor = asked.get("supervisor")
+            return {"detached": isinstance(supervisor, int) and self._register.detach(pid, supervisor)}
         if asked["ask"] == "resume":
             tree = asked.get("tree")
             return {"resumed": self._inferences.resume(tree if isinstance(tree, int) else 0)}
@@ -210,6 +214,15 @@ class _Worker:
             "gates": self._inferences.status(credentials.name_of, credentials.keys),
         }
 
+    async def _raised(self, pid: int, asked: dict[str, Any]) -> dict[str, Any]:
+        """Raise a purse for a process, if that is not below it. Raises Denied."""
+        try:
+            tokens, cost, deadline = (None if value is None else float(value) for value in asked["limits"])
+            to = (tokens, cost, deadline)
+            return {"raised": await asyncio.to_thread(self._register.lift, pid, int(asked["purse"]), to)}
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return {"error": "unknown"}
+
     async def _greet(self, client: Client, ours: str, hello: dict[str, Any]) -> Callable[[str], Payer]:
         """Return the function that makes the payer, given the key of a file or a command. Raises Denied or OSError."""
         if "proof" in hello:
@@ -225,7 +238,7 @@ class _Worker:
         if hello.get("build") != build_hash():
             raise Denied("it is of another build")
         # Whatever waits comes first: a ledger is closed when no living process has it.
-        client.fds += await asyncio.to_thread(purses_around, client.pid, os.fstat(client.ledger).st_ino)
+        client.fds += await asyncio.to_thread(purses_around, client.pid)
         try:
             cap = Cap(*(kind(value) for kind, value in zip((int, float, float), hello["mark"])))
             concurrent, limited = int(hello["concurrent"]), bool(hello["limited"])
@@ -233,11 +246,13 @@ class _Worker:
             tools = tuple(Tool(str(name), str(text), dict(schema)) for name, text, schema in hello["tools"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise OSError("malformed hello") from None
-        inode, book = self._register.book(client.fds.pop(0))
+        client.fds.remove(fd := client.ledger)
+        inode, _ = self._register.book(fd)
+        # A process that has a key is closed to others, also to this one: it gives the purses that it has itself.
         given, client.fds = client.fds, []
-        cap, purses = self._register.admit(client.pid, inode, cap, client.proved, purses_of(given, inode))
+        cap, purses = self._register.admit(client.pid, inode, cap, client.proved, given)
         self._look()
-        ledger = Ledger(book, cap, purses)
+        ledger = self._register.ledger(inode, cap, purses)
         concurrent = ledger.bound(Limits(concurrent=max(0, concurrent))).concurrent
 
         def payer(key: str) -> Payer:

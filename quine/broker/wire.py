@@ -11,6 +11,8 @@
 Any process of the user may ask for something else in place of the proof, and is answered once:
 
     client: {"ask": "status"}                the keys by name, and the gates
+    client: {"ask": "raise", "purse", "limits"}  higher limits of a purse, asked for by a process that is not below it
+    client: {"ask": "detach", "supervisor"}  the asker's agent has detached a job, which may infer when that has ended
     client: {"ask": "resume", "tree"}        a tree that is paused for a quota asks its provider again; 0: all of them
 
 Laws

@@ -1,12 +1,13 @@
-"""The caller of a job of this machine: the job is below the node, and its caller may be below a purse.
+"""The tree that a process belongs to: by the processes above it, or by the caller of the job that it is a part of.
 
-The client of a job lives as long as that. Its environment names it to the job, by boot, pid and start.
+A job of this machine is below its node, and its caller may be below a purse. The client of a job lives as long as that.
+Its environment names it to the job, by boot, pid and start.
 
 Laws
 1. The kernel has the last word: the variable is read only where there is no ledger above a process.
 2. A caller that has ended, or is on another machine, is none.
 3. A variable holds a command to its budget, not an adversary: one that takes it away is below no budget, as any process
-   that a node has started.
+   that a node has started. So no job of a node may raise a purse: nobody knows for whom the node has started it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ import os
 from quine.budget import purse
 from quine.budget.shared_counters import NAME
 from transport.address import boot_id, start_time
-from transport.inherit import held_above
+from transport.inherit import APART, ancestors, held_above
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.budget.purse import Purse
 
 VARIABLE = "QUINE_CALLER"
 
@@ -43,6 +48,20 @@ def with_those_of_caller(
     """Return what `inherit.held_above` has found, with ledger and purses of the caller where there are none."""
     pid = 0 if found.get(NAME) else _caller()
     return {**found, **held_above(NAME, purse.NAME, pid=pid)} if pid else found
+
+
+def may_not_raise(of: Purse, inode: int, pid: int = 0) -> str:
+    """Return why this process, or `pid`, may not raise a purse: it is below it, or may be; "" if it may.
+
+    The purse is the file with this inode. Whoever holds it is below it, and so is all that is below its maker.
+    """
+    held = held_above(purse.NAME, APART, pid=pid)
+    if held[APART]:
+        return "a job of a node cannot raise a budget"
+    maker = (of.pid, of.started)
+    if maker in ancestors(pid or os.getpid()) or inode in {each for _, each, _ in held[purse.NAME]}:
+        return "a budget cannot be raised from inside"
+    return ""
 
 
 def _caller() -> int:

@@ -23,7 +23,7 @@ import time
 from quine.base.messages import Remaining, Spent
 from quine.budget import caller, purse
 from quine.budget.limits import Limits
-from quine.budget.purse import Cap
+from quine.budget.purse import Cap, Purse
 from quine.budget.shared_counters import (
     AGENT,
     INFER,
@@ -74,12 +74,9 @@ class Ledger:
         """The caps that hold now: those of the tree, of each purse around this process, and its own."""
         facts = self.book.numbers()
         of_tree = Cap(facts.limit_tokens, facts.limit_cost, facts.deadline)
-        all_of_them = [of_tree, self.own, *(each.cap for each in purse.caps(self.purses))]
-        return Cap(
-            int(_least(*(cap.tokens for cap in all_of_them))),
-            _least(*(cap.cost for cap in all_of_them)),
-            _least(*(cap.deadline for cap in all_of_them)),
-        )
+        all_of_them = [of_tree, self.own, *(each.cap for each in self.around())]
+        tokens, cost, deadline = zip(*all_of_them)
+        return Cap(int(_least(*tokens)), _least(*cost), _least(*deadline))
 
     @property
     def spent(self) -> bool:
@@ -92,7 +89,11 @@ class Ledger:
 
     def raises(self) -> int:
         """Return how often the purses around this process were raised."""
-        return sum(each.raised for each in purse.caps(self.purses))
+        return sum(each.raised for each in self.around())
+
+    def around(self) -> list[Purse]:
+        """Return the purses around this process."""
+        return purse.caps(self.purses)
 
     @property
     def fd(self) -> int:
@@ -183,7 +184,7 @@ class Ledger:
 
     def bound(self, limits: Limits) -> Limits:
         """Return `limits`, as far as the root of the tree and the purses around this process allow them."""
-        facts, around = self.book.numbers(), purse.caps(self.purses)
+        facts, around = self.book.numbers(), self.around()
         return limits._replace(
             depth=min(limits.depth, facts.depth),
             agents=int(_least(limits.agents, facts.agents, *(each.agents for each in around))),

@@ -27,6 +27,7 @@ from transport.lean import NamedTuple, contextlib
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
 
 NAME = "quine-purse"
@@ -76,6 +77,14 @@ class Purse(NamedTuple):
         if deadline is not None:
             changed = changed._replace(deadline=deadline and self.boot + deadline)
         return changed
+
+    def within(self, other: Purse) -> Purse:
+        """Return this purse with the narrower limits of both, where 0 is none."""
+        names = ("tokens", "cost", "deadline", "agents", "concurrent")
+        limits: dict[str, Any] = {}
+        for name in names:
+            limits[name] = min(filter(None, (getattr(self, name), getattr(other, name))), default=0)
+        return self._replace(**limits)
 
     @property
     def limits(self) -> tuple[int, float, float]:

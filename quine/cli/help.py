@@ -29,7 +29,7 @@ and the signals of this process, and its exit status is that of this process. An
 with 77. A budget inside another one, or inside an agent, is a part of that one.
 `show` lists the budgets of this user that are in use, those of `quine xargs` with agents, too. `raise` sets higher
 limits, counted from the start as the first ones were; 0 = no limit. Agents that run already have them at once. A
-process below a budget cannot raise it.""",
+process below a budget cannot raise it, and no job of a node can.""",
     "ps": """\
 usage: quine ps [OPTIONS]
 

@@ -44,7 +44,7 @@ from quine.jobs.job_files import (
     unwritable,
 )
 from quine.tape.registry import state_directory
-from transport import inherit, this_build
+from transport import inherit, quickjson, this_build
 from transport.detached import supervisor
 from transport.detached.start import start
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from quine.jobs.job_files import Inputs
     from quine.staging.caller_side import Staging
     from transport.spawn import Spawn
+    from transport.status import Status
 
 # "1" for the process that is a detached agent or its proxy, the id of its job for a batch; that removes it
 VARIABLE = "QUINE_DETACHED"
@@ -229,7 +230,7 @@ def _start(
     order = supervisor.Order(
         argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(options), keep, seconds
     )
-    refused = start(directory, order)
+    refused = _started(directory, order)
     if refused is None:
         print(job)
         return OK
@@ -237,6 +238,18 @@ def _start(
         remove(directory)  # that of a lost one stays: the same id starts nothing a second time
     complain(refused.detail, refused.hint, os.environ.get("QUINE_NODE_NAME", ""))
     return refused.code
+
+
+def _started(directory: str, order: supervisor.Order) -> Status | None:
+    """As `start`; the broker of an agent above, if there is one, serves the job also after the end of that agent."""
+    refused, memo = start(directory, order), inherit.read()
+    if refused is None and memo:
+        from quine.broker import asking, finding
+
+        if isinstance(told := memo.get(finding.VARIABLE), list):
+            with open(f"{directory}/job", "rb") as file:
+                asking.detach(str(told[0]), quickjson.loads(file.read())["supervisor"])
+    return refused
 
 
 def _again(job: str) -> list[str]:

@@ -22,8 +22,10 @@ from quine.budget.ledger import MOST_REPLY
 from quine.providers.metering import TOOLS
 from tests.broker.serving import BYE, FIRST, Careless, Served, gone, said
 from tests.support.agents import QUINE
+from tests.support.waiting import until
 from tests.vendors.server import KEY, Seen
 
+AGENT = " ".join(QUINE)
 MANY = int(os.environ.get("QUINE_TEST_BROKER", 4))  # agents at one time; 50 is the long form
 
 
@@ -144,6 +146,27 @@ def test_every_process_below_infers(served: Served, tmp_path: Path) -> None:
     assert {way: text for way, text in results.items() if "inner" not in text.split("[STDOUT]")[1]} == {}
     assert len(served.brokers()) == 2
     assert all(seen.headers["authorization"] == f"Bearer {KEY}" for seen in served.provider.requests)
+
+
+def test_a_daemon_of_a_command_ends_with_its_agent_and_a_detached_one_goes_on(served: Served) -> None:
+    """Both hold the ledger. The daemon is told so; the detached agent and one nested in it infer."""
+    late = "while ! [ -e $PWD/over ]; do sleep 0.05; done"
+    daemon = f"{late}; {AGENT} inner-errand >$PWD/out 2>&1; echo $? >$PWD/ended"
+    daemon = f"(setsid sh -c '{daemon}' >/dev/null 2>&1 3<&- 4>&- 5>&- &)"
+    served.plan[FIRST] = [said(f"{daemon}; {AGENT} --detach later-errand >&4"), BYE]
+    served.plan["later-errand"] = [said(f"{late}; {AGENT} inner-errand >&4"), BYE]
+    done = served.run(mission=FIRST)
+    assert done.returncode == 0, done.stderr
+    (served.directory / "over").touch()
+    job = done.stdout.decode().strip()
+    assert served.quine("wait", job).returncode == 0, served.quine("logs", job)
+    assert served.quine("logs", job).stdout == "inner\n"
+    until(
+        lambda: (served.directory / "ended").exists() and (served.directory / "ended").read_text(),
+        "the daemon ended",
+    )
+    assert (served.directory / "ended").read_text() == "77\n"
+    assert "no living agent of this broker is above it" in (served.directory / "out").read_text()
 
 
 def test_a_command_cannot_send_the_key_elsewhere(served: Served, tmp_path: Path) -> None:

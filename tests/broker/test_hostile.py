@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from tests.broker.serving import BYE, Served, said
 from tests.lab import processes
 from tests.support.agents import Started
+from tests.support.waiting import until
 from tests.vendors.server import KEY
 
 USER = 40_000 + os.getpid() % 20_000  # of nobody else: thieves of the same user would find each other
@@ -116,6 +118,23 @@ def test_a_thief(robbed: Robbed, where: tuple[str, ...]) -> None:
     assert (later.returncode, later.stdout) == (0, b"hi\n"), later.stderr
     caught = (robbed.directory / "room" / "squatted").read_bytes()
     assert b"proof" in caught and KEY.encode() not in caught
+
+
+def test_the_prover_is_closed_to_its_user_and_the_agent_is_not(robbed: Robbed) -> None:
+    """The prover waits for another process that makes a broker; the kernel gives its files in /proc to root."""
+    runtime = robbed.runtime / f"quine-{USER}"
+    runtime.mkdir(0o700)
+    os.chown(runtime, USER, USER)
+    lock = os.open(runtime, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    words = [robbed.python, "-P", "-m", "quine", "--", "work-errand"]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Started(words, cwd=robbed.directory, env=robbed.env, **pipes, **AS) as agent:  # type: ignore[call-overload]
+        (prover,) = until(lambda: processes.descendants(agent.pid), "there is a prover")
+        until(lambda: Path(f"/proc/{agent.pid}/mem").stat().st_uid == USER, "the agent has left its keys")
+        assert Path(f"/proc/{prover}/mem").stat().st_uid == 0
+        os.close(lock)
+        assert (agent.communicate(timeout=120), agent.returncode) == ((b"hi\n", b""), 0)
 
 
 def test_the_thief_finds_what_is_there(robbed: Robbed) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -20,7 +21,9 @@ from quine.budget import purse
 from quine.budget.purse import Cap
 from quine.budget.shared_counters import Numbers, SharedCounters
 from tests.broker.serving import BYE, FIRST, Served, said
-from tests.support.agents import PATIENCE, QUINE
+from tests.support.agents import PATIENCE, QUINE, Started
+from tests.support.detached import go as go
+from tests.support.waiting import wait_for
 from tests.vendors.server import KEY, Said
 from transport.this_build import build_hash
 
@@ -69,6 +72,64 @@ def test_the_command_of_a_budget_has_the_key_and_the_budget_no_longer(served: Se
     look = "echo $QUINE_API_KEY; tr '\\0' '\\n' </proc/$PPID/environ | grep -c QUINE_API_KEY"
     done = run(served, "budget", "--", "sh", "-c", look)
     assert done.stdout == f"{KEY}\n0\n".encode(), done.stderr
+
+
+def test_a_raise_from_outside_reaches_the_process_that_pays(served: Served, go: Path) -> None:
+    turn = Said(calls=said(f"touch {served.directory}/there; read x <{go}").calls, usage=COST)
+    served.plan[FIRST][0] = turn
+    words = [*QUINE, "budget", "--max-tokens", "9000", "--", *QUINE, FIRST]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Started(words, env=served.env, cwd=served.directory, stdin=subprocess.DEVNULL, **pipes) as process:  # type: ignore[call-overload]
+        wait_for(served.directory / "there")
+        (found,) = map(json.loads, run(served, "budget", "show", "--json").stdout.splitlines())
+        done = run(served, "budget", "raise", found["id"], "--max-tokens", "90k")
+        assert (done.returncode, done.stderr) == (0, b"")
+        go.write_text("\n")
+        _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, b"")
+    assert len(served.provider.requests) * EACH > 9000
+
+
+# Rewrites each ledger and purse that it holds or can open: no limit, and nothing spent.
+REWRITE = """
+import glob, os
+from quine.broker import asking
+from quine.budget import purse
+from quine.budget.shared_counters import SharedCounters
+for path in glob.glob("/proc/[0-9]*/fd/*"):
+    try:
+        name = os.readlink(path)
+        ours = SERVED in open(path.partition("fd")[0] + "environ").read()
+        if ours and name in ("/memfd:quine-ledger (deleted)", purse.LINK):
+            fd = os.open(path, os.O_RDWR)
+            if name == purse.LINK:
+                purse.write(fd, purse.read(fd)._replace(tokens=0, cost=0.0, pid=1, raised=99, ledger=1))
+                print(asking.raise_purse(os.fstat(fd).st_ino, (0, None, None)), flush=True)
+                continue
+            book = SharedCounters(fd)
+            with book.changing() as facts:
+                book.put(facts._replace(tokens=0, cost=0.0, limit_tokens=0, limit_cost=0.0, agents=0, paid=1))
+            print("rewritten", end=" ", flush=True)
+    except (OSError, AttributeError):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    "around", [(), ("budget", "--max-tokens", "9000", "--", *QUINE)], ids=["tree", "budget"]
+)
+def test_a_ledger_that_a_command_rewrites(served: Served, around: tuple[str, ...]) -> None:
+    """After an inference, and before that of another agent. The broker pays within what it has seen first."""
+    rewrite = served.directory / "rewrite.py"
+    rewrite.write_text(REWRITE.replace("SERVED", repr(served.mark)))
+    nested = f"{sys.executable} -P {rewrite} >&4; {' '.join(QUINE)} inner-errand"
+    served.plan[FIRST] = [Said(calls=said(nested).calls, usage=COST)] * 8
+    served.plan["inner-errand"] = [Said(calls=said("true").calls, usage=COST)] * 8
+    done = run(served, *around, *([] if around else ["--max-tokens", "9000"]), FIRST)
+    assert b"rewritten" in done.stdout
+    assert (b"a budget cannot be raised from inside" in done.stdout) is bool(around)
+    assert done.returncode == 77, done.stderr
+    assert 2 * EACH <= len(served.provider.requests) * EACH <= 9000
 
 
 def test_a_process_below_one_agent_does_not_let_another_tree_pay() -> None:

@@ -1,7 +1,8 @@
 """`quine budget raise`: higher limits for a purse, and so for the agents that run below it already.
 
 Laws
-1. A purse is raised from outside. A process below it cannot buy itself more.
+1. A purse is raised from outside. A process below it cannot buy itself more: the brokers, which pay, keep the limits
+   themselves, and look at the kernel's list of the processes above the one that asks.
 2. A raise lowers nothing, also where two come at one time: the limits are compared under the lock by which they are
    written.
 """
@@ -13,7 +14,6 @@ from quine.base.errors import OK, Denied, Misconfigured
 from quine.broker import asking
 from quine.budget import caller, purse
 from quine.budget.purse import Purse
-from quine.budget.shared_counters import NAME
 from quine.cli.budget.listing import matching
 from quine.cli.budget.values import limits
 
@@ -27,8 +27,7 @@ def change(options: RunOptions, ids: list[str]) -> int:
     if to == (None, None, None):
         raise Misconfigured("nothing to raise", f"quine budget raise {ids[0]} --max-cost USD")
     (found,) = matching(ids)
-    if found.inode in {inode for _, inode, _ in caller.held(NAME, purse.NAME)[purse.NAME]}:
-        raise Denied("a budget cannot be raised from inside", "another shell of the same user can do it")
+    _refuse(caller.may_not_raise(found.purse, found.inode))
 
     def check(before: Purse, after: Purse) -> None:
         for at, (option, name) in enumerate(OPTIONS):
@@ -39,9 +38,16 @@ def change(options: RunOptions, ids: list[str]) -> int:
                     f"{option} {wanted:g} is less than now, which is {now}", "see quine budget show"
                 )
 
+    check(found.purse, found.purse.with_limits(*to))
+    _refuse(asking.raise_purse(found.inode, to))
     try:
         purse.change(found.path, found.book, to, check)
     except (OSError, ValueError):
         raise Misconfigured(f"{found.purse.ident} has just ended") from None
     asking.resume(found.purse.ledger)
     return OK
+
+
+def _refuse(why: str) -> None:
+    if why:
+        raise Denied(why, "a shell of the same user outside can do it")

@@ -1,0 +1,110 @@
+"""Shared counters as a process that pays for others keeps them: a command that rewrites the file gets nothing for it.
+
+Any process of the user can open the memory file of its ledger and write to it. So the broker takes from the file what
+other processes have to say, and believes no more of it than what makes its own numbers stricter.
+
+Laws
+1. A limit is the one that was first seen when something was to be paid, or a narrower one that the file has had since.
+   A total is never less than it was. The limits of a share are those of the file, where its origin lends to it.
+2. A reservation that was made here counts until it is paid here, whatever has become of its record.
+3. The numbers outlive this process: `save` gets it with each change, and the next process is given it as `former`.
+   A reservation that the next process does not find in the file as it was is charged: a kill gains nothing.
+"""
+
+from __future__ import annotations
+
+import _thread
+
+from quine.budget.shared_counters import INFER, Kind, Numbers, SharedCounters
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
+
+LIMITS = ("agents", "concurrent", "limit_tokens", "limit_cost", "deadline", "limit_stored")  # 0 = no limit
+TOTALS = ("tokens", "cost")
+
+
+class KeptCounters(SharedCounters):
+    def __init__(
+        self,
+        fd: int,
+        save: Callable[[dict[str, Any]], None] = lambda state: None,
+        former: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(fd)
+        self._save = save
+        self._former = former
+        self._kept: Numbers | None = None
+        self._own: dict[int, tuple[float, ...]] = {}  # records of the reservations made here, by their slots
+        self._told: dict[str, Any] = {}
+        self._lock = _thread.allocate_lock()  # numbers are read by other threads than those that pay
+
+    def numbers(self) -> Numbers:
+        facts = super().numbers()
+        with self._lock:
+            if self._kept is not None:
+                facts = self._kept = stricter(self._kept, facts)
+        return facts
+
+    def _finished(self, facts: Numbers) -> Numbers:
+        if self._kept is None:
+            with self._lock:
+                self._kept = self._first(facts)
+        facts = super()._finished(stricter(self._kept, facts))
+        with self._lock:
+            self._kept = stricter(self._kept, facts)
+        self._tell()
+        return facts
+
+    def pay(self, facts: Numbers, index: int, tokens: int, cost: float) -> Numbers:
+        self._own.pop(index, None)
+        return super().pay(facts, index, tokens, cost)
+
+    def note(self, kind: Kind, fd: int, index: int, *values: float) -> None:
+        super().note(kind, fd, index, *values)
+        if kind is INFER and any(values):
+            self._own[index] = values
+            self._tell()
+
+    def _written(self, kind: Kind) -> Iterator[tuple[int, tuple[float, ...]]]:
+        rows = dict(super()._written(kind))
+        return iter((rows | self._own if kind is INFER else rows).items())
+
+    def _first(self, facts: Numbers) -> Numbers:
+        """Return the numbers to begin with: those of the file, or those that a former process has kept."""
+        if self._former is None:
+            return facts
+        former = facts._replace(**self._former["numbers"])
+        found = dict(super()._written(INFER))
+        for index, values in self._former["own"]:
+            if _packed(found.get(index)) != _packed(values):
+                former = former._replace(tokens=former.tokens + int(values[0]), cost=former.cost + values[1])
+        return stricter(former, facts)
+
+    def _tell(self) -> None:
+        if self._kept is not None:
+            numbers = {name: getattr(self._kept, name) for name in ("depth", "ident", *LIMITS, *TOTALS)}
+            state = {"numbers": {**numbers, "ident": self._kept.ident.hex()}, "own": list(self._own.items())}
+            if state != self._told:
+                self._told = state
+                self._save(state)
+
+
+def stricter(kept: Numbers, facts: Numbers) -> Numbers:
+    """Return the numbers of the file with the narrower limits, and with totals that are not less than those kept."""
+    totals = {name: max(getattr(kept, name), getattr(facts, name)) for name in TOTALS}
+    if any(kept.ident):  # of a share
+        return facts._replace(**totals, ident=kept.ident)
+    limits = {name: narrower(getattr(kept, name), getattr(facts, name)) for name in LIMITS}
+    return facts._replace(**totals, **limits, depth=min(kept.depth, facts.depth), ident=kept.ident)
+
+
+def narrower(one: Any, other: Any) -> Any:
+    """Return the narrower of two limits, where 0 is none."""
+    return min(filter(None, (one, other)), default=0)
+
+
+def _packed(values: Any) -> bytes:
+    return INFER.record.pack(*values) if values else b""

@@ -1,0 +1,95 @@
+"""Counters that a hostile command rewrites: the process that pays believes nothing that would let it pay more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quine.base.messages import Remaining, Spent
+from quine.budget.kept_counters import KeptCounters
+from quine.budget.ledger import Ledger
+from quine.budget.limits import Limits
+from quine.budget.shared_counters import INFER
+
+LIMIT = 4000
+
+
+class Payer:
+    """The broker's side of a ledger, and the file as a command of the tree sees it."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.file = Ledger.create(Limits(tokens=LIMIT, **limits)).book
+        self.saved: list[dict[str, Any]] = []
+        self.ledger = Ledger(KeptCounters(self.file.fd, self.saved.append))
+
+    def next_worker(self) -> None:
+        """Have another process keep what this one has kept: it was killed, and with it the locks of its slots."""
+        state = self.saved[-1]
+        state["numbers"]["ident"] = bytes.fromhex(state["numbers"]["ident"])
+        self.ledger = Ledger(KeptCounters(self.file.fd, self.saved.append, state))
+
+    def rewrite(self, **numbers: Any) -> None:
+        with self.file.changing() as facts:
+            self.file.put(facts._replace(**numbers))
+
+    def wipe_records(self) -> None:
+        with self.file.changing():
+            for index in range(4):
+                self.file.note(INFER, self.file._writer, index, 0, 0.0, 0, 0.0)
+
+
+@pytest.fixture
+def payer() -> Iterator[Payer]:
+    made = Payer()
+    yield made
+    os.close(made.file.fd)
+
+
+def test_a_limit_that_was_raised_and_a_total_that_was_lowered(payer: Payer) -> None:
+    payer.ledger.settle(payer.ledger.reserve(0, 1000), 3500)
+    payer.rewrite(limit_tokens=0, tokens=0, agents=0, ident=b"x" * 16, granted=9)
+    assert payer.ledger.left() == Remaining(500, None)
+    with pytest.raises(Spent, match="3500 of 4000 tokens are used"):
+        payer.ledger.reserve(0, 1000)
+    payer.rewrite(limit_tokens=3600, tokens=3550)
+    assert payer.ledger.left() == Remaining(50, None)  # a narrower limit is believed
+
+
+def test_a_reservation_whose_record_was_wiped(payer: Payer) -> None:
+    first = payer.ledger.reserve(0, 1000)
+    assert first.output == 3000
+    payer.wipe_records()
+    payer.rewrite(paid=first.index + 1)
+    assert payer.ledger.try_reserve(0, 1000) is None
+    payer.ledger.settle(first, 1100)
+    assert payer.ledger.left() == Remaining(2900, None)
+
+
+@pytest.mark.parametrize("wiped", [False, True], ids=["as it was", "wiped"])
+def test_what_a_killed_process_had_reserved_is_charged_once(payer: Payer, wiped: bool) -> None:
+    payer.ledger.settle(payer.ledger.reserve(0, 100), 500)
+    os.close(payer.ledger.reserve(0, 1000, within=Remaining(2000)).fd)
+    if wiped:
+        payer.wipe_records()
+        payer.rewrite(tokens=0, limit_tokens=0)
+    payer.next_worker()
+    payer.ledger.collect()
+    assert payer.ledger.totals()[1] == 2500
+    payer.next_worker()
+    payer.ledger.collect()
+    assert payer.ledger.totals()[1] == 2500
+
+
+def test_the_limit_of_a_share_is_what_was_lent() -> None:
+    share = Ledger.create(Limits(agents=2), share=True)
+    ledger = Ledger(KeptCounters(share.fd))
+    try:
+        for lent in (1000, 5000):
+            with share.book.changing() as facts:
+                share.book.put(facts._replace(limit_tokens=lent))
+            assert ledger.left() == Remaining(lent, None)
+    finally:
+        os.close(share.fd)
