@@ -114,7 +114,7 @@ class Index:
 def ends_of_children(path: str) -> dict[str, Status]:
     """Return the ends of children that one tape records. Only lines that can hold one are parsed."""
     found: dict[str, Status] = {}
-    with contextlib.suppress(OSError), open(procs.opened_at_once(path, os.O_RDONLY), "rb") as file:
+    with contextlib.suppress(OSError), procs.read_at_once(path) as file:
         for line in file:
             if line.startswith(FORK) and b'"ended":' in line:
                 data = _entry(line).get("data", {})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from quine.base.messages import Message, ToolResult
 from transport import quickjson
 from transport.lean import Any, sha256
@@ -34,9 +32,9 @@ def entries(path: str, longest: int = -1) -> Iterator[tuple[int, dict[str, Any]]
     implementation, whose entries have only a type and data. Raise OSError, or ValueError for a file that is not a tape.
     A line of more than `longest` bytes counts as torn.
     """
-    from quine.base.procs import opened_at_once  # here: a writer of tapes reads none
+    from quine.base.procs import read_at_once  # here: a writer of tapes reads none
 
-    with open(opened_at_once(path, os.O_RDONLY), "rb") as file:
+    with read_at_once(path) as file:
         for number, line in enumerate(file if longest < 0 else iter(lambda: file.readline(longest), b""), 1):
             if not line.endswith(b"\n"):
                 return

@@ -304,7 +304,7 @@ def record(directory: str) -> dict[str, Any]:
 
 
 def _json(path: str) -> Any:
-    with open(procs.opened_at_once(path, os.O_RDONLY), "rb", 0) as file:
+    with procs.read_at_once(path) as file:
         return quickjson.loads(file.read())
 
 
