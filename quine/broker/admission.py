@@ -78,7 +78,7 @@ class Register:
     ) -> tuple[Cap, tuple[int, ...]]:
         """Admit a process. Return the caps on what it spends, and descriptors of the purses that it spends from.
 
-        `around` are descriptors of purses, of this ledger or of others, which this takes over in any case. Raises Denied.
+        `around` are descriptors of purses, of this ledger or of others, which this takes over. Raises Denied.
         """
         try:
             cap = own if proved else self._above(pid, inode, own)

@@ -188,7 +188,7 @@ class Greeted:
             ({**whole, "mark": None}, self.book.fd, b""),
             ({**whole, "build": "another"}, self.book.fd, b"it is of another build"),
             (whole, self.purses[0], b"its ledger is none"),
-            (whole, self.book.fd, b"no agent of this broker is above it"),
+            (whole, self.book.fd, b"no living agent of this broker is above it"),
         ):
             answer = await self.greet(hello, ledger)
             assert why in answer if why else not answer, answer
@@ -215,7 +215,7 @@ def test_a_client_that_is_refused_leaves_no_descriptor_in_the_broker(monkeypatch
     with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short:
         greeted = Greeted(short)
         # Those of another process are opened anew, and the client is this process here.
-        monkeypatch.setattr(server, "purses_around", lambda pid, ledger: tuple(map(os.dup, greeted.purses)))
+        monkeypatch.setattr(server, "purses_around", lambda pid: list(map(os.dup, greeted.purses)))
         try:
             asyncio.run(greeted.run())
         finally:
