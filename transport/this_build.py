@@ -150,13 +150,18 @@ def own_command() -> list[str]:
 
 
 def same_command() -> list[str]:
-    """The argv that starts this program again by the script that has started it, so that `ps` shows the same.
+    """The argv that starts this program again by the script that has started it: `ps` and `pgrep` show the same.
 
-    As `own_command` where no script has: by a module, and in a fork of a process that has loaded the program.
+    As `own_command` where the kernel has not started a script by its first line: it names the process after that.
     """
     script = sys.argv[0]
-    # `orig_argv` is there from Python 3.10 on. An option such as -c is no name of a file.
-    started = script in getattr(sys, "orig_argv", ())[1:2] and not script.startswith("-")
+    try:
+        with open("/proc/self/comm") as file:
+            named = file.read().rstrip("\n") == os.path.basename(script)[:15]
+    except (OSError, ValueError):
+        named = False
+    # `orig_argv` is there from Python 3.10 on; that of a fork names the program whose fork it is.
+    started = named and getattr(sys, "orig_argv", ())[1:2] == [script]
     return [os.path.abspath(script)] if started and os.access(script, os.X_OK) else own_command()
 
 

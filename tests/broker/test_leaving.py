@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tests.support.waiting import until, wait_for
 from tests.system.canary import Search
 from tests.vendors.server import KEY
 from transport.address import start_time
+from transport.this_build import PACKAGES, ROOT
 
 TOKEN = "ghp_canary-0a1b2c3d4e5f"
 SECRETS = {"GITHUB_TOKEN": TOKEN, "COPY": f"https://me:{KEY}@host"}
@@ -77,6 +80,23 @@ def test_any_text_is_a_key(served: Served, key: str) -> None:
     done = served._end(["-f", "-"], FIRST.encode())
     assert (done.returncode, done.stdout, done.stderr) == (0, b"hi\n", b"")
     assert {seen.headers["authorization"] for seen in served.provider.requests} == {f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("way", ["script", "one file"])
+def test_it_goes_on_as_the_program_that_was_started(served: Served, tmp_path: Path, way: str) -> None:
+    """As the console script, by its own name; and as the one file of hosts, a directory once it is unpacked."""
+    script, lib = Path(sys.executable).with_name("quine"), tmp_path / "lib"
+    lib.mkdir()
+    for package in PACKAGES:
+        (lib / package).symlink_to(Path(ROOT, package))
+    shutil.copy(Path(ROOT, "quine", "one_file.py"), lib / "__main__.py")
+    words = {"script": [str(script)], "one file": [sys.executable, str(lib)]}[way]
+    served.plan[FIRST] = [said("cat /proc/$PPID/comm >&4; tr '\\0' ' ' </proc/$PPID/cmdline >&4"), BYE]
+    done = subprocess.run([*words, FIRST], cwd=tmp_path, env=served.env, capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+    name, shown = done.stdout.decode().splitlines()
+    started = f"{sys.executable} {script}" if way == "script" else f"{sys.executable} {lib}"
+    assert shown == f"{started} {FIRST} " and (name == "quine") is (way == "script")
 
 
 def test_secrets_of_any_name_are_masked_and_in_no_command(served: Served) -> None:
