@@ -94,6 +94,33 @@ def test_results_that_do_not_come_stay_on_their_host_and_are_asked_for_again(
     assert list(there.iterdir()) == []
 
 
+def test_a_name_that_is_obeyed_here_stays_there_also_with_cleanup(
+    lab: Lab, inputs: Path, there: Path
+) -> None:
+    """A pattern leaves it out, which is said once for all items."""
+    script = 'mkdir -p personas; touch inventory.toml personas/me.md "out$0"'
+    words = [
+        "xargs",
+        "--on",
+        "h1",
+        "-P1",
+        "--cwd",
+        str(there),
+        "--cleanup",
+        "--returns",
+        "*",
+        *SH,
+        script,
+        "{}",
+    ]
+    done = lab.run([*words, ":::", "1", "2"], cwd=inputs)
+    cure = "--returns inventory.toml, --returns personas"
+    text = f"inventory.toml, personas left out, names that quine or git obeys; to have it: {cure}"
+    assert (done.returncode, done.stderr.decode()) == (0, f"quine: h1: {text}\n")
+    assert sorted(path.name for path in inputs.iterdir()) == ["in", "out1", "out2"]
+    assert sorted(path.name for path in there.iterdir()) == ["inventory.toml", "personas"]
+
+
 @pytest.mark.parametrize("ends", [["--halt", "now,success=1"], ["--timeout", "1"]])
 def test_a_job_that_was_ended_brings_nothing_and_its_result_stays(
     lab: Lab, inputs: Path, ends: list[str]

@@ -166,6 +166,21 @@ def test_files_go_along_and_results_come_back_each_job_in_a_directory_of_its_own
     assert never is None or isinstance(never, quine.NeverStarted)
 
 
+def test_a_job_that_was_ended_brings_nothing_and_one_whose_results_do_not_come_is_lost(there: Lab) -> None:
+    Path("out").write_text("whole")
+    Path("full").mkdir()
+    slow = "trap 'kill $!; exit 0' TERM; echo part >out; sleep 1000 & wait"
+    with quine.Executor("h1") as executor:
+        late = executor.submit(["sh", "-c", slow], returns=["out"], timeout=1)
+        lost = executor.submit(["touch", "full"], returns=["full"])
+        with pytest.raises(subprocess.TimeoutExpired):
+            late.result(PATIENCE)
+        with pytest.raises(quine.Lost, match="the files cannot be brought back: full: ") as caught:
+            lost.result(PATIENCE)
+    assert caught.value.status == 74 and "the results are still on the host, in" in caught.value.hint
+    assert Path("out").read_text() == "whole"
+
+
 def test_a_large_output_is_in_a_file_that_goes_with_the_result(there: Lab) -> None:
     def files() -> list[str]:
         return [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("quine-output-")]

@@ -90,6 +90,17 @@ def test_what_is_not_there_is_named_and_the_rest_comes(lab: Lab, work: Path) -> 
     assert done.returncode == 9
 
 
+def test_a_name_that_is_obeyed_here_is_said_to_be_left_out(lab: Lab, work: Path) -> None:
+    line = "mkdir .git; touch out .git/config"
+    words = ["run", "--on", "h1", "--returns", ".", "--", "sh", "-c"]
+    done = lab.run([*words, line], cwd=work)
+    text = b"quine: h1: .git left out, a name that quine or git obeys; to have it: --returns .git\n"
+    assert (done.returncode, done.stderr) == (0, text)
+    assert (work / "out").exists() and not (work / ".git").exists()
+    done = lab.run([*words[:5], "--returns", ".git", *words[5:], line], cwd=work)
+    assert (done.returncode, done.stderr) == (0, b"") and (work / ".git" / "config").exists()
+
+
 def test_what_cannot_be_brought_back_is_still_there(lab: Lab, work: Path) -> None:
     (work / "out").mkdir()
     done = lab.run(["run", "--on", "h1", "--returns", "out", "--", "sh", "-c", "echo x >out; pwd"], cwd=work)
