@@ -18,11 +18,11 @@ import os
 import stat
 
 from quine.files.stores.local.dirfd import FOLDER
-from quine.staging.content import facts_of, measure
+from quine.staging.content import measure
 from quine.staging.filling import Filling
 from quine.staging.manifest import IMPLIED, PERMISSIONS, Manifest
 from quine.staging.renames import Conflict, Met, Parents, keep_old, move, remove
-from quine.staging.scan import ASIDE, FACTS
+from quine.staging.scan import ASIDE, FACTS, facts_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

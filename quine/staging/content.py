@@ -15,7 +15,7 @@ import os
 import struct
 
 from quine.staging.manifest import LARGEST, PERMISSIONS, SIZE, SPARSE, shown
-from quine.staging.scan import FACTS
+from quine.staging.scan import facts_of, told_time
 from transport import quickjson
 from transport.lean import blake2b
 
@@ -130,13 +130,9 @@ class File:
         self.facts = facts_of(fact)
         self.mode = (fact.st_mode & (0o170000 | PERMISSIONS)) | (SPARSE if sparse else 0)
         self.size = fact.st_size
-        self.mtime = fact.st_mtime_ns
+        self.mtime = told_time(fact.st_mtime_ns)
         self.digest = digest
         self.data = data
-
-
-def facts_of(fact: os.stat_result) -> bytes:
-    return FACTS.pack(fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_mode)
 
 
 def as_seen(path: bytes, facts: bytes, size: int) -> bytes | None:

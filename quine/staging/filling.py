@@ -10,6 +10,7 @@ import os
 from quine.files.stores.local.dirfd import FOLDER
 from quine.staging.content import BLOCK, Broken, Feed, blank, blocks, extents, head, parse_head
 from quine.staging.manifest import PERMISSIONS, SIZE, SPARSE, Manifest, shown
+from quine.staging.scan import told_time
 from transport.lean import blake2b
 from transport.writes import write_all, write_at
 
@@ -78,7 +79,7 @@ class Filling:
                         made[digest] = index
                     os.utime(fd, ns=(manifest.mtimes[index], manifest.mtimes[index]))
                     facts = os.fstat(fd)
-                    found[index] = (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_mode)
+                    found[index] = (facts.st_ino, facts.st_size, told_time(facts.st_mtime_ns), facts.st_mode)
                 finally:
                     os.close(fd)
         finally:
@@ -143,13 +144,25 @@ class Filling:
     def _copy(self, first: int, fd: int) -> None:
         """Copy the content of the entry `first`, which was created before."""
         size = self._manifest.sizes[first]
-        source = os.open(self._spots[first], os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._new)
+        source = self._reopened(first)
         try:
             os.ftruncate(fd, size)
             for start, data in blocks(source, extents(source, size), self._manifest.names[first]):
                 write_at(fd, data, start)
         finally:
             os.close(source)
+
+    def _reopened(self, index: int) -> int:
+        """Open an entry that was created before, whatever its mode."""
+        spot, flags = self._spots[index], os.O_RDONLY | os.O_CLOEXEC
+        try:
+            return os.open(spot, flags, dir_fd=self._new)
+        except PermissionError:
+            os.chmod(spot, 0o600, dir_fd=self._new)
+            try:
+                return os.open(spot, flags, dir_fd=self._new)
+            finally:
+                os.chmod(spot, self._manifest.modes[index] & PERMISSIONS, dir_fd=self._new)
 
 
 class _Stored:

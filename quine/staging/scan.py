@@ -36,6 +36,17 @@ GONE = "vanished before it was sent"
 _HEADER = "quine-seen-1"
 
 FACTS = struct.Struct("<QQqqI")  # inode, size, mtime and ctime in ns, mode
+LAST = (1 << 63) - 1  # ns, in the year 2262
+
+
+def facts_of(fact: os.stat_result) -> bytes:
+    times = told_time(fact.st_mtime_ns), told_time(fact.st_ctime_ns)
+    return FACTS.pack(fact.st_ino, fact.st_size, *times, fact.st_mode)
+
+
+def told_time(ns: int) -> int:
+    """Return a time of a file as it is told: one before 1677 or after 2262 as the first or the last that fits."""
+    return min(max(ns, -LAST), LAST)
 
 
 class Scan:
@@ -106,8 +117,7 @@ def scan(
                 raise FileNotFoundError(errno.ENOENT, GONE, path) from None
             continue
         if name:
-            row = (fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_mode)
-            folders.append((b"", name + b"\0", FACTS.pack(*row)))
+            folders.append((b"", name + b"\0", facts_of(fact)))
         first = (path, name + b"/" if name else b"", (fact.st_dev, fact.st_ino))
         todo = [first] if stat.S_ISDIR(fact.st_mode) else []
         while todo:
@@ -164,7 +174,10 @@ def _scan_into(
                 continue
             below.append((own, seen))
         names.append(name)
-        facts.append(pack(fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, mode))
+        try:
+            facts.append(pack(fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, mode))
+        except struct.error:
+            facts.append(facts_of(fact))
     return os.fsencode("\0".join([*names, ""])), b"".join(facts), below
 
 

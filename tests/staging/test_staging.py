@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -366,6 +367,41 @@ def test_the_umask_holds_for_what_comes_back(here: Path, there: Path) -> None:
             assert [stat.S_IMODE((here / name).stat().st_mode) for name in ("d", "d/f")] == [0o750, 0o750]
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("year", [1900, 2400])
+def test_a_time_that_is_far_away_is_no_hindrance(here: Path, there: Path, year: int) -> None:
+    """A disk keeps times to 2446 and further, and nanoseconds of 64 bits end in 2262."""
+    for name in ("small", "large"):
+        (here / name).write_bytes(b"x" * (10 if name == "small" else 2 * BLOCK))
+        subprocess.run(["touch", "-d", f"{year}-01-01T00:00:00Z", here / name], check=True, timeout=60)
+    stage(here, there, "small", "large")
+    assert stage(here, there, "small", "large") < 2000  # it is known
+    assert bring(here, there, "small", "large") == ("", [])
+    for top in (here, there):
+        assert (top / "large").read_bytes() == b"x" * 2 * BLOCK and (top / "small").read_bytes() == b"x" * 10
+
+
+def test_a_content_is_copied_from_a_file_that_nobody_may_read(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def closed(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is not None and flags & os.O_ACCMODE == os.O_RDONLY:
+            with contextlib.suppress(FileNotFoundError):
+                if not os.stat(path, dir_fd=dir_fd).st_mode & 0o400:
+                    raise PermissionError(errno.EACCES, "Permission denied")  # as for anybody but root
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    for name in ("a", "b"):
+        (here / name).write_bytes(b"the same")
+    (here / "a").chmod(0)
+    wanted = facts(here)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", closed)
+        stage(here, there, "a", "b")
+    assert facts(there) == wanted
 
 
 def test_nothing_comes_back_where_one_thing_cannot(here: Path, there: Path) -> None:
