@@ -5,7 +5,7 @@ Laws
 2. WHERE chooses among inventory hosts. "local" is decided before this module is called, and nothing ever falls back
    to it.
 3. A WHERE that the user typed may name a host by the literal name after a `Host` of ssh's configuration, or by
-   USER@HOST[:PORT] (`naming`). Such a host has no tags, and `any`, `@tag` and `!x` never mean it.
+   USER@HOST[:PORT] (`naming`), if HOST has no table. Such a host has no tags, and `any`, `@tag` and `!x` never mean it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Inventory:
         """Return this one with the hosts that a WHERE of the user names and no table has. Raises Unreachable."""
         terms = {term.strip() for term in where.replace("!", ",").split(",")}
         terms = {each for each in terms if each not in self.hosts and each not in (*self.gone, *RESERVED)}
-        unlisted = {term: host for term in terms if (host := by_destination(term))}
+        places = {term: host for term in terms if (host := by_destination(term))}
+        unlisted = {term: host for term, host in places.items() if host.address not in self.hosts}
         named, stamps = _of_ssh({term for term in terms if NAME.fullmatch(term)})
         if not unlisted and not named:
             return self
@@ -232,7 +233,7 @@ class Inventory:
         return NoSuchHost(f"no such host: {where!r}; known: {known}", hint)
 
     def _with_user(self, where: str) -> str:
-        """Return the cure for USER@HOST[:PORT] where it means no host: in a tree, or with a wrong user or port."""
+        """Return the cure for USER@HOST[:PORT] where it means no host: in a tree, or because HOST has a table."""
         given = destination(where) or {"address": where}
         name, port = given["address"], given.get("port")
         keys = f'user = "{given.get("user", "")}"' + (f" and port = {port}" if port else "")
@@ -318,11 +319,12 @@ def _hosts(data: dict[str, Any], path: Path) -> dict[str, Host]:
             raise ConfigError(f"{path}: [hosts.{name}]: must be a table")
         if name in RESERVED:
             raise ConfigError(f"{path}: [hosts.{name}]: {name} is a word of WHERE", "give it another name")
-        if not NAME.fullmatch(name):
+        place = destination(name) if by_destination(name) else None  # of a batch that --from has sent on
+        if not NAME.fullmatch(name) and place is None:
             raise ConfigError(f"{path}: [hosts.{name}]: {name!r} is not {A_NAME}")
         if wrong := misplaced(table, defaults):
             raise ConfigError(f"{path}: [hosts.{name}]: {wrong}")
-        hosts[name] = _check(f"hosts.{name}", {**defaults, **table}, path, name)
+        hosts[name] = _check(f"hosts.{name}", {**defaults, **(place or {}), **table}, path, name)
     for host in hosts.values():
         _check_jump(host, hosts, path)
         _check_forks(host, hosts, path)

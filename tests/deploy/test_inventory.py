@@ -307,6 +307,10 @@ def test_a_where_that_was_typed_names_hosts_without_a_table(named: Inventory, wh
 def test_a_host_without_a_table_is_the_one_that_was_named(named: Inventory) -> None:
     host = named.naming("me@[::1]:2200").host("me@[::1]:2200")
     assert (host.user, host.address, host.port, host.may_fork) == ("me", "::1", 2200, ())
+    for where in ("me@gpu1", "me@gpu1:22"):  # which the table of gpu1 would not reach
+        with pytest.raises(NoSuchHost) as caught:
+            named.naming(where).matching(where)
+        assert "in the table [hosts.gpu1] of" in caught.value.hint
     both = named.naming("prod,me@far")
     assert both.host("prod") == Host("prod")  # all else by ssh's configuration
     for where in ("any", "@gpu", "!gpu1"):

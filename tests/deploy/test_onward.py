@@ -55,6 +55,18 @@ def test_names_are_resolved_and_keys_stay() -> None:
     assert found == {"hosts": {"short": {"slots": 3, "tags": ("a", "b"), **way}}}
 
 
+def test_a_host_without_a_table_gets_one_that_the_other_end_reads(tmp_path: Path) -> None:
+    known = Inventory({"start": Host("start")}).naming("bob@short:7,short")
+    found = tables(known.host("start"), [known.host("bob@short:7"), known.host("short")], known)
+    (tmp_path / "inventory.json").write_text(json.dumps(found))
+    there = load(tmp_path / "inventory.json", {})
+    assert [(host.name, host.user, host.address, host.port) for host in there.hosts.values()] == [
+        ("bob@short:7", "bob", "long.example", 7),
+        ("short", "ada", "long.example", 2201),
+    ]
+    assert [host.name for host in there.matching("any!short")] == ["bob@short:7"]
+
+
 @pytest.mark.parametrize(
     ("start", "name", "jump"),
     [
