@@ -153,7 +153,7 @@ def _needed(name: str, platform: Platform) -> list[_Package]:
                 raise LackingError(f"{wish.name} is not installed here", with_extra(extra)) from None
             found[wish.name] = _Package(wish.name, "", wish.versions)
             continue
-        versions = installed.metadata.get("Requires-Python") or ""
+        versions = _versions(installed)
         if wish.name in roots and not platform.runs(versions):
             detail = f"{wish.name} {installed.version} needs Python {versions}, and there is {platform}"
             raise LackingError(detail, _ANOTHER)
@@ -218,9 +218,15 @@ def _of_other_versions(
     return members
 
 
+def _versions(installed: metadata.Distribution) -> str:
+    """Return the versions of Python that a package needs, "" if it does not say."""
+    facts, name = installed.metadata, "Requires-Python"
+    return str(facts[name]) if name in facts else ""
+
+
 def _fits(installed: metadata.Distribution, platform: Platform) -> bool:
     """Whether the files that are installed here are those that the host would have. Files compiled here are not."""
-    if not platform.runs(installed.metadata.get("Requires-Python") or ""):
+    if not platform.runs(_versions(installed)):
         return False
     tags = re.findall(r"(?m)^Tag:\s*(\S+)", installed.read_text("WHEEL") or "")
     return any("-linux_" not in tag and tag.count("-") == 2 and platform.fits(tag) for tag in tags)

@@ -115,7 +115,7 @@ def test_what_is_always_replaced_is_written(shifty: tuple[Path, Local, str]) -> 
         with store.open(shifty[2]) as reader:
             data = reader.read(1 << 24)
         assert data[size:] == b"x"
-        before = data.rstrip(b"x")  # what was written is a version, too, if nobody has looked since
+        before = data.rstrip(b"x")  # bytes that were written are a version, too, if nobody has looked since
         assert before == b"" or number_of(before) > 0
     with path.open("r+b") as file, path.open("rb") as again:  # a writer sees its own writes
         file.write(b"mine ")
