@@ -45,9 +45,8 @@ def sync(call: Call) -> int:
         )
     source, target = call.paths
     if source.startswith(PREFIX) == target.startswith(PREFIX):
-        hint = f"quine fs sync {PREFIX}PATH DIR, or the other way" + (
-            "; quine fs cp -r" if source.startswith(PREFIX) else ""
-        )
+        both = "; quine fs cp -r" if source.startswith(PREFIX) else ""
+        hint = f"quine fs sync {PREFIX}PATH DIR, or the other way{both}"
         raise Misconfigured(f"one of the two paths should be in the tier, written {PREFIX}PATH", hint)
     # One job, so that a dry run prints in order.
     values = {**call.values, "jobs": "1"} if call.values.get("dry_run") else call.values
