@@ -59,9 +59,9 @@ class Door:
 def opened(
     lab: Lab, host: str, root: Path, env: Mapping[str, str] | None = None, *options: str
 ) -> Iterator[Door]:
-    """A job on a host whose tier is the directory `root` at the origin."""
+    """A job on a host whose tier is the directory `root` at the origin, without the quota that a job has by default."""
     words = ["run", *options, "--on", host, "--", "python3", "-c", TELL]
-    env = {"QUINE_FS": f"origin:{root}", **(env or {})}
+    env = {"QUINE_FS": f"origin:{root}", "QUINE_FS_QUOTA": "0", **(env or {})}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with lab.popen(words, env=env, **pipes) as proxy:  # type: ignore[arg-type]
         try:
