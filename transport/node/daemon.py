@@ -3,7 +3,8 @@
 Laws
 1. It knows nothing of agents: it starts processes, moves bytes, and carries requests to the opener of a job.
 2. No peer can stop it: a bad frame ends the link it came on and nothing else.
-3. It ends when it is not needed: no client, no job, no link that was used lately.
+3. It ends when it is not needed: no client, no job, no link that was used lately. A node whose socket was removed
+   makes it anew; where it cannot, it goes on with its jobs and links.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import struct
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from transport import address, inherit, node_socket, this_build
+from transport import address, inherit, this_build
 from transport.carrier.child import end_all
 from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descriptors
 from transport.carrier.handshake import Greeter
@@ -86,8 +87,6 @@ class Node:
         self._stopped = asyncio.Event()
         self._job_gone = asyncio.Event()
         self._last_use = self._started = asyncio.get_running_loop().time()
-        self._socket_path = node_socket.socket_path()
-        self._inode = 0  # of the socket, while it is listened on
         found = inherit.scrubbed(os.environ).items()  # the base of jobs from elsewhere: that of the login
         self._environ = {name: value for name, value in found if PYPY.get(name) != value}
 
@@ -95,18 +94,16 @@ class Node:
 
     async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self._inode = os.stat(self._socket_path).st_ino
+        self._door, self._hidden = rendezvous.Door(listener), False
         self._launcher.watch()
-        loop.add_reader(listener.fileno(), self._accept, listener)
+        self._listen()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stopped.set)
         watch = asyncio.create_task(self._watch_idle())
         await self._stopped.wait()
         watch.cancel()
-        loop.remove_reader(listener.fileno())
-        if self._reachable():
-            os.unlink(self._socket_path)
-        listener.close()
+        loop.remove_reader(self._door.listener.fileno())
+        self._door.close()
         await self._close()
 
     async def _close(self) -> None:
@@ -134,36 +131,41 @@ class Node:
             await asyncio.sleep(min(self._idle / 4, 15))
             now = asyncio.get_running_loop().time()
             self._hosts.close_idle(self._idle, now)
+            reached = self._door.is_there() or self._reopened()
             if self._links or self._jobs or self._hosts.busy or self._attic.jobs:
                 self._last_use = now
-            elif now - self._last_use > self._idle:
+            elif now - self._last_use > self._idle or not reached:
                 self._stopped.set()
             rendezvous.rotate_log()
-            if not self._reachable():
-                log.info("the socket was removed: nobody can reach this node any more")
-                self._stopped.set()
 
-    def _reachable(self) -> bool:
-        """True if the socket in the file system is still ours: a logout may remove its directory."""
-        try:
-            return os.stat(self._socket_path).st_ino == self._inode
-        except OSError:
-            return False
+    def _listen(self) -> None:
+        asyncio.get_running_loop().add_reader(self._door.listener.fileno(), self._accept)
+
+    def _reopened(self) -> bool:
+        asyncio.get_running_loop().remove_reader(self._door.listener.fileno())
+        done = self._door.reopen()
+        if done or not self._hidden:
+            log.info(
+                "the socket was removed: %s", "it is made anew" if done else "nobody can reach this node"
+            )
+        self._hidden = not done
+        self._listen()
+        return done
 
     # -- links that come in ------------------------------------------------------------------------
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self) -> None:
         for _ in range(BACKLOG):
             try:
-                connection, _ = listener.accept()
+                connection, _ = self._door.listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 # Out of descriptors: queued connections are served when some are free again.
                 log.error("accept: %s", error)
                 loop = asyncio.get_running_loop()
-                loop.remove_reader(listener.fileno())
-                loop.call_later(ACCEPT_PAUSE, loop.add_reader, listener.fileno(), self._accept, listener)
+                loop.remove_reader(self._door.listener.fileno())
+                loop.call_later(ACCEPT_PAUSE, self._listen)
                 return
             connection.setblocking(False)
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -306,9 +308,7 @@ class Node:
 
         taken = spawn.id in self._ids or spawn.id in self._attic.jobs
         keeper = self._attic.keeper(link, frame.channel, spawn) if spawn.keep and not taken else None
-        job = Job(
-            keeper or link, frame.channel, spawn, self._environ, self._socket_path, ended, self._launcher
-        )
+        job = Job(keeper or link, frame.channel, spawn, self._environ, self._door.path, ended, self._launcher)
         if taken:
             job.refuse("a job with its id runs already")
             return job

@@ -52,6 +52,7 @@ MARK = 32  # bytes in the lock file
 ROOM = 4096  # bytes that its directory must take
 WORDS = 300  # characters of the log that an error repeats
 LOG_LIMIT = 4 << 20  # bytes of log after which a node begins a new file
+_locks: list[int] = []  # descriptors of the locks of this node, open as long as it lives
 
 
 def connect() -> socket.socket:
@@ -84,13 +85,14 @@ def _lock(fd: int) -> bool:
 
 def rotate_log() -> None:
     """For the node: begin a new log file if its stderr is the log and exceeds LOG_LIMIT; keeps one old file."""
-    facts, path = os.fstat(2), log_path()
+    facts = os.fstat(2)
     try:
+        path = log_path()
         if facts.st_size <= LOG_LIMIT or os.stat(path).st_ino != facts.st_ino:
             return
         os.rename(path, f"{path}.old")
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND, 0o600)
-    except OSError:
+    except (OSError, Refused):
         return  # the directory was removed meanwhile
     os.dup2(log, 2)
     os.close(log)
@@ -174,16 +176,66 @@ def bind() -> tuple[Listener, dict[str, object]] | None:
 
     None when another node is there already.
     """
-    import socket
-
     lock = os.open(beside("lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    if not _lock(lock):
+    while not _lock(lock):
         if living := try_connect():
             living.close()
             os.close(lock)
             return None
-        fcntl.flock(lock, fcntl.LOCK_EX)  # its holder listens no more: it is ending
-    path = node_socket.socket_path()
+        time.sleep(0.02)  # its holder listens no more: it is ending, or will listen again
+    _locks.append(lock)
+    return _listen(node_socket.socket_path()), seat(lock)
+
+
+class Door:
+    """Where a node listens: a socket that the file system may lose, as a logout removes its directory."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.path = node_socket.socket_path()
+        self._inode = os.stat(self.path).st_ino
+
+    def is_there(self) -> bool:
+        try:
+            return os.stat(self.path).st_ino == self._inode
+        except OSError:
+            return False
+
+    def reopen(self) -> bool:
+        """Listen anew at the same path; return whether that is possible."""
+        listener = _bind_again(self.path)
+        if listener is None:
+            return False
+        self.listener.close()
+        self.listener, self._inode = listener, os.stat(self.path).st_ino
+        return True
+
+    def close(self) -> None:
+        if self.is_there():
+            os.unlink(self.path)
+        self.listener.close()
+
+
+def _bind_again(path: str) -> Listener | None:
+    """Take the lock, if it is not ours still, and listen. None if another node is there, or nothing can be made."""
+    try:
+        address.private_directory(os.path.dirname(path), "")
+        lock = os.open(f"{path.removesuffix('sock')}lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if any(os.path.samestat(os.fstat(lock), os.fstat(held)) for held in _locks):
+            os.close(lock)
+        elif _lock(lock):
+            _locks.append(lock)
+        else:
+            os.close(lock)
+            return None
+        return _listen(path)
+    except (OSError, Refused):
+        return None
+
+
+def _listen(path: str) -> Listener:
+    import socket
+
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -192,7 +244,8 @@ def bind() -> tuple[Listener, dict[str, object]] | None:
     os.fchmod(listener.fileno(), 0o600)  # its file gets that mode
     listener.bind(path)
     listener.listen(BACKLOG)
-    return listener, seat(lock)  # the lock's descriptor stays open, by intent, as long as the process lives
+    listener.setblocking(False)
+    return listener
 
 
 def seat(lock: int) -> dict[str, object]:

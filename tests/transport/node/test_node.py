@@ -282,6 +282,34 @@ def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
     assert follows(lab)
 
 
+def test_a_node_whose_directory_is_removed_goes_on_and_is_found_again(own_lab: Callable[..., Lab]) -> None:
+    """As a logout does it."""
+    lab = own_lab(["h1"])
+    job = lab.popen(
+        ["run", "--on", "local", "--", "sh", "-c", "echo up; read line; echo $line"],
+        env={"QUINE_NODE_IDLE": "0.2"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert job.stdout
+    read_until(job.stdout.fileno(), b"up\n")
+    nodes = {process.pid for process in lab.processes() if process.daemon}
+    sock, away = node_file(lab, "sock"), Path(lab.env["XDG_RUNTIME_DIR"])
+    sock.parent.rename(away / "away")
+    until(sock.exists)
+    assert b"read line" in lab.run(["ps", "--json"], check=True).stdout, "by the same node"
+    sock.unlink()
+    until(sock.exists)
+    log = away / "away" / sock.with_suffix(".log").name
+    assert "nobody can reach" not in log.read_text()
+    sock.parent.rename(away / "away too")
+    sock.parent.write_bytes(b"")  # nothing can be made there
+    until(lambda: "nobody can reach this node" in log.read_text())
+    assert job.communicate(b"on\n", timeout=120)[0] == b"on\n" and job.returncode == 0
+    until(lambda: not nodes & {process.pid for process in lab.processes()})
+    sock.parent.unlink()
+
+
 def test_a_node_that_has_gone_does_not_block_the_next(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])
     lab.run(
@@ -290,7 +318,7 @@ def test_a_node_that_has_gone_does_not_block_the_next(own_lab: Callable[..., Lab
     until(lambda: not any(process.daemon for process in lab.processes()))
     assert follows(lab, idle="8"), "after one that was idle"
     node_file(lab, "sock").unlink()
-    assert follows(lab), "after one that has seen that its socket was removed"
+    assert follows(lab), "one whose socket was removed"
     assert "the socket was removed" in node_file(lab, "log").read_text()
     for process in lab.processes():
         if process.daemon:
