@@ -386,9 +386,8 @@ def _check_forks(host: Host, hosts: dict[str, Host], path: Path) -> None:
         try:
             if where != "local":
                 Inventory(hosts, path).matching(where)
-        except Refused as error:  # another one names an inventory that is not read, which is not this one
-            detail = error.detail if isinstance(error, NoSuchHost) else f"no such host: {where!r}"
-            raise ConfigError(f"{path}: [hosts.{host.name}]: may_fork: {detail}") from None
+        except NoSuchHost as error:
+            raise ConfigError(f"{path}: [hosts.{host.name}]: may_fork: {error.detail}") from None
 
 
 def _lowered(text: str) -> str:

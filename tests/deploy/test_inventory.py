@@ -237,14 +237,6 @@ def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, text: str, mess
     assert caught.value.status == 2
 
 
-def test_a_fault_of_one_inventory_is_not_that_of_another_that_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(paths, "_unread", [("./inventory.toml", "you have not trusted it")])
-    with pytest.raises(ConfigError, match=r"\[hosts.a\]: may_fork: no such host: '@gpu'$"):
-        inventory(tmp_path, "[hosts.a]\nmay_fork = ['@gpu']")
-
-
 def test_an_inventory_that_is_named_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such inventory"):
         load(tmp_path / "none.toml", {})
