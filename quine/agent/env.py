@@ -137,7 +137,7 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
             {
                 *(value for name, value in secrets.items() if name != credentials.URL),
                 *map(str.strip, removed.values()),
-                *(environ[name] for name in passed if inherit.withholds(name, environ.get(name, ""))),
+                *(text for name in passed if (text := environ.get(name)) and inherit.withholds(name, text)),
                 *masked,
                 *finding.masks(),
                 *map(redact.from_json, masked_before if isinstance(masked_before, list) else ()),
