@@ -56,8 +56,8 @@ class Robbed(Served):
     """All processes are of USER, and so are the files. No process of USER but the agents was given the key."""
 
     def __init__(self, directory: Path) -> None:
+        self.python = python()  # or the test is skipped, before anything is open
         super().__init__(directory, KEY)
-        self.python = python()
         self.env |= {
             "HOME": str(directory),
             "TMPDIR": str(directory),
