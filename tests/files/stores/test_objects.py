@@ -406,7 +406,8 @@ def test_a_directory_is_sent_once(weed: Weed, tmp_path: Path) -> None:
 
 def test_a_flat_store_by_no_more_than_fsspec_offers(weed: Weed, tmp_path: Path) -> None:
     """How gs:// is spoken to."""
-    tier = Generic(f"s3://{BUCKET}{tmp_path}", "s3", settings({}, weed.options), "s3://x")
+    where = f"s3://{BUCKET}{tmp_path}", "s3", settings({}, weed.options), "s3://x"
+    tier = Generic(*where, unsafe=True)
     assert list(tier.list("")) == []
     put(tier, "d/a \\ b", b"one")
     put(tier, "d/a \\ b", b"two")
@@ -419,6 +420,9 @@ def test_a_flat_store_by_no_more_than_fsspec_offers(weed: Weed, tmp_path: Path) 
         writer.write(b"x")
     tier.mkdir("empty")
     assert below(tier) == ["d", "empty", "lock"]
+    strict = Generic(*where)
+    refused(errno.ENOTSUP, lambda: strict.rename("d", "e"))
+    strict.close()
     tier.rename("d", "e")
     assert [entry.path for entry in tier.walk("")][-2:] == ["e/a \\ b", "empty"] or below(tier, "e") == [
         "a \\ b"

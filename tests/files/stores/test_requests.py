@@ -33,6 +33,7 @@ def planted(bucket: Bucket, base: str) -> ObjectTier:
     put(made, "d/a", b"content", if_absent=True)
     made.copy("d/a", "d/tried", if_absent=True)
     made.rename("d/tried", "d/b")
+    made.setattr("d/b", mode=0o644)
     made.mkdir("d/empty")
     return made
 
