@@ -30,11 +30,11 @@ from transport.errors import LinkLost, ProtocolError, Refused
 from transport.job.job import Job
 from transport.launcher.termination import PAUSE
 from transport.node import rendezvous
+from transport.node.door import BACKLOG, Door
 from transport.node.hosts import TOLD, Hosts, Place
 from transport.node.kept import Attic, way
 from transport.node.link import Handler, Link
 from transport.node.relay import Relay
-from transport.node.rendezvous import BACKLOG, PYPY
 from transport.node.served import Served
 from transport.node.side import Side
 from transport.node.turns import Turns
@@ -88,13 +88,13 @@ class Node:
         self._job_gone = asyncio.Event()
         self._last_use = self._started = asyncio.get_running_loop().time()
         found = inherit.scrubbed(os.environ).items()  # the base of jobs from elsewhere: that of the login
-        self._environ = {name: value for name, value in found if PYPY.get(name) != value}
+        self._environ = {name: value for name, value in found if rendezvous.PYPY.get(name) != value}
 
     # -- running -----------------------------------------------------------------------------------
 
     async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self._door, self._hidden = rendezvous.Door(listener), False
+        self._door, self._hidden = Door(listener), False
         self._launcher.watch()
         self._listen()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

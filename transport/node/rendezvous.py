@@ -9,7 +9,6 @@ Laws
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import resource
 import select
@@ -20,6 +19,7 @@ from transport import address, inherit, node_socket, quickjson, this_build
 from transport.carrier.unix import rights
 from transport.errors import Refused
 from transport.lean import signal, socket
+from transport.node import door
 from transport.node_socket import (
     DIAL,
     STATUS,
@@ -47,12 +47,10 @@ PYPY = {"PYPY_GC_NURSERY": "1M"} if sys.implementation.name == "pypy" else {}
 START_DEADLINE = 60.0
 ANSWER_DEADLINE = 20.0  # seconds for a node to answer, and to end
 PATIENCE = 1 / 8  # of the time waited, until the next look: hundreds that wait leave the node the processor
-BACKLOG = 1024  # xargs -P 300 must not see a refusal
 MARK = 32  # bytes in the lock file
 ROOM = 4096  # bytes that its directory must take
 WORDS = 300  # characters of the log that an error repeats
 LOG_LIMIT = 4 << 20  # bytes of log after which a node begins a new file
-_locks: list[int] = []  # descriptors of the locks of this node, open as long as it lives
 
 
 def connect() -> socket.socket:
@@ -61,7 +59,7 @@ def connect() -> socket.socket:
         return connection
     with open(beside("start"), "ab") as lock:
         begin = time.monotonic()
-        while not _lock(lock.fileno()):  # three hundred clients at once must start one node
+        while not door.lock(lock.fileno()):  # three hundred clients at once must start one node
             if connection := try_connect():
                 return connection
             if (waited := time.monotonic() - begin) > START_DEADLINE:
@@ -73,14 +71,6 @@ def connect() -> socket.socket:
         if connection := try_connect():
             return connection
     raise Refused("the node of this machine was started and does not answer", f"look at {log_path()}")
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def rotate_log() -> None:
@@ -177,75 +167,14 @@ def bind() -> tuple[Listener, dict[str, object]] | None:
     None when another node is there already.
     """
     lock = os.open(beside("lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    while not _lock(lock):
+    while not door.lock(lock):
         if living := try_connect():
             living.close()
             os.close(lock)
             return None
         time.sleep(0.02)  # its holder listens no more: it is ending, or will listen again
-    _locks.append(lock)
-    return _listen(node_socket.socket_path()), seat(lock)
-
-
-class Door:
-    """Where a node listens: a socket that the file system may lose, as a logout removes its directory."""
-
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
-        self.path = node_socket.socket_path()
-        self._inode = os.stat(self.path).st_ino
-
-    def is_there(self) -> bool:
-        try:
-            return os.stat(self.path).st_ino == self._inode
-        except OSError:
-            return False
-
-    def reopen(self) -> bool:
-        """Listen anew at the same path; return whether that is possible."""
-        listener = _bind_again(self.path)
-        if listener is None:
-            return False
-        self.listener.close()
-        self.listener, self._inode = listener, os.stat(self.path).st_ino
-        return True
-
-    def close(self) -> None:
-        if self.is_there():
-            os.unlink(self.path)
-        self.listener.close()
-
-
-def _bind_again(path: str) -> Listener | None:
-    """Take the lock, if it is not ours still, and listen. None if another node is there, or nothing can be made."""
-    try:
-        address.private_directory(os.path.dirname(path), "")
-        lock = os.open(f"{path.removesuffix('sock')}lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if any(os.path.samestat(os.fstat(lock), os.fstat(held)) for held in _locks):
-            os.close(lock)
-        elif _lock(lock):
-            _locks.append(lock)
-        else:
-            os.close(lock)
-            return None
-        return _listen(path)
-    except (OSError, Refused):
-        return None
-
-
-def _listen(path: str) -> Listener:
-    import socket
-
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    os.fchmod(listener.fileno(), 0o600)  # its file gets that mode
-    listener.bind(path)
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener
+    door.locks.append(lock)
+    return door.listen(node_socket.socket_path()), seat(lock)
 
 
 def seat(lock: int) -> dict[str, object]:
