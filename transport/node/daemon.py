@@ -21,7 +21,7 @@ import struct
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from transport import address, inherit, this_build
+from transport import address, inherit, node_socket, this_build
 from transport.carrier.child import end_all
 from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descriptors
 from transport.carrier.handshake import Greeter
@@ -76,7 +76,7 @@ class Node:
             "pid": os.getpid(),
         }
         self._hosts = Hosts(place, self._link, {**self._facts, **(seat or {})})
-        self._idle = idle
+        self._idle, self._path = idle, node_socket.socket_path()
         self._links: dict[Link, None] = {}  # in their order
         self._served = Served(self._facts, self._link)
         self._turns: dict[Link, Turns] = {}
@@ -308,7 +308,7 @@ class Node:
 
         taken = spawn.id in self._ids or spawn.id in self._attic.jobs
         keeper = self._attic.keeper(link, frame.channel, spawn) if spawn.keep and not taken else None
-        job = Job(keeper or link, frame.channel, spawn, self._environ, self._door.path, ended, self._launcher)
+        job = Job(keeper or link, frame.channel, spawn, self._environ, self._path, ended, self._launcher)
         if taken:
             job.refuse("a job with its id runs already")
             return job
