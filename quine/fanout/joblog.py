@@ -25,6 +25,7 @@ import fcntl
 import os
 import re
 import stat
+import time
 from itertools import chain
 
 from quine.base.errors import Misconfigured
@@ -43,6 +44,7 @@ HEAD = PARALLEL + "\tNode\tId\tAttempt\tState\tHash\n"
 COLUMNS = HEAD.count("\t") + 1
 NO_LOG = "--resume and --resume-failed need --joblog FILE"
 EVERY = 1.0  # seconds between fsyncs
+PATIENCE = 2.0  # seconds until the lock is said to be another batch's
 NUMBER = re.compile("[0-9]{1,18}").fullmatch  # of an item
 RUNNING = "running"
 STOPPED = "stopped"
@@ -307,7 +309,11 @@ def check_free(path: str) -> None:
 
 
 def _locked(path: str) -> int:
-    """Open a log and lock it. Raises BlockingIOError if another batch has it."""
+    """Open a log and lock it. Raises BlockingIOError if another batch has it.
+
+    A batch that was killed may have left a process that has the lock, too: it puts returns in place, which ends soon.
+    """
+    until = time.monotonic() + PATIENCE
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -316,7 +322,12 @@ def _locked(path: str) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), os.stat(path)):
                 return fd
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(fd)
+                raise
+            time.sleep(0.02)
         except BaseException:
             os.close(fd)
             raise
-        os.close(fd)  # it was replaced in between
+        os.close(fd)  # it was replaced in between, or is to be free before long

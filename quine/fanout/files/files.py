@@ -160,7 +160,7 @@ class Files:
         elif self.journal and task.entry.id in self.journal.brought:
             task.entry.came = self.journal.brought[task.entry.id]
             remove()  # the process before was killed behind this point
-        elif task.ending or (task.cut_short and status.code):
+        elif task.ending or task.cut_short:
             task.left = True
             held.stage.leave(status, spawn)
             remove()

@@ -93,6 +93,8 @@ class Texts:
         if argv[:2] != ["node", "--stage"]:
             return None
         phase, *words = argv[2:]
+        if phase == "unbegun":  # whether an item ended before it had its files: here it has them at once
+            return SimpleNamespace(steps=(("exit", 1),), on_term=("die",), refused=False, unsure=False)
         act, seconds = {"out": (self._send, SENT), "clean": (self._remove, REMOVED)}[phase]
         steps = (("sleep", seconds), ("call", lambda process: act(process, words)))
         return SimpleNamespace(steps=steps, on_term=("die",), refused=False, unsure=False)
