@@ -95,7 +95,7 @@ def _name(path: str, host: str = "") -> str:
 
 
 def _made_apart(path: str, host: str = "") -> list[dict[str, Any]] | None:
-    """Make the list in a process of its own; return None if there is none. OSError: there is no room for a process.
+    """Make the list in a separate process; return None if there is none. Raises OSError if no process can be made.
 
     The caller keeps its memory small, because its children are copies of it.
     """

@@ -19,7 +19,7 @@ def cache() -> str:
 
 
 class Found(NamedTuple):
-    """The inventory in force: its absolute path, None if there is none; its content, if that was read already.
+    """The inventory in force: its absolute path, or None; and its content, if it has been read.
 
     `unread` is the inventory of the current directory that is not used, and why.
     """

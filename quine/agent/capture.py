@@ -5,8 +5,8 @@ Laws
    output, or says why there is none.
 2. Truncation never splits a character.
 3. No line of output can be taken for a line of the host loop: a line that begins with one of `HEADERS`, after any
-   number of backslashes, gets one more backslash in front, as mboxrd does with From. Characters that nobody sees and
-   the escape sequences of terminals do not count.
+   number of backslashes, gets one more backslash in front, as mboxrd does with From. Invisible characters and the
+   escape sequences of terminals do not count.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def asks_origin(named: bool, inventory: str | None, memo: Mapping[str, object]) 
 
 
 def at_start(inventory: str | None, ask: Ask | None) -> str:
-    """Return the hosts that an agent which starts here may use, as a JSON text, "" if there are none. Failure."""
+    """Return the hosts that an agent started here may use, as JSON; "" if there are none. Raises Failure."""
     from quine.base.errors import NOT_STARTED, Failure
     from transport.errors import RequestError
 

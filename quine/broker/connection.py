@@ -25,7 +25,7 @@ class Client:
         line.setblocking(False)
         self.line = line
         self.pid, self.uid = wire.peer(line)
-        self.fds: list[int] = []  # that were given, and belong to nobody else: they are closed at the end
+        self.fds: list[int] = []  # received, and not yet handed on: they are closed at the end
         self.proved = False
         self._rest = b""
 

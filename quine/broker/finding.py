@@ -2,7 +2,7 @@
 
 Laws
 1. A process with keys does not look for their broker itself: its prover does (quine/broker/memory.py), and proves to
-   the broker that the agent comes from a holder of the keys. Of the secrets the agent has marks, by which it masks a
+   the broker that the agent comes from a holder of the keys. The agent has marks of the secrets, by which it masks its
    tape.
 2. Makers of a broker wait for each other, so that agents that start together share one. The lock is that of the kernel,
    and the wait is bounded.

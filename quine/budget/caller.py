@@ -7,7 +7,7 @@ Laws
 1. The kernel has the last word: the variable is read only where there is no ledger above a process.
 2. A caller that has ended, or is on another machine, is none.
 3. A variable holds a command to its budget, not an adversary: one that takes it away is below no budget, as any process
-   that a node has started. So no job of a node may raise a purse: nobody knows for whom the node has started it.
+   that a node has started. So no job of a node may raise a purse: nothing tells for whom the node has started it.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ With --returns files of a detached job's directory are brought to the current on
     "logs": """\
 usage: quine logs [OPTIONS] ID
 
-Print what a job that nobody waits for has written to its stdout. With --follow, until it has ended; where
-it is lost, the status is 74.""",
+Print the stdout of a job that runs in the background. With --follow, continue until it has ended; the status
+is 74 if it is lost.""",
     "attach": """\
 usage: quine attach [OPTIONS] ID
 

@@ -69,8 +69,8 @@ usage: quine tape verify [OPTIONS] [SESSION|FILE]…
 Is a tape what was written? Names every changed, lost, moved or inserted line; exit 1 if there is one.
 Without SESSION all tapes. No fault, but never called ok: a session that still runs, one that has no outcome or half a
 last line because its writer died (nothing tells how much of its end is missing), and a tape of the reference
-implementation. Of a tape that came from another machine, replies that could not be compared with those that were given
-are said to be as told by that host.""",
+implementation. If a tape came from another machine, replies that could not be compared with those that were given
+are reported as told by that host.""",
     "archive": """\
 usage: quine tape archive [OPTIONS] [SESSION]
 
