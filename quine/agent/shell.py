@@ -11,9 +11,9 @@ Laws
 3. A timeout ends the processes of this command, TERM then KILL. Background processes of earlier commands go on.
 4. The shell is a process group of its own in the agent's session, and ends with all its descendants in that session.
 5. A command is sent once, to a running shell. If the shell dies of it, no second shell gets it.
-6. If the agent is killed by SIGKILL, the kernel ends the group: between commands and while one runs,
-   `procs.set_parent_death_signal` ties the control pipe to it. Processes that left the group (timeout(1), `set -m`,
-   setsid) go on.
+6. If the agent is killed by SIGKILL, at any moment, the kernel ends the group: `procs.set_parent_death_signal` ties the
+   status pipe to it, and while this reads that pipe, the control pipe. Processes that left the group (timeout(1),
+   `set -m`, setsid) go on.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Shell:
         self._left: dict[int, procs.Process] = {}  # background processes of shells that ended by themselves
         self._pid = 0
         self._pidfd = self._control = self._status = -1
-        self._tied = -1  # the shell's end of the control pipe
+        self._tied = self._report = -1  # the shell's ends of the control and the status pipe
         self._pipes: list[tuple[int, int]] = []  # stdout, stderr: kept when a new shell starts
         self._answer = (0, "", b"")  # number of commands before it, question, answer
 
@@ -98,7 +98,6 @@ class Shell:
             drain(out, background)
         streams = [Capture(self._limit, f"{name}.stdout"), Capture(self._limit, f"{name}.stderr")]
         watch = _Watch(self, STATEMENT, command, streams, timeout)
-        self.set_parent_death_signal(False)
         with self._signals.running():
             code = watch.until_done()
         for (out, _), stream in zip(self._pipes, streams):
@@ -123,7 +122,6 @@ class Shell:
             return self._answer[2]
         watch = _Watch(self, QUESTION, question, [], timeout)
         watch.answer = bytearray()
-        self.set_parent_death_signal(False)
         with self._signals.running():
             code = watch.until_done()
         if code != 0:  # if the shell has died of it, the next command says so
@@ -142,7 +140,7 @@ class Shell:
     def _end(self) -> None:
         group = self._pid
         below = procs.below(group)
-        self.set_parent_death_signal(False)
+        self._untie()
         _close(self._control)
         self._control = -1
         if procs.wait([self._pidfd], 0.5):
@@ -162,17 +160,30 @@ class Shell:
         self._left = {}
         self._close_channels()
 
-    def set_parent_death_signal(self, on: bool) -> None:
-        """Switch whether the group ends with this process; off while the control pipe is written to or closed."""
-        procs.set_parent_death_signal(self._tied, -self._pid, on)
+    def write_control(self, data: bytes) -> int:
+        """Write to the shell what fits, and return its length."""
+        procs.set_parent_death_signal(self._tied, -self._pid, False)
+        return os.write(self._control, data)
+
+    def read_status(self) -> bytes:
+        """Read from the status pipe. To untie it for the time of a command would be too late: one may kill its agent."""
+        procs.set_parent_death_signal(self._tied, -self._pid)
+        procs.set_parent_death_signal(self._report, -self._pid, False)
+        data = os.read(self._status, CHUNK)
+        procs.set_parent_death_signal(self._report, -self._pid)
+        return data
+
+    def _untie(self) -> None:
+        """The group no longer ends with this process, nor by the end of the pipes."""
+        for fd in (self._tied, self._report):
+            procs.set_parent_death_signal(fd, -self._pid, False)
 
     def _start(self, environ: Mapping[str, str]) -> None:
         while len(self._pipes) < 2:
             self._pipes.append(_pipe(PIPE))
-        report = -1
         try:
             self._tied, self._control = _pipe()
-            self._status, report = _pipe()
+            self._status, self._report = _pipe()
             os.set_blocking(self._control, False)
             (_, out), (_, err) = self._pipes
             pairs = [
@@ -180,7 +191,7 @@ class Shell:
                 (1, 4),
                 (2, 5),
                 (self._tied, 0),
-                (report, 6),
+                (self._report, 6),
                 (out, 7),
                 (err, 8),
                 (out, 1),
@@ -196,6 +207,7 @@ class Shell:
                 setsigmask=self._signals.mask,
             )
             procs.own(self._pid)
+            procs.set_parent_death_signal(self._report, -self._pid)
             self._pidfd = os.pidfd_open(self._pid)
         except OSError:
             if self._pid:
@@ -203,12 +215,8 @@ class Shell:
                 procs.reap(self._pid)
             self._close_channels()
             raise
-        finally:
-            _close(report)
         if self.cwd != here():
-            os.write(
-                self._control, f"cd {quote(self.cwd)} 2>/dev/null || :\n".encode("utf-8", "surrogateescape")
-            )
+            self.write_control(f"cd {quote(self.cwd)} 2>/dev/null || :\n".encode("utf-8", "surrogateescape"))
 
     def _ended(self, notes: list[str]) -> int:
         """Reap a shell that has ended, add a note, and return its exit code."""
@@ -224,15 +232,15 @@ class Shell:
     def _forget(self) -> int:
         """Reap the shell and return its status, negative for a signal."""
         status = procs.reap(self._pid)
-        self.set_parent_death_signal(False)
+        self._untie()
         self._close_channels()
         return os.waitstatus_to_exitcode(status)
 
     def _close_channels(self) -> None:
-        for fd in (self._control, self._tied, self._status, self._pidfd):
+        for fd in (self._control, self._tied, self._status, self._report, self._pidfd):
             _close(fd)
         self._pid = 0
-        self._control = self._tied = self._status = self._pidfd = -1
+        self._control = self._tied = self._status = self._report = self._pidfd = -1
 
 
 class _Watch:
@@ -283,12 +291,8 @@ class _Watch:
                     self._streams[fd].feed(os.read(fd, CHUNK))
                 elif fd == self._shell._pidfd:
                     return None
-                elif event & select.POLLIN:
-                    if (status := self._read_status()) is not None:
-                        return status
-                elif event & select.POLLHUP:
-                    # The shell was replaced by exec: its pidfd tells the end.
-                    poll.unregister(fd)
+                elif (status := self._read_status()) is not None:
+                    return status
             self._mind()
 
     def _feed(self, event: int) -> bool:
@@ -297,17 +301,15 @@ class _Watch:
             return False
         try:
             with self._signals.block_sigpipe():
-                self._statement = self._statement[os.write(self._shell._control, self._statement) :]
+                self._statement = self._statement[self._shell.write_control(self._statement) :]
         except BlockingIOError:
             return True
         except BrokenPipeError:
             return False
-        if not self._statement:
-            self._shell.set_parent_death_signal(True)
         return bool(self._statement)
 
     def _read_status(self) -> int | None:
-        *lines, self._line = (self._line + os.read(self._shell._status, CHUNK)).split(b"\n")
+        *lines, self._line = (self._line + self._shell.read_status()).split(b"\n")
         for line in lines:
             mark, _, status = line.partition(b" ")
             if mark == self._mark.encode() and status.isdigit():

@@ -130,9 +130,9 @@ def reap_orphans() -> None:
 def set_parent_death_signal(fd: int, whom: int, on: bool = True) -> None:
     """Make the kernel send TERM to `whom` (a pid, or minus a group) when the last opposite end of `fd` is closed.
 
-    That happens when its holder ends, also by SIGKILL, where no handler runs. `fd` is an end of a pipe that `whom`,
-    or a process of that group, holds open too. Writes also send the signal (reads, if `fd` is a writing end), so it
-    may be `on` only while there are none.
+    That happens when its holder ends, also by SIGKILL, where no handler runs; at once if that has happened. `fd` is an
+    end of a pipe that `whom`, or a process of that group, holds open too. Writes also send the signal (reads, if `fd`
+    is a writing end), so it may be `on` only while there are none.
     """
     with contextlib.suppress(OSError):
         if on:
@@ -140,6 +140,10 @@ def set_parent_death_signal(fd: int, whom: int, on: bool = True) -> None:
             fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGTERM)
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | fcntl.FASYNC if on else flags & ~fcntl.FASYNC)
+        ended = select.poll()
+        ended.register(fd, 0)  # the end of the opposite side is told unasked
+        if on and ended.poll(0):
+            os.kill(whom, signal.SIGTERM)
 
 
 def pids() -> frozenset[int]:

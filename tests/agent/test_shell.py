@@ -259,6 +259,36 @@ def test_a_command_for_a_shell_that_has_died_runs_in_a_new_one(shell: Shell, sig
     assert not signals.fatal
 
 
+def test_an_agent_that_is_killed_as_soon_as_its_command_is_written_leaves_none(shell: Shell) -> None:
+    """A command may kill its agent at once, before that has made any other call."""
+    run(shell, ":")
+    report, end = os.pipe()
+    write = os.write
+
+    def last(fd: int, data: bytes) -> int:
+        if fd == shell._control:
+            write(fd, data)
+            os.read(report, 1)  # the command runs
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(fd, data)
+
+    group = shell.group
+    agent = os.fork()
+    if not agent:
+        try:
+            os.write = last
+            os.close(end)
+            run(shell, f"echo >/proc/{os.getppid()}/fd/{end}; sleep 71294.5 & sleep 71294.5")
+        finally:
+            os._exit(1)
+    # This process is no holder of the pipes, as if the agent had started its shell.
+    shell._close_channels()
+    assert os.waitstatus_to_exitcode(os.waitpid(agent, 0)[1]) == -signal.SIGKILL
+    until(lambda: not in_group(group))
+    for fd in (report, end):
+        os.close(fd)
+
+
 def test_a_broken_pipe_of_ours_is_not_a_signal(
     shell: Shell, signals: Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

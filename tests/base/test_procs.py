@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from quine.base import procs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -116,3 +120,16 @@ print(procs.is_empty(child.pid))
 
 def test_what_is_forked_while_its_parent_ends_is_ended_too() -> None:
     assert run(sys.executable, "-c", FORKS) == "True\n"
+
+
+def test_a_parent_that_has_ended_before_its_child_asks_to_end_with_it() -> None:
+    child = os.fork()
+    if not child:
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            read, write = os.pipe()
+            os.close(read)
+            procs.set_parent_death_signal(write, os.getpid())
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
