@@ -166,7 +166,7 @@ class Shell:
         return os.write(self._control, data)
 
     def read_status(self) -> bytes:
-        """Read from the status pipe. To untie it for the time of a command would be too late: one may kill its agent."""
+        """Read from the status pipe, with the control pipe tied meanwhile: no moment is without one that is."""
         procs.set_parent_death_signal(self._tied, -self._pid)
         procs.set_parent_death_signal(self._report, -self._pid, False)
         data = os.read(self._status, CHUNK)
