@@ -186,17 +186,8 @@ class Shell:
             self._status, self._report = _pipe()
             os.set_blocking(self._control, False)
             (_, out), (_, err) = self._pipes
-            pairs = [
-                (0, 3),
-                (1, 4),
-                (2, 5),
-                (self._tied, 0),
-                (self._report, 6),
-                (out, 7),
-                (err, 8),
-                (out, 1),
-                (err, 2),
-            ]
+            pairs = [(0, 3), (1, 4), (2, 5), (self._tied, 0), (self._report, 6)]
+            pairs += [(out, 7), (err, 8), (out, 1), (err, 2)]
             self._pid = os.posix_spawnp(
                 self._program,
                 [self._program, "-s"],
