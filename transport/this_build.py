@@ -128,6 +128,11 @@ def unpacked() -> bool:
     return os.path.exists(f"{ROOT}/__main__.py")
 
 
+def removed() -> bool:
+    """Whether the files of this build are there no more, as after `rm -rf ~/.cache`: what is not loaded yet fails."""
+    return not os.path.exists(f"{ROOT}/transport")
+
+
 def own_command() -> list[str]:
     """The argv that starts this same program again; arguments follow.
 

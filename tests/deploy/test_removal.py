@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from deploy.build import build
 from tests.lab import Lab
 from tests.lab.host import Host
+from tests.support.waiting import read_until, until
 
 
 def cache(host: Host) -> Path:
@@ -140,3 +142,17 @@ def test_a_plan_and_a_removal_do_not_mix(lab: Lab) -> None:
     ):
         done = lab.run(["deploy", *words.split()])
         assert done.returncode == 2 and text in done.stderr.decode(), words
+
+
+def test_a_node_whose_installation_is_removed_by_hand_gets_it_anew(
+    lab: Lab, odd_host: Callable[..., Host]
+) -> None:
+    """It has loaded most of itself and goes on; the rest fails until its origin dials again. No job is lost by that."""
+    host = odd_host("shorn", bare=False, env={"QUINE_NODE_IDLE": "0.4"})
+    words = ["run", "--on", "shorn", "--", "sh", "-c", "echo up; read line; echo $line"]
+    with lab.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        assert job.stdout
+        read_until(job.stdout.fileno(), b"up\n")
+        shutil.rmtree(cache(host))
+        until(lambda: not lab.run(["ps", "--on", "shorn"]).returncode, "an installation that is whole")
+        assert job.communicate(b"on\n", timeout=120)[0] == b"on\n" and job.returncode == 0

@@ -132,6 +132,7 @@ class Node:
             now = asyncio.get_running_loop().time()
             self._hosts.close_idle(self._idle, now)
             reached = self._door.is_there() or self._reopened()
+            self._served.cut_if_removed()
             if self._links or self._jobs or self._hosts.busy or self._attic.jobs:
                 self._last_use = now
             elif now - self._last_use > self._idle or not reached:
@@ -145,9 +146,8 @@ class Node:
         asyncio.get_running_loop().remove_reader(self._door.listener.fileno())
         done = self._door.reopen()
         if done or not self._hidden:
-            log.info(
-                "the socket was removed: %s", "it is made anew" if done else "nobody can reach this node"
-            )
+            what = "it is made anew" if done else "nobody can reach this node"
+            log.info("the socket was removed: %s", what)
         self._hidden = not done
         self._listen()
         return done

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 
+from transport import this_build
 from transport.errors import ProtocolError
 from transport.job.job import Job
 from transport.node.host import HELLO_DEADLINE
@@ -75,6 +76,12 @@ class Served:
         for other in list(self.links.values()):
             if other.down:
                 self._end_if_replaced(other)
+
+    def cut_if_removed(self) -> None:
+        """Cut the links if this build was removed: nodes that dial again put it back, and nothing is lost by a cut."""
+        if this_build.removed():
+            for link in list(self.links.values()):
+                link.cut("the files of quine were removed here")
 
     def _end_if_replaced(self, link: Link) -> None:
         """End a link that is down if a later holder of its node's lock has dialled: its node cannot come back."""
