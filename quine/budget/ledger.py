@@ -194,10 +194,7 @@ class Ledger:
         )
 
     def to_json(self, limits: Limits) -> dict[str, object]:
-        """Return the part for the memo: the caps of this process and those below it, and the budget they were given.
-
-        Those of the tree and of purses are not in it: they are read anew.
-        """
+        """Return the part for the memo: the caps of this process and those below it, and the budget they were given."""
         return {"mark": list(self.own), "given": _given(limits)}
 
     # -- agents ------------------------------------------------------------------------------------
@@ -285,7 +282,7 @@ class Ledger:
         """Return None if it does not fit now, but may once others have settled. Raises Spent."""
         first = price(prompt, 0) if price else 0.0
         with self.book.changing() as facts:
-            mark, facts = self.mark, self._charge(facts, index)
+            mark, facts = self.mark, self.charge_abandoned(facts, index)
             if not mark.tokens and not mark.cost and within == Remaining():
                 self.book.note(INFER, fd, index, prompt, first, prompt, first)
                 return Reservation(fd, index, 0)
@@ -339,9 +336,10 @@ class Ledger:
     def collect(self) -> None:
         """Charge the inferences whose holders were killed at their reservations: nobody knows what they have cost."""
         with self.book.changing() as facts:
-            self._charge(facts)
+            self.charge_abandoned(facts)
 
-    def _charge(self, facts: Numbers, own: int = -1) -> Numbers:
+    def charge_abandoned(self, facts: Numbers, own: int = -1) -> Numbers:
+        """Charge records whose holders were killed, and what an earlier holder left at `own`; inside `changing` only."""
         for index, (tokens, cost, _, _) in self.book.abandoned(INFER, own):
             facts = self.book.pay(facts, index, int(tokens), cost)
         return facts
@@ -354,7 +352,7 @@ class Ledger:
         if not mark.tokens and not mark.cost:
             return Remaining()
         with self.book.changing() as facts:
-            facts = self._charge(facts)
+            facts = self.charge_abandoned(facts)
             tokens, cost = facts.tokens, facts.cost
             for reserved, reserved_cost, sure, sure_cost in self.book.records(INFER):
                 tokens += int(sure if surely else reserved)

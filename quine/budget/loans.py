@@ -7,8 +7,9 @@ The limits in the counters of that machine are what it was lent so far. At the o
 used, is the record of an inference's slot, so all that others may spend is less by it.
 
 Laws
-1. A loan is reserved at the origin before it can be spent. The used part moves from the record to the totals, which
-   are written first: a process that is killed in between leaves too much charged, never too little.
+1. A loan is reserved at the origin before it can be spent, from what is left after the records of killed holders are
+   charged: nobody else may have looked since. The used part moves from the record to the totals, which are written
+   first: a process that is killed in between leaves too much charged, never too little.
 2. A loan that does not come back is charged whole: that of a proxy that was killed as any reservation whose holder is
    gone, and that of a job which ended without its last report.
 3. A loan whose answer was not read comes back with the next request. A report tells totals, so it may come twice.
@@ -48,6 +49,8 @@ class Loan:
         self._fd, self._index = self._book.slot(INFER, INFER.most, last=True)
         if self._fd < 0:
             raise OSError("too many loans at one time")
+        with self._book.changing() as facts:
+            ledger.charge_abandoned(facts, self._index)
         self._rest, self._rest_cost = 0, 0.0  # lent less used, as in the record
         self._used, self._used_cost = 0, 0.0
         self._last: tuple[int, float] = (0, 0.0)  # lent by the last answer, which may not have been read
@@ -62,7 +65,7 @@ class Loan:
             self.close()
             return 0, 0.0
         with self._book.changing() as facts:
-            mark = self._ledger.mark
+            mark, facts = self._ledger.mark, self._ledger.charge_abandoned(facts)
             others, others_cost = 0, 0.0
             for tokens, cost, _, _ in self._book.records(INFER):  # this one included
                 others, others_cost = others + int(tokens), others_cost + cost

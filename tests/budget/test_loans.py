@@ -395,3 +395,22 @@ def test_a_loan_that_cannot_be_counted_is_charged(
         lender.close()
     tree.collect()
     assert (tree.totals()[1], spoken_for(tree)) == (lent, lent)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_loan_whose_proxy_was_killed_is_not_lent_again(tree: Ledger, slots: int) -> None:
+    """Nobody has charged it yet: the next loan does, in its own slot or in another one."""
+    hosts = [Host(tree, parts=1) for _ in range(slots + 1)]
+    for host in hosts[:slots]:
+        host.begin()
+    for host in hosts[:slots]:
+        (share,) = host.wire.lender._shares.values()
+        assert share.loan
+        os.close(share.loan._fd)
+        share.loan._fd = -1
+    hosts[-1].begin()
+    assert hosts[-1].ledger.mark.tokens == 1, "nothing, since 0 would be no limit"
+    assert tree.totals()[1] == spoken_for(tree) == CAP
+    for host in hosts:
+        host.wire.lender.close()
+        host.close()
