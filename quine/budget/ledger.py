@@ -339,7 +339,7 @@ class Ledger:
             self.charge_abandoned(facts)
 
     def charge_abandoned(self, facts: Numbers, own: int = -1) -> Numbers:
-        """Charge records whose holders were killed, and what an earlier holder left at `own`; inside `changing` only."""
+        """Charge the records of killed holders, and of an earlier one in the slot `own`; inside `changing` only."""
         for index, (tokens, cost, _, _) in self.book.abandoned(INFER, own):
             facts = self.book.pay(facts, index, int(tokens), cost)
         return facts
