@@ -129,7 +129,7 @@ def unpacked() -> bool:
 
 
 def removed() -> bool:
-    """Whether the files of this build are gone, as after `rm -rf ~/.cache`. Modules that are not loaded yet fail then."""
+    """Whether the files of this build are gone, as after `rm -rf ~/.cache`: modules not loaded yet fail then."""
     return not os.path.exists(f"{ROOT}/transport")
 
 
