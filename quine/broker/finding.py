@@ -78,9 +78,9 @@ def prove(line: socket.socket, agent: int, environ: Mapping[str, str], left: Map
     told: dict[str, Any] = {"masks": [mark for value in left.values() for mark in forgotten(value.strip())]}
     broker = 0
     try:
-        told["path"], found = _own(own, keys)
-        broker = wire.peer(found)[0]
-        found.close()
+        # Held as long as this process is there: an idle broker could end before the agent has a connection of its own.
+        told["path"], held = _own(own, keys)
+        broker = wire.peer(held)[0]
     except Failure as failure:
         told |= {"failure": [failure.status, failure.detail, failure.hint, isinstance(failure, NoGuest)]}
     wire.send(line, wire.packed(told))

@@ -88,7 +88,8 @@ class _Worker:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._begun = self._used = self._loop.time()
+        self._begun = self._loop.time()
+        self._used = self._begun + PATIENCE  # its maker is still to come, on a busy machine not at once
         self._over = self._loop.create_future()
         self._register = Register(self._seat.state, self._watch, self._left)
         self._loop.add_reader(self._listener.fileno(), self._accept)

@@ -116,7 +116,7 @@ def test_other_keys_have_another_broker(served: Served) -> None:
 def test_it_ends_when_it_is_idle_and_not_under_an_agent(served: Served) -> None:
     """The agent is busy for longer than the idle time between its two inferences."""
     served.plan[FIRST] = [said("sleep 1; echo hi >&4"), BYE]
-    done = served.run(mission=FIRST, env={"QUINE_BROKER_IDLE": "0.2"})
+    done = served.run(mission=FIRST, env={"QUINE_BROKER_IDLE": "0.01"})
     assert (done.returncode, done.stdout) == (0, b"hi\n"), done.stderr
     assert gone(served.brokers())
     assert served.sockets() == []

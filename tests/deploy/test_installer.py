@@ -189,7 +189,7 @@ def test_a_damaged_installation_is_replaced(
 
 def packed(path: Path, main: str) -> installer.Part:
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("__main__.py", main)
+        archive.writestr(zipfile.ZipInfo("__main__.py"), main)  # with a fixed time: the same, the same bytes
     part = installer.Part(path, os.open(path, os.O_RDONLY))
     part.keep = False
     return part
