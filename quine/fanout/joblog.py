@@ -101,7 +101,7 @@ class Past:
             raise OSError(errno.EINVAL, "not a log that can be resumed")
         seen = Seen()
         for _, columns in self._all():
-            journal.ended(columns[-4])
+            journal.ended(columns[-4], _end_of(columns)[0] != UNRETURNED)
             if (item := (columns[-1], columns[0])) in seen:
                 self._earlier[item] = self._earlier.get(item, 0) + 1
             else:
@@ -247,7 +247,7 @@ class Joblog:
         if entry.unreturned:
             self.journal.no_returns(entry.id, entry.unreturned)
         written(self._log, entry.line(), self._path)
-        self.journal.ended(entry.id)
+        self.journal.ended(entry.id, returned=not entry.unreturned)
         if not entry.unreturned:
             self.journal.unreturned.pop(entry.id, None)
         if self._past and self._past.again.take(hash := self._past.known(entry.hash)):

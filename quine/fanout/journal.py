@@ -10,7 +10,7 @@ Laws
 5. An agent has a note before the first answer that it gets. One without did nothing, and may be run.
 6. A job whose returns did not come has a note of its end and its place, as long as its line in the log says so. One
    whose returns are here has a note of that before they are removed on its host, and at once where they replaced the
-   files of its item: they are not asked for again.
+   files of its item: they are not asked for again. That note stays until a line in the log says the same.
 7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
    nobody goes on with it.
 """
@@ -219,6 +219,7 @@ class Journal:
             self._second = now
         self._write(f"{noted}{id} {hash} {attempt} {before or '-'}\n")
         self.sent.pop(before, None)
+        self.brought.pop(before, None)
         self.sent[id] = Sent(hash, attempt, self._second)
         self._lines += 1
         if self._lines > COMPACT + 4 * len(self.sent):
@@ -286,8 +287,9 @@ class Journal:
         self.brought[id] = came
 
     def keep_unreturned(self, ids: Collection[str]) -> None:
-        """Forget the others: their lines in the log have their ends."""
+        """Forget the others: their lines in the log have their ends, or another try was sent."""
         self.unreturned = {id: note for id, note in self.unreturned.items() if id in ids}
+        self.brought = {id: came for id, came in self.brought.items() if id in ids or id in self.sent}
 
     def withdrawn(self, id: str) -> None:
         """A job was taken back, and has certainly never begun. A note that cannot be written is left out."""
@@ -295,12 +297,13 @@ class Journal:
             with contextlib.suppress(Failure):
                 self._write(f"withdrawn {id}\n")
 
-    def ended(self, id: str) -> None:
-        """A job has its line in the log."""
+    def ended(self, id: str, returned: bool = True) -> None:
+        """A job has its line in the log; `returned`: that does not say that its returns did not come."""
         self.sent.pop(id, None)
         self.begun.pop(id, None)
         self.halted.pop(id, None)
-        self.brought.pop(id, None)
+        if returned:
+            self.brought.pop(id, None)
 
     def _write(self, text: str) -> None:
         written(self._fd, text, self._path)

@@ -1,0 +1,74 @@
+"""The notes of a batch about returns, over the runs of it. Without a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quine.fanout.joblog import UNRETURNED, Entry, Joblog
+from quine.fanout.journal import Unreturned
+
+KEEP = {"done", "lost"}
+NOTE = Unreturned(1, 0, "", "h1", "workdir/x")
+
+
+def ended(log: Joblog, id: str, hash: str, unreturned: Unreturned | None = None) -> None:
+    """The job `id` of an item has its line."""
+    entry = Entry(1, hash)
+    entry.kind, entry.id, entry.unreturned = "lost" if unreturned else "done", id, unreturned
+    log.end(entry, 0.0)
+
+
+def unreturned(path: Path) -> Joblog:
+    """The log of a batch with one item, whose returns did not come; and then they did."""
+    log = Joblog(str(path))
+    log.journal.start("id", "h", 1)
+    ended(log, "id", "h", NOTE)
+    log.close()
+    return Joblog(str(path), KEEP)
+
+
+@pytest.mark.parametrize("came", ["", "h-by-its-returns"])
+def test_returns_that_came_at_last_are_not_asked_for_again_if_that_is_not_in_the_log_yet(
+    tmp_path: Path, came: str
+) -> None:
+    """They are not there any more: the client was killed as it removed them. By them the item has another hash."""
+    path = tmp_path / "log"
+    log = unreturned(path)
+    log.journal.bring("id", came)
+    log._close()
+    for _ in range(2):  # and the next client, too
+        log = Joblog(str(path), KEEP)
+        assert log.journal.brought == {"id": came}
+        log._close()
+    log = Joblog(str(path), KEEP)
+    assert log.before(came or "h") == (UNRETURNED, "id")
+    ended(log, "id", "h")
+    log.close()
+    assert [each.name for each in tmp_path.iterdir()] == ["log"]
+
+
+def test_a_note_of_returns_goes_with_the_line_of_their_item(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = unreturned(path)
+    log.journal.bring("id", "")
+    ended(log, "id", "h")
+    log.journal.start("other", "g", 1)  # so that the journal stays
+    log._close()
+    log = Joblog(str(path), KEEP)
+    assert not log.journal.brought
+    log.close()
+
+
+def test_a_note_of_returns_goes_with_the_next_try(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = Joblog(str(path))
+    log.journal.start("id", "h", 1)
+    log.journal.bring("id", "")
+    log.journal.start("next", "h", 2, "id")
+    assert not log.journal.brought
+    log._close()
+    log = Joblog(str(path), KEEP)
+    assert not log.journal.brought and list(log.journal.sent) == ["next"]
+    log.close()
