@@ -37,19 +37,24 @@ _ELSEWHERE = "or name another directory with QUINE_DATA_DIR"
 _judged: set[tuple[int, int]] = set()  # (device, inode) of those that this process has found to be the user's
 
 
+def named(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the data directory as it is named, relative to the current one where it is not; nothing is looked at."""
+    return environ.get("QUINE_DATA_DIR") or NAME
+
+
 def path(environ: Mapping[str, str] = os.environ, option: str = "") -> str:
     """Return the absolute path of the data directory. Raises Misconfigured if a link or a file is in its place."""
-    named = option or environ.get("QUINE_DATA_DIR")
-    if not named:
+    told = option or environ.get("QUINE_DATA_DIR")
+    if not told:
         with _about(NAME):
             safe_path.require_folder(NAME)
-    return dirs.absolute(named or NAME)
+    return dirs.absolute(told or NAME)
 
 
 def checked(environ: Mapping[str, str] = os.environ, option: str = "") -> str:
     """Return it as it is named, for who only reads there. One that was found is the user's, or raise Misconfigured."""
-    if named := option or environ.get("QUINE_DATA_DIR"):
-        return os.path.expanduser(named)
+    if told := option or environ.get("QUINE_DATA_DIR"):
+        return os.path.expanduser(told)
     require_own(path(environ))
     return NAME
 

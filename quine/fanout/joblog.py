@@ -29,6 +29,7 @@ import time
 from itertools import chain
 
 from quine.base.errors import Misconfigured
+from quine.fanout.files.replaced import SUFFIX, Replaced
 from quine.fanout.input.seen import Seen
 from quine.fanout.journal import Journal, replaced, unrecorded, whole_lines, written
 from quine.fanout.outcome import LOST, NEVER
@@ -56,14 +57,13 @@ class Entry:
     """One line."""
 
     __slots__ = (
-        *("attempt", "came", "code", "command", "hash", "host", "id", "kind", "received"),
+        *("attempt", "code", "command", "hash", "host", "id", "kind", "received"),
         *("seconds", "sent", "seq", "signal", "started", "stopped", "unreturned"),
     )
 
     def __init__(self, seq: int, hash: str) -> None:
         self.seq = seq
         self.hash = hash
-        self.came = ""  # the hash of the item with the files that came back
         self.command = self.host = self.id = ""
         self.kind = NEVER
         self.stopped = False
@@ -77,7 +77,7 @@ class Entry:
             *(str(self.seq), self.host or ":", f"{self.started:.3f}", f"{self.seconds:10.3f}"),
             *(str(self.sent), str(self.received), str(self.code), str(self.signal)),
             *(self.command.translate(ESCAPES), self.host or "local", self.id, str(self.attempt)),
-            *(state, f"{self.hash}:{self.came}" if self.came not in ("", self.hash) else self.hash),
+            *(state, self.hash),
         )
         return "\t".join(columns) + "\n"
 
@@ -89,12 +89,13 @@ class Past:
         """`keep`: kinds of the ends that count. Raises OSError, and Misconfigured."""
         self.again = Seen()  # hashes of lines whose ends do not count
         self._ends: dict[str, Seen] = {}  # kind -> hashes of the others
-        self._came: dict[str, str] = {}  # hashes of items with their returns -> those that they had before
         self._numbers = Seen()  # that their items had, with their hashes
         self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
         self._unreturned: dict[str, list[str]] = {}  # hash -> ids of jobs whose returns did not come
         self._path = path
         self._earlier: dict[tuple[str, str], int] = {}  # item -> its lines but the last one
+        self.replaced = Replaced(path)
+        self.replaced.read()
         self.count = 0
         journal.read()
         if next(whole_lines(path), HEAD) != HEAD:
@@ -110,8 +111,6 @@ class Past:
         for _, columns in self._latest():
             self.count += 1
             kind, hash = _end_of(columns)
-            if came := columns[-1].partition(":")[2]:
-                self._came[came] = hash
             if kind == UNRETURNED and columns[-4] in journal.unreturned:
                 self._unreturned.setdefault(hash, []).append(columns[-4])
             elif kind == UNRETURNED:
@@ -124,8 +123,6 @@ class Past:
         journal.keep_unreturned({id for ids in self._unreturned.values() for id in ids})
         for id, sent in journal.sent.items():
             self._running.setdefault(sent.hash, []).append(id)
-        for hash, ids in chain(self._running.items(), self._unreturned.items()):
-            self._came.update((journal.brought[id], hash) for id in ids if journal.brought.get(id))
 
     def _all(self) -> Iterator[tuple[str, list[str]]]:
         """Yield the lines of items, with their columns."""
@@ -153,7 +150,6 @@ class Past:
 
         RUNNING, and the id of its job: it was sent when the batch was killed. UNRETURNED: so with one that has ended.
         """
-        hash = self.known(hash)
         for kind, hashes in self._ends.items():
             if hashes.take(hash):
                 return kind, ""
@@ -163,22 +159,18 @@ class Past:
             return UNRETURNED, ids.pop(0)
         return "", ""
 
-    def known(self, hash: str) -> str:
-        """Return the hash that an item had before its returns replaced its files."""
-        return self._came.get(hash, hash)
-
     def is_over(self, hash: str) -> bool:
         """Whether the next one of these items has an end that counts."""
-        return any(self.known(hash) in hashes for hashes in self._ends.values())
+        return any(hash in hashes for hashes in self._ends.values())
 
     def has(self, hash: str, number: int) -> bool:
         """Whether one of these items had this number, and an end that counts."""
-        return (self.known(hash), number) in self._numbers
+        return (hash, number) in self._numbers
 
 
 def _end_of(columns: list[str]) -> tuple[str, str]:
     """Return the kind of an end, and the hash of its item."""
-    return columns[-2].replace("-", " "), columns[-1].partition(":")[0]
+    return columns[-2].replace("-", " "), columns[-1]
 
 
 def past(path: str, keep: Iterable[str]) -> Past:
@@ -201,20 +193,24 @@ class Joblog:
         path = os.path.realpath(path)  # a rename would replace a symbolic link
         self._path = path
         self.journal = Journal(path)
+        self.replaced = Replaced(path)
         self._synced = 0.0
         self._dirty = False
         self._past: Past | None = None
         self._keep = set(keep or ())
         self._old = 0  # lines of the runs before, with the first one,
-        self._replaced = Seen()  # and hashes of those of them that have a new one
+        self._renewed = Seen()  # and hashes of those of them that have a new one
         self._fds: list[int] = []
         try:
             self._fds.append(_locked(path))
             kept: Iterable[str] = ()
             if keep is not None:
                 self._past = Past(path, self.journal, self._keep)
+                self.replaced = self._past.replaced
                 self.journal.check_owner(elsewhere)
                 kept, self._old = self._past.lines(), 1 + self._past.count
+            else:
+                self.replaced.forget()
             mode = stat.S_IMODE(os.fstat(self._fds[0]).st_mode)
             # The journal first: a job whose line is here must not be in it, or it would count as lost.
             self.journal.begin()
@@ -250,8 +246,8 @@ class Joblog:
         self.journal.ended(entry.id, returned=not entry.unreturned)
         if not entry.unreturned:
             self.journal.unreturned.pop(entry.id, None)
-        if self._past and self._past.again.take(hash := self._past.known(entry.hash)):
-            self._replaced.add(hash)
+        if self._past and self._past.again.take(entry.hash):
+            self._renewed.add(entry.hash)
         self._dirty = True
         if now - self._synced >= EVERY:
             self._sync(now)
@@ -268,33 +264,40 @@ class Joblog:
         """Raises Failure if it may not outlast a loss of power."""
         try:
             self._sync(0.0)
-            self._drop_replaced()
+            self._drop_renewed()
             self.journal.close()
         finally:
             self._close()
 
-    def _drop_replaced(self) -> None:
+    def _drop_renewed(self) -> None:
         """Remove the lines of the runs before whose items have a new one."""
-        if not self._replaced:
+        if not self._renewed:
             return
         try:
             mode = stat.S_IMODE(os.fstat(self._log).st_mode)
-            self._fds.append(replaced(self._path, self._but_replaced(), mode))
+            self._fds.append(replaced(self._path, self._but_renewed(), mode))
         except OSError as error:
             raise unrecorded(self._path, error) from None
 
-    def _but_replaced(self) -> Iterator[str]:
+    def _but_renewed(self) -> Iterator[str]:
         for at, line in enumerate(whole_lines(self._path)):
             if 0 < at < self._old:
                 kind, hash = _end_of(line[:-1].split("\t"))
-                if kind not in self._keep and self._replaced.take(hash):
+                if kind not in self._keep and self._renewed.take(hash):
                     continue
             yield line
 
     def _close(self) -> None:
         self.journal.leave()
+        self.replaced.close()
         while self._fds:
             os.close(self._fds.pop())
+
+
+def files_of(path: str) -> list[str]:
+    """Return the paths of the files that a batch with this log writes."""
+    path = os.path.realpath(path)
+    return [path + suffix for suffix in ("", ".started", ".outputs", SUFFIX)]
 
 
 def check_free(path: str) -> None:

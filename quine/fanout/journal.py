@@ -97,8 +97,9 @@ class Journal:
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
         self.unreturned: dict[str, Unreturned] = {}  # by their ids, jobs that have a line
         self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
-        # Ids of jobs whose returns are here, and may be gone from their hosts, with the hash that the item has by them.
-        self.brought: dict[str, str] = {}
+        self.brought: dict[
+            str, None
+        ] = {}  # ids of jobs whose returns are here, and may be gone from their hosts
         self.begun: dict[str, None] = {}  # ids of agents that may have done something
         self.by_lines = False  # the runs before have passed on outputs of jobs that had not ended
         self._passes_lines = False  # so does this one, or one before
@@ -144,8 +145,8 @@ class Journal:
                 elif word == "unreturned":
                     self.unreturned[rest[0]] = Unreturned.parsed(line[:-1].split(" ")[2:])
                 elif word == "brought":
-                    id, came = rest
-                    self.brought[id] = came.strip("-")
+                    id, *_ = rest  # with a second word by earlier builds
+                    self.brought[id] = None
                 elif word == "begun":
                     (id,) = rest
                     self.begun[id] = None
@@ -195,7 +196,7 @@ class Journal:
         text += (note.line(id) for id, note in self.unreturned.items())
         for word, ids in (("halted", self.halted), ("begun", self.begun)):
             text += (f"{word} {id}\n" for id in ids if id in self.sent)
-        text += (f"brought {id} {came or '-'}\n" for id, came in self.brought.items())
+        text += (f"brought {id}\n" for id in self.brought)
         self._lines, self._second = len(text), -inf
         return "".join(text)
 
@@ -278,18 +279,15 @@ class Journal:
         self.unreturned[id] = note
         self._write(note.line(id))
 
-    def bring(self, id: str, came: str) -> None:
-        """The returns of a job are here. `came`: the hash that its item has by them, if they replaced its files.
-
-        Raises Failure; then they stay on its host, too.
-        """
-        self._write(f"brought {id} {came or '-'}\n")
-        self.brought[id] = came
+    def bring(self, id: str) -> None:
+        """The returns of a job are here. Raises Failure; then they stay on its host, too."""
+        self._write(f"brought {id}\n")
+        self.brought[id] = None
 
     def keep_unreturned(self, ids: Collection[str]) -> None:
         """Forget the others: their lines in the log have their ends, or another try was sent."""
         self.unreturned = {id: note for id, note in self.unreturned.items() if id in ids}
-        self.brought = {id: came for id, came in self.brought.items() if id in ids or id in self.sent}
+        self.brought = {id: None for id in self.brought if id in ids or id in self.sent}
 
     def withdrawn(self, id: str) -> None:
         """A job was taken back, and has certainly never begun. A note that cannot be written is left out."""

@@ -171,6 +171,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
     log = _log(options)
     if log:
         report.log = log
+        work.contents.replaced = log.replaced
         starter.record(log.journal)
     facts = {
         "id": options.spawn.job or (crowd.root if crowd else new_session()),
@@ -317,6 +318,7 @@ def _print(options: Options, command: Template, items: Items, mission: bool) -> 
         from quine.fanout.joblog import past
 
         before, work = past(options.joblog, keep), _work(options, command, items, mission)
+        work.contents.replaced = before.replaced
     for item in _waited(items):
         if before and before.take(work.task(item).entry.hash)[0]:
             continue

@@ -6,11 +6,12 @@ import os
 import time
 from functools import partial
 
+from quine.base import data_directory
 from quine.base.errors import Misconfigured
 from quine.base.procs import opened_file
-from quine.fanout.files.contents import Shared, content, parts
+from quine.fanout.files.contents import Contents
 from quine.fanout.input.template import Values, Word
-from quine.fanout.joblog import Entry
+from quine.fanout.joblog import Entry, files_of
 from quine.fanout.journal import hash_of
 from quine.fanout.outcome import NEVER, STOPPABLE
 from transport.lean import signal
@@ -98,7 +99,7 @@ class Task:
         self.began = time.monotonic()
         entry = self.entry
         self.before = entry.attempt, entry.started, entry.id
-        entry.attempt, entry.started, entry.unreturned, entry.came = self.tries, time.time(), None, ""
+        entry.attempt, entry.started, entry.unreturned = self.tries, time.time(), None
 
     def started(self) -> None:
         self._drop_former()
@@ -254,12 +255,9 @@ class Work:
             spec.returns(fixed)  # refused once, and not at each item
         self._words += map(os.fsencode, (*spawn.files, "", *spawn.returns))
         named = options.stdin not in ("", "none", "item")
-        self._stdin = stdin = Word(options.stdin, replace, options.named) if named else None
-        self._shared: list[Shared] = []
-        if stdin and not stdin.varies:
-            self._shared.append(Shared(lambda: [(stdin.text(Values(())), b"")]))
-        if not all(word.varies for word in self._files):
-            self._shared.append(Shared(lambda: self._sources(None, shared=True)))
+        self._stdin = Word(options.stdin, replace, options.named) if named else None
+        log = files_of(options.joblog) if options.joblog else []
+        self.contents = Contents([*log, options.results, data_directory.named()])
 
     def task(self, item: Item) -> Task:
         task = Task(item, Entry(item.number, self.hash(item)))
@@ -294,14 +292,13 @@ class Work:
             yield os.fsencode(f"{name}={value}")
         if item.block is not None:
             yield item.block
-        if self._stdin and self._stdin.varies:
-            yield from content(self._stdin.text(item))
-        for shared in self._shared:
-            yield from shared.parts()
-        if self._files:
-            yield from parts(self._sources(item, shared=False))
+        if self._stdin:
+            path = self._stdin.text(item)
+            yield from self.contents.parts([(path, b"")], shared=not self._stdin.varies)
+        for shared in (True, False) if self._files else ():
+            yield from self.contents.parts(self._sources(item, shared), shared)
 
-    def _sources(self, item: Item | None, shared: bool) -> list[tuple[str, bytes]]:
+    def _sources(self, item: Item, shared: bool) -> list[tuple[str, bytes]]:
         """Return paths and names of --files; if they cannot be had the words, and the start tells of it."""
         from quine.staging import spec
 
@@ -321,7 +318,10 @@ class Work:
         files = tuple(word.path(item) for word in self._files)
         returns = tuple(word.path(item) for word in self._returns)
         # With --cleanup what is here stays as it is, and is not looked at.
-        return staging(spawn.replace(files=files, returns=returns), looks=not self._options.cleanup)
+        found = staging(spawn.replace(files=files, returns=returns), looks=not self._options.cleanup)
+        if found and self._stdin:
+            found.inputs.append(os.fsencode(self._stdin.text(item)))
+        return found
 
     def placed(self, item: Item | None, shared: bool) -> list[str]:
         """Return the names over there of the files of an item, its own or those that are `shared` by all.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 
+from quine.base import data_directory
 from quine.base.errors import say
 from quine.files import paths
 
@@ -27,7 +28,7 @@ OBEYED = (".git", ".quine", "inventory.toml", "personas")  # a file or a link of
 
 def own(tier: Tier, top: str) -> frozenset[str]:
     """Paths of quine's own directories below `top`, relative to it; a link to one counts as one. Raises OSError."""
-    places = [os.environ.get("QUINE_DATA_DIR") or ".quine"]
+    places = [data_directory.named()]
     if tier.directory_here():
         places.append(tier.directory_here())
     top = os.path.realpath(top)

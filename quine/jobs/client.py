@@ -82,13 +82,13 @@ def staging(options: RunOptions, here: str = "", looks: bool = False) -> Staging
 
 def mover(files: Sequence[str], returns: Sequence[str], limit: str = "") -> Staging:
     """Return the staging from the current directory to a job's, and back. Misconfigured if the former is gone."""
+    from quine.base import data_directory
     from quine.staging.caller_side import Staging
 
     folder = current_directory()
     if folder is None:
         raise Misconfigured("the current directory has been removed")
-    data_dir = os.environ.get("QUINE_DATA_DIR") or ".quine"
-    return Staging(list(files), list(returns), folder, data_dir, limit)
+    return Staging(list(files), list(returns), folder, data_directory.named(), limit)
 
 
 def callers_environment(options: RunOptions) -> dict[str, str]:

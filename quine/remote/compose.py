@@ -261,10 +261,11 @@ def _runner(
         return client.run
     from functools import partial
 
+    from quine.base import data_directory
     from quine.staging.caller_side import Staging
     from quine.staging.claim import Claim
 
-    stage = Staging(files, returns, os.getcwd(), environ.get("QUINE_DATA_DIR") or ".quine")
+    stage = Staging(files, returns, os.getcwd(), data_directory.named(environ))
     return partial(stage.run, claim=Claim(*race) if race else None)
 
 

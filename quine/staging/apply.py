@@ -26,6 +26,8 @@ from quine.staging.scan import ASIDE, FACTS, facts_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from quine.staging.content import Feed
     from quine.staging.store import Objects, Pack
 
@@ -154,6 +156,12 @@ class Layout:
         """Create the files: contents in `wanted` from `feed`, others from `objects`. Raises OSError, Broken."""
         filling = Filling(self._manifest, self._new, self._spots, self._exact, feed, wanted, objects, pack)
         self._made = filling.create(self.needs)
+
+    def arrivals(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (name, path where it lies now) of all that is about to appear or to be replaced."""
+        for name, spot in zip(self._manifest.names, self._spots):
+            if spot:
+                yield name, os.path.join(self._path, self._name, b"new", spot)
 
     # -- move into place ---------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quine.files.select import Services
     from quine.staging.claim import Claim
     from quine.staging.files_sender import Giving
-    from quine.staging.returns_receiver import Taking
+    from quine.staging.returns_receiver import OnPut, Taking
     from transport.rpc.incoming import Incoming
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0
@@ -51,6 +51,8 @@ class Staging:
         """`limit` is that of the option --returns-limit."""
         self._folder = os.path.abspath(folder)
         self.sources = spec.sources(files, self._folder)  # (path, name over there)
+        self.inputs = [path for path, _ in self.sources]  # files of the caller that the job reads
+        self.on_put: OnPut | None = None  # see `Taking`
         self._returns = spec.returns(returns)
         self._bound = Bound(limit) if returns else None
         self._data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
@@ -131,11 +133,14 @@ class Staging:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the returns may replace the files, or something in them."""
+        """Whether the returns may replace the files that the job reads, or something in them."""
+        folder = os.path.realpath(os.fsencode(self._folder))
+        names = [spec.name_below(spec.located(path), folder) for path in self.inputs]
         return any(
             spec.allowed(name, self._returns)
             or any(spec.is_below(pattern, name) for pattern in self._returns)
-            for _, name in self.sources
+            for name in names
+            if name is not None
         )
 
     def leave(self, status: Status, job: Spawn, number: int = 0) -> None:
@@ -189,7 +194,9 @@ class Staging:
         from quine.staging.returns_receiver import Taking
 
         ours = os.path.relpath(self._data_dir, self._folder) if self._data_dir else ""
-        return Taking(self._returns, os.fsencode(self._folder), ours, claim, self._bound)
+        taking = Taking(self._returns, os.fsencode(self._folder), ours, claim, self._bound)
+        taking.on_put = self.on_put
+        return taking
 
     @property
     def out(self) -> list[str]:

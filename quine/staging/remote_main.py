@@ -22,6 +22,7 @@ import os
 import signal
 import time
 
+from quine.base import data_directory
 from quine.base.errors import NOT_STARTED, complain
 from quine.files.exclusions import OBEYED
 from quine.staging import scan
@@ -371,7 +372,7 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
                 message, _ = feed.hear()
                 patterns, places = (list(map(str, message.get(name, []))) for name in ("returns", "without"))
                 sources, missing, lacking = spec.matching(patterns, here, places)
-                ours = scan.identity(os.environ.get("QUINE_DATA_DIR") or ".quine")
+                ours = scan.identity(data_directory.named())
                 tree = Tree(scan.Sources(sources, ours, places), scan.key_of(here, key, "out"))
                 tell(asked, {"tree": tree.digest, "missing": missing, "left": lacking}, tree.packed)
                 said_last = tree.serve(asked, feed)

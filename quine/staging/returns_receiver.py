@@ -31,10 +31,15 @@ from transport.status import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from quine.staging.claim import Claim
     from transport.rpc.incoming import Incoming
     from transport.spawn import Spawn
     from transport.status import Status
+
+    # Called with the names that are about to be replaced, and the paths of what comes. Returns an error, or "".
+    OnPut = Callable[[Iterator[tuple[bytes, bytes]]], str]
 
 
 class Taking:
@@ -63,6 +68,7 @@ class Taking:
         self._settled = False  # the failure is none of the way here, and would be the same again
         self.missing: list[str] = []
         self.left_out: list[str] = []  # places at which the job has something that no pattern names
+        self.on_put: OnPut | None = None
 
     def bring(self, out: Spawn, stderr: int) -> None:
         """Fetch the returns by the sending job `out`."""
@@ -103,7 +109,7 @@ class Taking:
             self.beaten = True
             self.failure = spec.not_there(self.missing) or "another has won the race"
             return
-        self.failure = _apart(layout, self._folder)
+        self.failure = (self.on_put and self.on_put(layout.arrivals())) or _apart(layout, self._folder)
         if self.failure and self._claim:
             self._claim.give_back()
 

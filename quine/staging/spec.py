@@ -140,6 +140,20 @@ def _inside(option: str, name: str) -> str:
     return clean
 
 
+def located(path: bytes) -> bytes:
+    """Return the absolute path of a file by directories that are no links; the file itself may be one."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(folder), name)
+
+
+def name_below(path: bytes, folder: bytes) -> bytes | None:
+    """Return the name that a located path has in a located folder, b"" for that itself; None outside of it."""
+    if path == folder:
+        return b""
+    top = folder.rstrip(b"/") + b"/"
+    return path[len(top) :] if path.startswith(top) else None
+
+
 def returns(words: list[str]) -> list[str]:
     """Return the patterns of --returns, normalised; of `A/./B` it is B. Raises Misconfigured."""
     return [_inside("--returns", word.partition("/./")[2] or word) for word in words]

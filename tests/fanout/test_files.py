@@ -11,6 +11,7 @@ import pytest
 
 from quine.fanout.files import contents
 from quine.fanout.files.names import Names
+from quine.staging import content
 from tests.fanout.test_xargs import SH
 from tests.lab import Lab
 from tests.support.agents import OK, call, says
@@ -185,6 +186,38 @@ def test_results_that_replace_their_files_are_no_other_items(lab: Lab, inputs: P
     assert (inputs / "seen").read_text().endswith("text 1\nnew\n")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--files", "in", "--returns", "{}.out"],
+        ["--files", ".", "--returns", "out/{}"],
+        ["--files", "in/*", "--returns", "{}"],
+        ["--files", "{}", "--files", "lib", "--returns", "{}.new", "--returns", "lib"],
+        ["--stdin", "{}", "--files", "lib", "--returns", "{}", "--returns", "lib"],
+    ],
+    ids=["into a directory that is sent", "all is sent", "a pattern", "shared and returned", "stdin"],
+)
+def test_results_among_the_files_of_other_items_run_none_again(
+    lab: Lab, inputs: Path, words: list[str]
+) -> None:
+    """Done items ran again, since the files that they were told apart by had results of others in them."""
+    (inputs / "lib").write_text("lib\n")
+    (seen := inputs.with_name(f"{inputs.name}-seen")).mkdir()
+    script = """name=$(basename "$0"); echo run >>"$1/$name"; mkdir -p out in; test -e "$0" || cat >"$0"
+    for each in "$0" "$0.out" "out/$0" "$0.new" lib; do mkdir -p "$(dirname "$each")"; echo "$0" >>"$each"; done"""
+    words = ["--on", "h1", "-P1", "--joblog", "log", "--resume", *words]
+    words += ["--", "sh", "-c", script, "{}", str(seen), ":::", *names(inputs)[:3]]
+    for _ in range(3):
+        done = lab.run(["xargs", *words], cwd=inputs)
+        assert (done.returncode, done.stderr) == (0, b"")
+        runs = {path.name: path.read_text() for path in seen.iterdir()}
+        assert runs == {f"{number} x.txt": "run\n" for number in range(3)}
+    changed = inputs / ("lib" if "lib" in words else names(inputs)[2])
+    changed.write_text("by somebody else\n")
+    assert lab.run(["xargs", *words], cwd=inputs).returncode == 0
+    assert (seen / "2 x.txt").read_text() == "run\nrun\n"
+
+
 def test_items_are_names_and_are_never_expanded(lab: Lab, inputs: Path) -> None:
     """An item named `~` once sent the home directory to a host."""
     odd = ["~", "~/x", "*", "?", "a:b", "[x]", "a*:[~]"]
@@ -336,9 +369,10 @@ def test_links_below_a_directory_are_what_they_say_for_the_name_of_an_item(lab: 
     assert lab.run(words, cwd=tmp_path, check=True).stdout == b"a\nb\n", "it is another one"
 
 
-def test_an_item_whose_input_cannot_be_read_has_a_name(tmp_path: Path) -> None:
+def test_an_item_whose_input_cannot_be_read_has_a_name() -> None:
     """As if it were not there: its start tells of it. The whole batch ended by it."""
-    assert list(contents.content("/proc/self/mem")) == [b"/proc/self/mem"]
+    (name, state) = contents.Contents().parts([("/proc/self/mem", b"mem")])
+    assert name == b"mem" and state.startswith(b"?")
 
 
 def test_what_all_items_have_is_read_once_and_again_after_a_change(
@@ -348,25 +382,28 @@ def test_what_all_items_have_is_read_once_and_again_after_a_change(
     (place := tmp_path / "dir").mkdir()
     (place / "a").write_text("one")
     (place / "link").symlink_to("a")
-    reads: list[object] = []
-    read = contents.parts
-    monkeypatch.setattr(contents, "parts", lambda found: (reads.append(found), read(found))[1])
-    shared = contents.Shared(lambda: [(str(place), b"dir")])
+    reads: list[bytes] = []
+    read = content.measure
+    monkeypatch.setattr(content, "measure", lambda path: (reads.append(path), read(path))[1])
+    some = contents.Contents()
+
+    def parts() -> list[bytes]:
+        return list(some.parts([(str(place), b"dir")], shared=True))
+
     now = time.time_ns()
     monkeypatch.setattr(contents, "time", SimpleNamespace(time_ns=lambda: now + 60 * 10**9))
-    first = list(shared.parts())
-    assert list(shared.parts()) == first and len(reads) == 1
+    first = parts()
+    assert parts() == first and len(reads) == 1
     (place / "link").unlink()
     (place / "link").symlink_to("b")
-    second = list(shared.parts())
-    assert second != first and len(reads) == 2
+    second = parts()
+    assert second != first and len(reads) == 1
     (place / "a").write_text("two")
-    assert list(shared.parts()) not in (first, second) and len(reads) == 3
+    assert parts() not in (first, second) and len(reads) == 2
     monkeypatch.setattr(contents, "time", SimpleNamespace(time_ns=lambda: now))
     (place / "a").write_text("six")  # within one tick of its times there may be one more change
-    list(shared.parts())
-    list(shared.parts())
-    assert len(reads) == 5
-    (place / "a").chmod(0)
+    parts()
+    parts()
+    assert len(reads) == 4
     place.rename(tmp_path / "other")
-    assert len(list(shared.parts())) == 1
+    assert parts() == [b"dir", b"-"]

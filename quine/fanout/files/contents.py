@@ -3,78 +3,115 @@
 Laws
 1. A link below a directory is what it says, as for the staging: through two links to their own directory there are
    2^40 ways. A file that cannot be read is its name: the start tells of it, and not the name of the item.
-2. Contents that all items have are read once, and again when their inodes say that they have changed.
+2. A file that results of the batch have replaced counts as what it was before, and one that they have added not at all;
+   nor do the files of the batch itself: its log, its --results, the data directory.
+3. Contents that all items have are read once, and again when their inodes say that they have changed.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 
-from quine.fanout.journal import hash_of
+from quine.fanout.files.replaced import ABSENT, Replaced
+from quine.staging.spec import located, name_below
+from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     Found = Iterable[tuple[str, bytes]]  # paths, and the names that they get
-    Inode = tuple[str, int, int, int, int]  # path, number, size, times of the last write and change in ns
+    Seen = dict[bytes, tuple[tuple[int, ...], str]]  # path -> inode, size and times of a file, and its state
 
 SETTLED = 2_000_000_000  # nanoseconds: two changes of a file may have one time
+FOLDER = "d"
 
 
-class Shared:
-    """The contents that all items have. `find` gives their paths and names."""
+class Contents:
+    """Names and states of files. `replaced` tells what results have replaced, in a batch with a log."""
 
-    def __init__(self, find: Callable[[], Found]) -> None:
-        self._find = find
-        self._seen: list[Inode] | None = None
-        self._hash = b""
+    def __init__(self, own: Iterable[str] = ()) -> None:
+        """`own`: paths of the files of the batch itself."""
+        self._own = {located(os.fsencode(path)) for path in own if path}
+        self.replaced: Replaced | None = None
+        self._seen: Seen = {}
 
-    def parts(self) -> Iterator[bytes]:
-        """Yield their hash. Raises as `find` does."""
-        found = list(self._find())
-        seen = [line for path, _ in found for line in _inodes(path)]
-        if seen != self._seen:
-            before = time.time_ns() - SETTLED
-            self._hash = hash_of(parts(found)).encode()
-            self._seen = seen if all(changed < before for *_, changed in seen) else None
-        yield self._hash
+    def parts(self, found: Found, shared: bool = False) -> Iterator[bytes]:
+        """Yield the parts of a hash. `shared`: files of all items, which are remembered."""
+        seen = self._seen if shared else None
+        for path, name in found:
+            yield name
+            yield from self._content(located(os.fsencode(path)), seen) or [ABSENT.encode()]
+
+    def replace(self, arrivals: Iterable[tuple[bytes, bytes]], inputs: Iterable[bytes]) -> None:
+        """Record results that are about to appear: pairs of name and path where each lies now. Raises Failure.
+
+        `inputs` are paths of the item's files. Results that are none of these, nor below one, change no item.
+        """
+        if self.replaced is None:
+            return
+        here, tops = os.path.realpath(os.fsencode(os.getcwd())), [located(path) for path in inputs]
+        self.replaced.add(
+            (path, state_of(path, below=path not in tops), state_of(lies))
+            for path, lies in ((os.path.join(here, name), lies) for name, lies in arrivals)
+            if any(name_below(path, top) is not None for top in tops)
+        )
+
+    def _content(self, path: bytes, seen: Seen | None, below: bool = False) -> list[bytes]:
+        """The state of a file, and of all that is in a directory; [] for what results have added."""
+        state = state_of(path, seen, below)
+        before = self.replaced.before(path, state) if self.replaced else state
+        inner: list[bytes] = []
+        if state == FOLDER:
+            for name in _listed(path):
+                inside = os.path.join(path, name)
+                if inside not in self._own and (found := self._content(inside, seen, below=True)):
+                    inner += [name, *found]
+        if inner:
+            return [FOLDER.encode(), *inner]
+        return [] if before == ABSENT else [before.encode()]
 
 
-def parts(found: Found) -> Iterator[bytes]:
-    """Names and contents."""
-    for path, name in found:
-        yield name
-        yield from content(path)
-
-
-def content(path: str, below: bool = False) -> Iterator[bytes]:
-    """The content of a file, and of all that is in a directory; of anything else the name stands for it."""
+def state_of(path: bytes, seen: Seen | None = None, below: bool = True) -> str:
+    """Return the state of a file as a word. A link is followed unless it is `below` a directory that was named."""
     try:
-        if below and os.path.islink(path):
-            yield os.fsencode(os.readlink(path))
-        elif os.path.isdir(path):
-            for name in sorted(os.listdir(path)):
-                yield os.fsencode(name)
-                yield from content(os.path.join(path, name), below=True)
-        elif os.path.isfile(path):
-            with open(path, "rb") as file:
-                while data := file.read(1 << 20):
-                    yield data
-        else:
-            yield os.fsencode(path)
+        facts = os.stat(path, follow_symlinks=not below)
+        if stat.S_ISLNK(facts.st_mode):
+            return of_link(os.readlink(path))
+        if stat.S_ISDIR(facts.st_mode):
+            return FOLDER
+        if stat.S_ISREG(facts.st_mode):
+            return _of_file(path, facts, seen)
+    except FileNotFoundError:
+        return ABSENT
     except OSError:
-        yield os.fsencode(path)
+        pass
+    return "?" + blake2b(path, digest_size=16).hexdigest()
 
 
-def _inodes(path: str, below: bool = False) -> Iterator[Inode]:
-    """The facts that change with a content."""
+def of_link(target: bytes) -> str:
+    return "l" + blake2b(target, digest_size=16).hexdigest()
+
+
+def _of_file(path: bytes, facts: os.stat_result, seen: Seen | None) -> str:
+    from quine.staging.content import measure
+
+    key = (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    if seen is None:
+        return measure(os.path.realpath(path)).digest.hex()
+    if path not in seen or seen[path][0] != key:
+        before = time.time_ns() - SETTLED
+        state = measure(os.path.realpath(path)).digest.hex()
+        if facts.st_ctime_ns >= before:
+            return state
+        seen[path] = (key, state)
+    return seen[path][1]
+
+
+def _listed(path: bytes) -> list[bytes]:
     try:
-        found = os.stat(path, follow_symlinks=not below)
-        yield path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-        if os.path.isdir(path) and not (below and os.path.islink(path)):
-            for name in sorted(os.listdir(path)):
-                yield from _inodes(os.path.join(path, name), below=True)
+        return sorted(os.listdir(path))
     except OSError:
-        yield path, 0, 0, 0, 0
+        return []

@@ -13,6 +13,8 @@ Laws
 
 from __future__ import annotations
 
+from functools import partial
+
 from quine.base.errors import Failure
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.names import Names
@@ -20,7 +22,7 @@ from quine.jobs.staged import Bringing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from quine.fanout.journal import Journal
     from quine.fanout.tasks import Task, Work
@@ -158,25 +160,33 @@ class Files:
         elif again and held.stage.is_in_place:
             self._over(task, over)
         elif self.journal and task.entry.id in self.journal.brought:
-            task.entry.came = self.journal.brought[task.entry.id]
             remove()  # the process before was killed behind this point
         elif task.ending or task.cut_short:
             task.left = True
             held.stage.leave(status, spawn)
             remove()
         else:
+            held.stage.on_put = partial(self._note_replaced, held.stage)
             Bringing(self._batch, held.stage, spawn, status, held, brought).begin()
 
     def _note_arrival(self, task: Task, stage: Staging) -> bool:
         """Note that the returns of a job are here. False if that cannot be written: then they stay there, too."""
         if self.journal and (self._cleanup or stage.is_in_place):
-            task.entry.came = self._work.hash(task.item) if stage.is_in_place else ""
             try:
-                self.journal.bring(task.entry.id, task.entry.came)
+                self.journal.bring(task.entry.id)
             except Failure as failure:
                 self.fail(failure)
                 return False
         return True
+
+    def _note_replaced(self, stage: Staging, arrivals: Iterator[tuple[bytes, bytes]]) -> str:
+        """Note that results are about to be put in place. Return an error, or ""."""
+        try:
+            self._work.contents.replace(arrivals, stage.inputs)
+        except Failure as failure:
+            self.fail(failure)
+            return failure.detail
+        return ""
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

@@ -121,14 +121,24 @@ class Texts:
 
     # -- here --------------------------------------------------------------------------------------
 
-    def take(self, item: str, found: dict[str, str]) -> None:
-        """The returns of an item appear here."""
+    def take(self, stage: SimulatedStaging, found: dict[str, str]) -> str:
+        """The returns of an item appear here. Return an error, or ""."""
+        item, aside = stage._item, self.here / "aside"
+        aside.mkdir(exist_ok=True)
+        lies = [(name, aside / name.replace("/", "-")) for name in found]
+        for name, path in lies:
+            path.write_text(found[name])
+        if why := stage.on_put and stage.on_put(
+            (os.fsencode(name), os.fsencode(path)) for name, path in lies
+        ):
+            return why
         for name, text in found.items():
             writer = self._writer(text)
             told = writer and (writer.signals or writer.ended_by_node) and writer.wait_status
             if told and " part of " in text:
                 raise_in(self.sim, "part", f"{name} of {item} is from a job that was told to end")
             (self.here / name).write_text(text)
+        return ""
 
     def _writer(self, text: str) -> Process | None:
         pid = int([*text.split(), "0", "0"][1]) if " of " in text and not text.startswith("input") else 0
@@ -186,10 +196,9 @@ class SimulatedTaking:
         if (sent.state, sent.code) != ("exited", 0):
             self.failure = sent.detail or sent.state
             return
-        self.failure = ""
         found = stage._texts.sent.pop(stage._sender)
         self.missing = [] if found else [stage._texts.returns.format(stage._item)]
-        stage._texts.take(stage._item, found)
+        self.failure = stage._texts.take(stage, found)
 
     def close(self) -> None: ...
 

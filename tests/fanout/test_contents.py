@@ -1,0 +1,107 @@
+"""The contents that an item is told apart by: those that its user has written, whatever results have replaced."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quine.base.errors import Misconfigured
+from quine.fanout.files.contents import Contents
+from quine.fanout.files.replaced import Replaced
+
+NAMES = ("a", "d/b", "d/e/c")
+
+
+class Batch:
+    """The directory `here` of a batch, and `pure`: the same, without its results."""
+
+    def __init__(self, base: Path) -> None:
+        self.here, self.pure, self.log = base / "here", base / "pure", str(base / "log")
+        for place in (self.here, self.pure):
+            (place / "d").mkdir(parents=True)
+        self._texts = itertools.count()
+        self.contents = Contents()
+        self.contents.replaced = Replaced(self.log)
+
+    def parts(self, contents: Contents, place: Path) -> list[bytes]:
+        return list(contents.parts([(str(place), b"")], shared=True))
+
+    def user(self, name: str) -> None:
+        """The user writes, or removes what is there."""
+        text = f"user {next(self._texts)}"
+        for place in (self.here, self.pure):
+            (place / name).parent.mkdir(exist_ok=True, parents=True)
+            (place / name).write_text(text)
+
+    def result(self, name: str, text: str, cut: bool) -> None:
+        """A result comes; `cut`: the process is killed before it is put in place."""
+        lies = self.here.parent / "aside"
+        shutil.rmtree(lies, ignore_errors=True)
+        (lies / name).parent.mkdir(exist_ok=True, parents=True)
+        (lies / name).write_text(text)
+        tops = [name, *(str(above) for above in Path(name).parents if str(above) != ".")]
+        arrivals = [(os.fsencode(self.here / top), os.fsencode(lies / top)) for top in tops]
+        self.contents.replace((pair for pair in arrivals), [os.fsencode(self.here)])
+        if not cut:
+            (self.here / name).parent.mkdir(exist_ok=True, parents=True)
+            os.replace(lies / name, self.here / name)
+
+    def resume(self) -> None:
+        assert self.contents.replaced
+        self.contents.replaced.close()
+        self.contents = Contents()
+        self.contents.replaced = Replaced(self.log)
+        self.contents.replaced.read()
+
+    def check(self) -> None:
+        assert self.parts(self.contents, self.here) == self.parts(Contents(), self.pure)
+
+
+steps = st.one_of(
+    st.tuples(st.just("user"), st.sampled_from(NAMES)),
+    st.tuples(
+        st.just("result"), st.sampled_from(NAMES), st.sampled_from(["one", "two", "three"]), st.booleans()
+    ),
+    st.tuples(st.just("resume")),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(steps, max_size=12))
+def test_results_change_no_item_and_every_change_of_the_user_does(some: list[tuple[str, ...]]) -> None:
+    with TemporaryDirectory() as base:
+        batch = Batch(Path(base).resolve())
+        for what, *rest in some:
+            getattr(batch, what)(*rest)
+            batch.check()
+        assert batch.contents.replaced
+        batch.contents.replaced.close()
+
+
+def test_a_link_that_was_named_counts_as_its_file_until_a_result_replaces_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("file")
+    contents = Contents()
+    contents.replaced = Replaced(str(tmp_path / "log"))
+    before = list(contents.parts([(str(tmp_path / "link"), b"link")]))
+    (tmp_path / "comes").write_text("result")
+    link = os.fsencode(tmp_path / "link")
+    contents.replace([(link, os.fsencode(tmp_path / "comes"))], [link])
+    os.replace(tmp_path / "comes", link)
+    assert list(contents.parts([(str(tmp_path / "link"), b"link")])) == before
+    contents.replaced.close()
+
+
+def test_a_damaged_record_is_an_error_and_a_cut_line_is_none(tmp_path: Path) -> None:
+    (tmp_path / "log.replaced").write_text("- d /x\n- d")
+    Replaced(str(tmp_path / "log")).read()
+    (tmp_path / "log.replaced").write_text("- d\n")
+    with pytest.raises(Misconfigured, match="line 1 of .*log.replaced is damaged"):
+        Replaced(str(tmp_path / "log")).read()
