@@ -29,6 +29,7 @@ class Machine:
         self.node: Node | None = None
         self.loop: Loop
         self.processes: dict[int, Process] = {}
+        self.sessions: dict[int, list[Process]] = {}
         self.launches: list[tuple[str, Process]] = []
         self.ends: list[End] = []  # the ends of its node
         self.texts: Any = None  # the files of a batch
@@ -36,6 +37,7 @@ class Machine:
         self.processors = 0
         self.judged = 0  # launches that a rule has seen
         self._pids = number * 100_000
+        self.places: dict[str, int] = {}  # folders of jobs
         self.start_node()
 
     def next_pid(self) -> int:

@@ -10,6 +10,7 @@ A script is a list of steps. The pipes are the kernel's, so that `pump` runs as 
     ("ask", size)            a request to the origin with a body of so many bytes; waits for its answer
     ("spawn", name)          ask for another job of the scenario, as its client; waits for its end
     ("status",)              write what `quine node --status` does
+    ("late",)                write a file into its folder
     ("result", how)          write the result of an item of a batch: a "part" of it, or the "whole"
     ("call", function)       call a function with this process
     ("exit", code)           at the end of a script: exit 0
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.folders import Disk, check_late
 from transport import this_build
 from transport.errors import RequestError
 from transport.launcher import termination
@@ -104,10 +106,12 @@ class Process:
         self._text: bytes | None = None  # of the status, as far as it was not written yet
         self.answers: list[str] = []
         self.memo: dict[str, Any] = parent.memo if parent else {}
+        self.cwd = parent.cwd if parent else ""
         self.read = ""  # the text of its input, once a result was made of it
         for pipe, is_open in zip(self.pipes, self.open, strict=True):
             pipe.users += is_open
         machine.processes[self.pid] = self
+        machine.sessions.setdefault(self.session, []).append(self)
         machine.clock.after(0.0, self._go, self._turn)
 
     def _go(self, turn: int) -> None:
@@ -170,6 +174,10 @@ class Process:
 
     def _result(self, how: str) -> bool:
         self.machine.texts.write(self, how)
+        return True
+
+    def _late(self) -> bool:
+        check_late(self)
         return True
 
     def _call(self, function: Callable[[Process], None]) -> bool:
@@ -326,18 +334,23 @@ class Running:
         self._order, self._owner = order, owner
         self._exited = False
         self._ending = False
+        self._folder = order.folder
+        launcher.disk.join(self._folder)
         self._loop.call_soon(self._start)
 
     def _start(self) -> None:
         machine, argv = self._machine, self._order.argv
         script = machine.script(argv) if self._order.own else machine.scripts[argv[0]]
         if script.refused:
+            self._leave()
             self._owner.on_not_started(Status("unreachable", NOT_STARTED, detail="cannot start"))
             return
         pipes = [Pipe(True), Pipe(False), Pipe(False)]
         if argv[1:] and not self._order.own:
-            machine.texts.staged(machine, argv[1:])
+            machine.texts.staged(machine, self._order.cwd.rstrip("/"), argv[1:])
         process = Process(machine, argv[0], script.steps, pipes, None)
+        process.cwd = self._order.cwd.rstrip("/")
+        self._launcher.disk.enter(self._folder)
         process.on_term = script.on_term
         process.memo = dict(self._order.memo)
         machine.launches.append((argv[0], process))
@@ -346,6 +359,7 @@ class Running:
             process.die(signal.SIGKILL)
             for pipe in pipes:
                 os.close(pipe.node_fd)
+            self._leave()
             self._owner.on_not_started(self._launcher.unsure())
             return
         self.process = process
@@ -356,10 +370,13 @@ class Running:
         if self._ending:
             self._term()
 
+    def _leave(self) -> None:
+        """It was not started."""
+        if self._folder:
+            self._launcher.disk.ended(self._folder, 0)
+
     def _members(self) -> list[Process]:
-        return [
-            other for other in self._machine.processes.values() if other.alive and other.session == self.pid
-        ]
+        return [other for other in self._machine.sessions.get(self.pid, ()) if other.alive]
 
     def signal(self, number: int) -> None:
         if self.process and not self._exited:
@@ -399,11 +416,12 @@ class Running:
         """In the node: the process has ended, and is reaped."""
         assert self.process
         self._exited = True
+        kept = bool(self._folder) and self._launcher.disk.ended(self._folder, self.pid, not self._ending)
         self._owner.on_exited(Status.from_wait(self.process.wait_status, pid=self.pid))
         if self._ending and not self._members():
             self._gone()
-        elif not self._ending and self._order.folder:
-            self._loop.call_soon(self._owner.on_left, False)
+        elif not self._ending and self._folder:
+            self._loop.call_soon(self._owner.on_left, kept)
 
     def _gone(self) -> None:
         if self._owner:
@@ -418,6 +436,7 @@ class Launcher:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
+        self.disk = Disk(machine)
 
     def watch(self) -> None: ...
 

@@ -86,7 +86,7 @@ class Fault:
     @property
     def outage(self) -> float:
         """Seconds for which it keeps a link down at most."""
-        if self.kind in ("stop_client", "signal"):
+        if self.kind in ("stop_client", "signal", "full"):
             return 0.0
         if self.kind in ("cut", "cut_bytes"):
             return BACK

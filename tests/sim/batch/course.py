@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from tests.sim.scenario import Fault, Job, Scenario
+from tests.sim.scenario import ORIGIN, Fault, Job, Scenario
 from tests.sim.world import weighted
 
 APART, IN_PLACE = "apart", "in place"
@@ -18,8 +18,9 @@ LEASES = ((5.0, 1), (30.0, 2), (600.0, 4))
 class Course(Scenario):
     """`slots` are those of each host, `most` is -P (0: as many as the hosts take), `rate` that of the output's reader.
 
-    A fault at BATCH hits the client: `kill_client` (how "node": its node, too), `stop_client`, `signal`. The next
-    client goes on `again` seconds after one has ended before its items have.
+    `full`: the origin's disk takes no returns. A fault at BATCH hits the client: `kill_client` (how "node": its node,
+    too; number: once it has written so many lines of its log and its journal, or "instead" of the last of them),
+    `stop_client`, `signal`. The next client goes on `again` seconds after one has ended before its items have.
     """
 
     items: tuple[Job, ...] = ()
@@ -32,6 +33,8 @@ class Course(Scenario):
     again: float = 1.0
     files: str = ""  # each item has a file to be sent and a result: "apart", or "in place" of that file
     cleanup: bool = False
+    moves: bool = False  # each client is of another tree, as a batch of agents that resume each other's
+    halt: str = ""  # --halt of the first client that comes so far; the others have none
     bounded: bool = False  # `slots` are the processors of each host, and the inventory has no number
 
     def describe(self) -> str:
@@ -44,6 +47,8 @@ class Course(Scenario):
         words += ["--idempotent"] * self.idempotent + ["--stdin item"] * self.reads
         words += ["by processors"] * self.bounded + ["--cleanup"] * self.cleanup
         words += [f"files {self.files}"] if self.files else []
+        words += ["each client of another tree"] * self.moves
+        words += [f"--halt {self.halt}"] if self.halt else []
         lines = [f"hosts: {' '.join(self.hosts)}; slots: {self.slots}; {', '.join(words)}"]
         lines += [f"again after {self.again:g} s; limits: {self.limits}"]
         for item in self.items:
@@ -72,6 +77,12 @@ def draw(seed: int) -> Course:
     limits |= {"UNRECORDED": random.choice((3, 4096)), "COMPACT": random.choice((0, 20_000))}
     lease, most = weighted(random, LEASES), weighted(random, ((0, 3), (1, 1), (5, 2)))
     others = Random(f"files {seed}")
+    files, cleanup = weighted(others, (("", 5), (APART, 4), (IN_PLACE, 1))), others.random() < 0.7
+    faults += _as_it_writes(others, natural)
+    items = tuple(_in_background(others, item) for item in items)
+    halt = weighted(others, (("", 8), ("now,success=1", 1), ("now,fail=1", 1), ("soon,done=3", 1)))
+    moves = bool(files) and others.random() < 0.2
+    faults += _of_returns(others, hosts, natural) if files else []
     return Course(
         seed,
         hosts,
@@ -88,8 +99,10 @@ def draw(seed: int) -> Course:
         rate=weighted(random, ((0.0, 4), (4000.0, 1))),
         again=round(random.choice((0.2, 3.0, 12.0)) * random.uniform(0.5, 1.5), 3),
         bounded=not most and random.random() < 0.4,
-        files=weighted(others, (("", 5), (APART, 4), (IN_PLACE, 1))),
-        cleanup=others.random() < 0.7,
+        files=files,
+        cleanup=cleanup,
+        halt=halt,
+        moves=moves,
     )
 
 
@@ -108,6 +121,14 @@ def _item(random: Random, name: str, quick: bool) -> Job:
     odd = random.random()
     term = weighted(random, ((("die",), 4), (("ignore",), 1), (("exit", (("write", 1, 70), ("exit", 0))), 1)))
     return Job(name, "", steps=tuple(steps), on_term=term, refused=odd < 0.02, unsure=0.02 < odd < 0.03)
+
+
+def _in_background(random: Random, item: Job) -> Job:
+    """Some leave a process that writes a file later, beside their own output."""
+    if random.random() > 0.08:
+        return item
+    own = (("close", 0), ("close", 1), ("close", 2), ("sleep", round(4.0 * random.random(), 3)), ("late",))
+    return replace(item, steps=(("fork", own), *item.steps))
 
 
 def _fault(random: Random, hosts: tuple[str, ...], natural: float) -> Fault:
@@ -148,6 +169,28 @@ def _fault(random: Random, hosts: tuple[str, ...], natural: float) -> Fault:
     return Fault(at, kind, BATCH, seconds)
 
 
+def _as_it_writes(random: Random, natural: float) -> list[Fault]:
+    """Some clients are killed at a line that they write."""
+    if random.random() > 0.3:
+        return []
+    at, number = round(1.0 + natural * random.random(), 4), random.choice((1, 2, 3, 9))
+    return [
+        Fault(at, "kill_client", BATCH, how=random.choice(("", "instead", "instead", "node")), number=number)
+    ]
+
+
+def _of_returns(random: Random, hosts: tuple[str, ...], natural: float) -> list[Fault]:
+    """Faults by which returns do not come: they cannot be written here, or a node that starts now finds no host."""
+    kind = weighted(random, (("", 4), ("away", 1), ("full", 1)))
+    at, seconds = round(1.0 + natural * random.random(), 4), round(random.uniform(2.0, 20.0), 3)
+    if kind == "full":
+        return [Fault(at, "full", ORIGIN, seconds)]
+    if kind == "away":
+        away = Fault(at, "down", random.choice(hosts), seconds, how="refused")
+        return [away, Fault(round(at + random.random(), 4), "kill_node", ORIGIN)]
+    return []
+
+
 def lesser(course: Course) -> Iterator[Course]:
     """Courses that have a little less in them, those that have least first."""
     half = len(course.items) // 2
@@ -159,6 +202,8 @@ def lesser(course: Course) -> Iterator[Course]:
     for fault in course.faults:
         yield replace(course, faults=tuple(other for other in course.faults if other is not fault))
     plain = {
+        "halt": "",
+        "moves": False,
         "files": "",
         "cleanup": False,
         "rate": 0.0,

@@ -51,7 +51,9 @@ class Texts:
     def __init__(self, sim: BatchSimulation, here: str) -> None:
         self.sim = sim
         self.here = Path(here)
-        self.there: dict[str, dict[str, str]] = {name: {} for name in sim.machines}
+        self.there: dict[str, dict[str, str]] = {}  # by the folder
+        self.places: dict[str, str] = {}  # folders of the jobs that send them
+        self.full_until = 0.0  # nothing can be written here
         self.sent: dict[str, dict[str, str]] = {}  # by the id of the job that sends them
         self.files, self.returns = FILES[sim.course.files]
         for item in sim.course.items:
@@ -76,14 +78,17 @@ class Texts:
 
     # -- on a host ---------------------------------------------------------------------------------
 
-    def staged(self, machine: Machine, words: list[str]) -> None:
+    def staged(self, machine: Machine, cwd: str, words: list[str]) -> None:
         """A job of an item begins, with these files."""
         for word in words:
-            self.there[machine.name].update(json.loads(word))
+            self.there.setdefault(f"{machine.name}:{cwd}", {}).update(json.loads(word))
+
+    def _folder(self, process: Process) -> dict[str, str]:
+        return self.there.setdefault(f"{process.machine.name}:{process.cwd}", {})
 
     def write(self, process: Process, how: str) -> None:
         """A process writes its result."""
-        there = self.there[process.machine.name]
+        there = self._folder(process)
         text = there.get(self.files.format(process.name), "nothing")
         process.read = process.read or text  # in place the second result would be made of the first
         there[self.returns.format(process.name)] = f"{process.name} {process.pid} {how} of {process.read}"
@@ -96,17 +101,18 @@ class Texts:
         if phase == "unbegun":  # whether an item ended before it had its files: here it has them at once
             return SimpleNamespace(steps=(("exit", 1),), on_term=("die",), refused=False, unsure=False)
         act, seconds = {"out": (self._send, SENT), "clean": (self._remove, REMOVED)}[phase]
-        steps = (("sleep", seconds), ("call", lambda process: act(process, words)))
+        begin = ("call", lambda process: self.places.update({words[0]: process.cwd}))
+        steps = (begin, ("sleep", seconds), ("call", lambda process: act(process, words)))
         return SimpleNamespace(steps=steps, on_term=("die",), refused=False, unsure=False)
 
     def _send(self, process: Process, words: list[str]) -> None:
         id, *names = words
-        there = self.there[process.machine.name]
+        there = self._folder(process)
         self.sent[id] = {name: there[name] for name in names if name in there}
 
     def _remove(self, process: Process, words: list[str]) -> None:
         count, _, *names = words
-        there = self.there[process.machine.name]
+        there = self._folder(process)
         for name in names[: int(count)]:
             text = there.pop(name, "")
             self._check_removed(process.machine, name, text)
@@ -116,7 +122,8 @@ class Texts:
         if how != "whole" or name != self.returns.format(item):
             return
         writer = machine.processes[int(pid)]
-        if writer.wait_status == 0 and not writer.alive and self.result(item) != text:
+        own = not (writer.alive or writer.signals or writer.ended_by_node)
+        if own and self.result(item) != text:
             raise_in(self.sim, "removed", f"{name} of {item} is removed on {machine.name} and is not here")
 
     # -- here --------------------------------------------------------------------------------------
@@ -182,7 +189,7 @@ class SimulatedTaking:
 
     services: Any = None
     place = signal = ""
-    beaten = False
+    beaten = is_too_much = _settled = False
 
     def __init__(self, stage: SimulatedStaging) -> None:
         self._stage = stage
@@ -193,8 +200,12 @@ class SimulatedTaking:
 
     def end(self, sent: Status) -> None:
         stage = self._stage
+        self.place = stage._texts.places.get(stage._sender, self.place)
         if (sent.state, sent.code) != ("exited", 0):
             self.failure = sent.detail or sent.state
+            return
+        if stage._texts.full_until > stage._texts.sim.world.now:
+            self.failure, self._settled = "no space left on device", True
             return
         found = stage._texts.sent.pop(stage._sender)
         self.missing = [] if found else [stage._texts.returns.format(stage._item)]
@@ -204,7 +215,7 @@ class SimulatedTaking:
 
     @property
     def is_cut(self) -> bool:
-        return bool(self.failure)
+        return bool(self.failure) and not self._settled
 
     @property
     def fault(self) -> str:
@@ -223,12 +234,15 @@ class SimulatedWork(Work):
         return SimulatedStaging(self.texts, item.args[0])
 
 
-def check(texts: Texts, rows: dict[str, list[str]], state: int) -> None:
-    """Check the results that are here against the log. Raises Violation."""
+def check(texts: Texts, rows: dict[str, list[str]], state: int, runs: dict[str, list[Process]]) -> None:
+    """Check the results that are here against the log, and against the runs of its items. Raises Violation."""
     for item, row in rows.items():
         found = texts.result(item).split()
-        if row[state] == "done" and (found[2:3] != ["whole"] or found[:1] != [item]):
-            raise Violation("returns", f"{item} is done, and its result here is {found}")
+        # With --idempotent a run that was lost may end after the one that counts.
+        last = runs[item] if texts.sim.course.idempotent else runs[item][-1:]
+        whole = [[item, str(run.pid), "whole"] for run in last]
+        if row[state] in ("done", "failed") and found[:3] not in whole:
+            raise Violation("returns", f"{item} is {row[state]}, and its result here is {found}")
         # With --idempotent an item that is lost runs again, also on a result that has replaced its input.
         if found and " ".join(found[4:]) != texts.input(item) and not texts.sim.course.idempotent:
             raise Violation("input", f"{item}: its result is one of {' '.join(found[4:])!r}")

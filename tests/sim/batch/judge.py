@@ -44,7 +44,7 @@ def check(sim: BatchSimulation) -> None:
         _check_runs(sim, item, ran[item.name])
         _check_end(sim, item, by_name[item.name], ran[item.name])
     if sim.texts:
-        files.check(sim.texts, by_name, STATE)
+        files.check(sim.texts, by_name, STATE, ran)
 
 
 def _check_runs(sim: BatchSimulation, item: Job, runs: list[Process]) -> None:
@@ -53,7 +53,7 @@ def _check_runs(sim: BatchSimulation, item: Job, runs: list[Process]) -> None:
     if course.idempotent:
         return
     # An item that was ended with the batch is run again by the next client.
-    most = course.retries * (1 + sim.told + (sim.deaths if course.retries > 1 else 0))
+    most = course.retries * (1 + sim.told + sim.halted + (sim.deaths if course.retries > 1 else 0))
     if len(runs) > most:
         raise Violation("twice", f"{item.name} ran {len(runs)} times")
     for before, after in pairwise(runs):
@@ -62,7 +62,7 @@ def _check_runs(sim: BatchSimulation, item: Job, runs: list[Process]) -> None:
         if not left and (before.alive or before.ended > after.started):
             raise Violation("twice", f"{item.name} runs twice at one time")
         # With results a job that was told to end has not finished, whatever it says.
-        ended = bool(sim.texts) and (sim.told or before.signals)
+        ended = bool(sim.texts) and (sim.told or sim.halted or before.signals)
         if before.wait_status == 0 and not (left or ended):
             raise Violation("twice", f"{item.name} was run again after a success")
         if before.ended_by_node and not left:
@@ -100,7 +100,7 @@ def _check_end(sim: BatchSimulation, item: Job, row: list[str], runs: list[Proce
 
 def excused(sim: BatchSimulation) -> bool:
     """Whether an item may be lost."""
-    faults = [fault for fault in sim.course.faults if fault.kind not in ("kill_client", "signal")]
+    faults = [fault for fault in sim.course.faults if fault.kind not in ("kill_client", "signal", "full")]
     if any(fault.kills and fault.where != ORIGIN for fault in faults):
         return True
     away = sum(fault.outage + fault.seconds for fault in faults) + sim.deaths * sim.course.again

@@ -6,20 +6,27 @@ A row says what is wrong for as long as it is entered, which rules that breaks, 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from quine.base.errors import FAILED
+from quine.fanout.files.files import Files
+from quine.fanout.joblog import Past
+from quine.fanout.journal import Journal
 from quine.fanout.retries import Retries
 from quine.fanout.run import Run
 from quine.fanout.starter import Starter
 from quine.fanout.under_way import UnderWay
 from quine.jobs import adoption
+from quine.staging.caller_side import Staging
 from tests.sim.taken_back import TakenBack, replaced
 from transport.client.batch_core import BatchCore
 from transport.client.batch_job import ENDING, BatchJob
 from transport.client.feed import Feed
 from transport.client.job_core import JobCore
+from transport.launcher.folders import Folders
 from transport.node.kept import Keeper
 from transport.node.slots import Slots
 from transport.node.turns import Turns
@@ -172,6 +179,112 @@ def unanswered_lost() -> contextlib.AbstractContextManager[None]:
     return replaced(UnderWay, "leave", restored)
 
 
+def results_removed() -> contextlib.AbstractContextManager[None]:
+    """F1. With --cleanup results that did not come are removed on their host."""
+    ended = Files.ended
+
+    def restored(self: Files, task: Any, spawn: Any, status: Any, over: Any, again: bool = False) -> None:
+        held = self._held.get(task)
+
+        def removing() -> None:
+            if self._cleanup and held and held.own and task.unreturned is not None:
+                task.after = self._cleanup.remove(held.own, spawn, status.host, over)
+            else:
+                over()
+
+        ended(self, task, spawn, status, removing, again)
+
+    return replaced(Files, "ended", restored)
+
+
+def returns_failed() -> contextlib.AbstractContextManager[None]:
+    """F2. An item whose returns did not come has failed, and they are not asked for by the next client."""
+    brought = Staging.brought
+
+    def restored(self: Staging, taking: Any, status: Any) -> None:
+        code = status.code
+        brought(self, taking, status)
+        if status.state == "lost":
+            status.state, status.code = "exited", code or FAILED
+
+    return replaced(Staging, "brought", restored)
+
+
+def ended_returns() -> contextlib.AbstractContextManager[None]:
+    """F3. A job that was told to end brings what it has made of its result."""
+    ended = Files.ended
+
+    def restored(self: Files, task: Any, spawn: Any, status: Any, over: Any, again: bool = False) -> None:
+        told = task.ending, task.cut_short
+
+        def as_it_was() -> None:
+            task.ending, task.cut_short = told
+            over()
+
+        task.ending = task.cut_short = False
+        ended(self, task, spawn, status, as_it_was, again)
+        task.ending, task.cut_short = told
+
+    return replaced(Files, "ended", restored)
+
+
+def results_unknown() -> contextlib.AbstractContextManager[None]:
+    """F5. An item is not known by the results that have replaced its files."""
+    return replaced(Past, "known", lambda self, hash: hash)
+
+
+def retried_on_result() -> contextlib.AbstractContextManager[None]:
+    """F5. A try that is to be repeated brings what replaces the files of its item."""
+    ended = Files.ended
+
+    def restored(self: Files, task: Any, spawn: Any, status: Any, over: Any, again: bool = False) -> None:
+        ended(self, task, spawn, status, over)
+
+    return replaced(Files, "ended", restored)
+
+
+def arrival_unnoted() -> contextlib.AbstractContextManager[None]:
+    """F5. Results in place of files are known by the line of their item alone, which comes later."""
+
+    def restored(self: Journal, id: str, came: str) -> None:
+        self.brought[id] = came
+
+    return replaced(Journal, "bring", restored)
+
+
+def folder_left() -> contextlib.AbstractContextManager[None]:
+    """F6. A folder is left by a job that has ended, whatever processes of it live."""
+
+    def restored(self: Folders, path: str, group: int, removes: bool) -> int:
+        return self.left(path, removes)
+
+    return replaced(Folders, "ended", restored)
+
+
+def replacement_unnoted() -> contextlib.AbstractContextManager[None]:
+    """F5. Results are known once they have replaced the files of their item, and not before."""
+    return replaced(Files, "_note_replacement", lambda self, task, stage: True)
+
+
+def tree_forgotten() -> contextlib.AbstractContextManager[None]:
+    """Jobs of the client before are looked for in the directories of this one."""
+
+    def tree(self: Journal) -> str:
+        return os.environ.get("QUINE_ROOT_SESSION", "") or self.batch
+
+    return replaced(Journal, "tree", property(tree, lambda self, tree: None))
+
+
+def arrival_forgotten() -> contextlib.AbstractContextManager[None]:
+    """The note that returns came at last counts no more once their item has any line."""
+    ended = Journal.ended
+
+    def restored(self: Journal, id: str, returned: bool = True) -> None:
+        ended(self, id)
+
+    return replaced(Journal, "ended", restored)
+
+
 MUTATIONS = {
     "held-forgotten": TakenBack(held_forgotten, frozenset({"drains"}), 20),
     "started-given-back": TakenBack(started_given_back, frozenset({"twice", "truth"}), 20),
@@ -181,6 +294,15 @@ MUTATIONS = {
     "guessed-never": TakenBack(guessed_never, frozenset({"twice"}), 20),
     "slots-ignored": TakenBack(slots_ignored, frozenset({"slots"}), 20),
     "done-unseen": TakenBack(done_unseen, frozenset({"done", "truth"}), 20),
+    "results-removed": TakenBack(results_removed, frozenset({"removed"}), 100),
+    "returns-failed": TakenBack(returns_failed, frozenset({"truth", "returns"}), 20),
+    "ended-returns": TakenBack(ended_returns, frozenset({"part"}), 20),
+    "results-unknown": TakenBack(results_unknown, frozenset({"line", "twice", "input"}), 20),
+    "retried-on-result": TakenBack(retried_on_result, frozenset({"input"}), 20),
+    "arrival-unnoted": TakenBack(arrival_unnoted, frozenset({"twice", "input", "removed"}), 20),
+    "folder-left": TakenBack(folder_left, frozenset({"folder"}), 20),
+    "replacement-unnoted": TakenBack(replacement_unnoted, frozenset({"twice", "input"}), 100),
+    "tree-forgotten": TakenBack(tree_forgotten, frozenset({"truth", "returns", "twice"}), 100),
 }
 
 # Few seeds show them; each has courses of its own in `test_batch`.
@@ -189,6 +311,7 @@ RARE = {
     "hosts-unnoted": TakenBack(hosts_unnoted, frozenset({"twice"}), 200),
     "refused-kept": TakenBack(refused_kept, frozenset({"lost"}), 10_000),
     "memory-acknowledged": TakenBack(memory_acknowledged, frozenset({"lost"}), 10_000),
+    "arrival-forgotten": TakenBack(arrival_forgotten, frozenset({"truth", "returns", "drains"}), 10_000),
     "unanswered-lost": TakenBack(unanswered_lost, frozenset({"lost"}), 10_000),
     "unheard-ended": TakenBack(unheard_ended, frozenset({"twice"}), 500),
 }

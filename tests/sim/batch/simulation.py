@@ -10,14 +10,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from deploy.host import Host
 from deploy.inventory import Inventory
 from quine.base import backoff
-from quine.fanout import outcome
+from quine.fanout import joblog, journal, outcome
 from quine.fanout.input.items import Items
 from quine.fanout.joblog import UNRETURNED, Joblog
 from quine.fanout.main import template
@@ -35,6 +37,7 @@ from tests.sim.batch.course import Course, draw, lesser
 from tests.sim.batch.files import SimulatedWork, Texts, with_results
 from tests.sim.batch.judge import STATE, check, check_slots
 from tests.sim.batch.streams import SimulatedReport, SimulatedStreams
+from tests.sim.folders import scripted
 from tests.sim.scenario import HANG, NOTICE, ORIGIN, Fault
 from tests.sim.shrink import Kind
 from tests.sim.simulation import PAUSE, QUIET, Simulation, patched
@@ -68,6 +71,9 @@ class BatchSimulation(Simulation):
         self.batch: SimulatedBatch | None = None
         self.run_under_way: Run | None = None
         self.deaths = self.told = 0  # of clients and of nodes at the origin; signals to clients
+        self._begun = 0  # clients so far
+        self.halted = False  # a client has ended items by --halt
+        self._fatal: list[Fault] = []  # each is due once a client has written so many lines
         self._away: dict[str, float] = {}  # hosts that the inventory does not have, and until when
         world.watchers.append(lambda: check_slots(self))
 
@@ -94,7 +100,7 @@ class BatchSimulation(Simulation):
         target = self.routes[name].target(self.slots)
 
         def settings(spawn: Spawn) -> None:
-            spawn.lease = self.course.lease
+            spawn.lease, spawn.workdir = self.course.lease, "/work"
 
         target.settings = settings
         return target
@@ -105,12 +111,31 @@ class BatchSimulation(Simulation):
         """The inventory has no such host for a while."""
         self._away[fault.where] = self.world.now + fault.seconds
 
+    def _full(self, fault: Fault) -> None:
+        """Returns cannot be written here for a while."""
+        if self.texts:
+            self.texts.full_until = self.world.now + fault.seconds
+
     def _kill_node(self, fault: Fault) -> None:
         self.deaths += fault.where == ORIGIN
         super()._kill_node(fault)
 
+    def writes(self, write: Callable[[], None]) -> None:
+        """A client writes a line of its log or of its journal."""
+        fault = None
+        if self.run_under_way and self._fatal:
+            fault = self._fatal[0] = replace(self._fatal[0], number=self._fatal[0].number - 1)
+        if not (fault and not fault.number and fault.how == "instead"):
+            write()
+        if fault and not fault.number:
+            self._kill_client(self._fatal.pop(0))
+            raise Killed
+
     def _kill_client(self, fault: Fault) -> None:
-        if self.batch:
+        if fault.number:
+            self._fatal.append(fault)
+            return
+        if self.batch is not None:
             self.deaths += 1
             self.world.say("the client is killed")
             self.batch.kill()
@@ -118,11 +143,11 @@ class BatchSimulation(Simulation):
             self._kill_node(Fault(0.0, "kill_node", ORIGIN))
 
     def _stop_client(self, fault: Fault) -> None:
-        if self.batch:
+        if self.batch is not None:
             self.batch.stop(fault.seconds)
 
     def _signal(self, fault: Fault) -> None:
-        if self.batch and (run := self.run_under_way):
+        if self.batch is not None and (run := self.run_under_way):
             self.told += 1
             self.batch.soon(lambda: run.signalled(getattr(signal, f"SIG{fault.how}")))
 
@@ -161,9 +186,9 @@ class BatchSimulation(Simulation):
         attics = [(m.name, list(m.node._attic.jobs)) for m in self.machines.values() if m.node]
         return [*super()._held(), *(f"{name}: kept jobs {jobs}" for name, jobs in attics if jobs)]
 
-    def _client(self, until: float) -> bool:
-        """One process of `quine xargs --resume`. Return whether it came to its end, and all items with it."""
-        course, world = self.course, self.world
+    def _options(self) -> Options:
+        """The line of one client."""
+        course = self.course
         words = {
             "joblog": self.log,
             "resume": True,
@@ -172,13 +197,19 @@ class BatchSimulation(Simulation):
             "retries": str(course.retries),
         }
         words |= {"jobs": str(course.most), "stdin": "item" if course.reads else ""}
+        words["halt"] = "" if self.halted else course.halt
         if self.texts:
             words |= {
                 "files": (self.texts.files,),
                 "returns": (self.texts.returns,),
                 "cleanup": course.cleanup,
             }
-        options = Options(**words, idempotent=course.idempotent)
+        return Options(**words, idempotent=course.idempotent)
+
+    def _client(self, until: float) -> bool:
+        """One process of `quine xargs --resume`. Return whether it came to its end, and all items with it."""
+        course, world = self.course, self.world
+        options = self._options()
         items = Items(options, ["{}", ":::", *(item.name for item in course.items)])
         kind = SimulatedWork if self.texts else Work
         work = kind(options, template(options, items.command), items.command)
@@ -195,6 +226,8 @@ class BatchSimulation(Simulation):
         report.open = opening  # type: ignore[method-assign]
         streams: Any = SimulatedStreams(batch, course.rate)
         sink = Sink(streams, False)
+        self._begun += 1
+        os.environ["QUINE_ROOT_SESSION"] = f"{self._begun:032x}" if course.moves else ""
         starter = Starter(options, batch, work, sink, report)
         starter._version = lambda: tuple(self.inventory().hosts)  # type: ignore[method-assign]
         log = Joblog(self.log, KEPT - ({outcome.LOST} if course.idempotent else set()))
@@ -216,6 +249,8 @@ class BatchSimulation(Simulation):
             raise Violation("defect", repr(error)) from error
         finally:
             self.batch = self.run_under_way = None
+            halts = run.stopped and not run.ended_by
+            self.halted = self.halted or halts
             for output in outputs:
                 output._spool.leave()  # as the kernel does
         batch.close(goes_on=not run.killed)
@@ -223,7 +258,7 @@ class BatchSimulation(Simulation):
         world.say(f"the client ends: {run.text()}")
         if run.fault:
             raise Violation("defect", repr(run.fault))
-        return not (run.ended_by or self._awaits_returns())
+        return not (run.ended_by or halts or self._awaits_returns())
 
     def _awaits_returns(self) -> bool:
         """Whether results are still on a host, so that the next client asks for them."""
@@ -257,6 +292,13 @@ def fanned(course: Course, world: World, sim: Callable[[], BatchSimulation]) -> 
     for module in list(sys.modules.values()):
         if getattr(module, "boot_clock", None) is address.boot_clock and module is not address:
             put(module, "boot_clock", lambda: world.now)
+    written = journal.written
+
+    def writing(fd: int, text: str, path: str) -> None:
+        sim().writes(lambda: written(fd, text, path))
+
+    put(journal, "written", writing)
+    put(joblog, "written", writing)
     put(backoff, "random", world.random("backoff"))
     put(sinks, "QUEUED", 4)
     put(os, "fsync", lambda fd: None)
@@ -281,9 +323,12 @@ def simulate(
         patched(course, world),
         fanned(course, world, lambda: made[0]),
         mutation() if mutation else contextlib.nullcontext(),
+        mock.patch.dict(os.environ),
+        contextlib.ExitStack() as around,
     ):
         sim = BatchSimulation(course, world, os.path.join(folder, "log"))
         made.append(sim)
+        around.enter_context(scripted(world, sim.machines))
         try:
             sim.run()
             return None

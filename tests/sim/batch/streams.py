@@ -56,6 +56,9 @@ class SimulatedStreams:
     def queue(self, chunks: Iterator[tuple[int, bytes]], done: Callable[[], None]) -> None:
         self._queue.append((chunks, done))
 
+    def stop(self) -> None:
+        self._queue.clear()
+
     def pump(self) -> None:
         while self._queue and self.pending < MOST:
             chunks, done = self._queue[0]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from tests.sim.batch import judge
-from tests.sim.batch.course import BATCH, Course, draw
+from tests.sim.batch.course import APART, BATCH, IN_PLACE, Course, draw
 from tests.sim.batch.mutations import MUTATIONS, RARE
 from tests.sim.batch.simulation import BATCHES, simulate
 from tests.sim.marks import by_seeds
@@ -101,6 +102,38 @@ def test_a_job_that_is_not_heard_of_in_time_after_term_is_asked_for(monkeypatch:
     faults = (Fault(1.35, "down", "h1", 9.9), Fault(1.36, "signal", BATCH, how="TERM"))
     items = (Job("i0", "", steps=(("sleep", 0.1),)),)
     fails_without("unanswered-lost", Course(1, ("h1",), (), faults, 1, lease=60.0, items=items, again=0.3))
+
+
+@pytest.mark.parametrize("files", [APART, IN_PLACE])
+def test_returns_that_came_at_last_are_not_asked_for_again(files: str) -> None:
+    """The node of the client dies as they are asked for, and their host is away: they do not come. The next client has
+    them, has removed them there, and is killed before it can write that down."""
+    faults = (
+        Fault(1.9, "down", "h1", 15.0, how="refused"),
+        Fault(2.5, "kill_node", ORIGIN),
+        Fault(10.0, "kill_client", BATCH, how="instead", number=2 if files == APART else 3),
+    )
+    items = (Job("i0", "", steps=(("sleep", 0.5),)),)
+    course = Course(1, ("h1",), (), faults, 1, items=items, again=0.3, files=files, cleanup=True)
+    fails_without("arrival-forgotten", course)
+
+
+def test_an_item_whose_result_replaces_its_file_as_the_client_dies_is_not_run_on_that() -> None:
+    """With the fix it dies before the replacement, or with number 2 behind it; without it behind it."""
+    items = (Job("i0", "", steps=(("sleep", 3.0),)),)
+    faults = [Fault(3.0, "kill_client", BATCH, how="instead", number=number) for number in (1, 2)]
+    for fault in faults:
+        course = Course(1, ("h1",), (), (fault,), 1, items=items, again=0.3, files=IN_PLACE)
+        assert simulate(course) is None
+    fails_without("replacement-unnoted", replace(course, faults=(faults[0],)))
+
+
+def test_results_are_where_the_agent_before_had_its_jobs() -> None:
+    """The client is of another agent than the one before, which was killed."""
+    faults = (Fault(3.0, "kill_client", BATCH),)
+    items = (Job("i0", "", steps=(("sleep", 3.0),)),)
+    course = Course(1, ("h1",), (), faults, 1, items=items, again=0.3, files=APART, moves=True)
+    fails_without("tree-forgotten", course)
 
 
 @pytest.mark.long
