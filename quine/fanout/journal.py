@@ -12,7 +12,7 @@ Laws
    whose returns are here has a note of that before they are removed on its host, and at once where they replaced the
    files of its item: they are not asked for again. That note stays until a line in the log says the same.
 7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
-   nobody goes on with it.
+   nobody goes on with it. It has the tree of the first run, too: files of jobs are in the directories of that.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from quine.jobs import owner
 from transport import quickjson
 from transport.address import boot_clock, boot_id
 from transport.errors import Refused
+from transport.spawn import is_id
 from transport.writes import write_all
 
 TYPE_CHECKING = False
@@ -92,6 +93,7 @@ class Journal:
         self._path = log + ".started"
         self._fd = -1
         self.batch, self._secret = os.urandom(16).hex(), os.urandom(16).hex()
+        self.tree = ""  # whose directories its jobs are in
         self.hosts: dict[str, None] = {}  # on which jobs have started,
         self.wheres: dict[str, None] = {}  # and WHEREs that jobs were sent to
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
@@ -112,14 +114,17 @@ class Journal:
         """Go on with the batch of the file. Raises OSError, and Misconfigured if it is none."""
         lines = list(whole_lines(self._path))
         head = lines[0].split() if lines else []
-        if lines and (head[:2] != JOURNAL.split() or len(head) not in (6, 7)):
+        if lines and (head[:2] != JOURNAL.split() or len(head) not in (6, 7, 8)):
             raise Misconfigured(f"{self._path} is none of this version")
         try:
             if head:
                 self.batch, self._run, self._secret = head[2], int(head[3]) + 1, head[4]
             if head and not self.batch.isalnum():
                 raise ValueError("no batch is called so")
-            self._owner = owner.parsed(head[6]) if len(head) == 7 else None
+            self._owner = owner.parsed(head[6]) if len(head) > 6 else None
+            self.tree = head[7] if len(head) > 7 else ""
+            if self.tree and not is_id(self.tree):
+                raise ValueError("no tree is called so")
         except ValueError:
             raise Misconfigured(f"line 1 of {self._path} is damaged") from None
         second = -inf
@@ -133,9 +138,9 @@ class Journal:
                 elif word == "host":
                     (host,) = rest
                     self.hosts[host] = None
-                elif word == "halted":
+                elif word in ("halted", "begun"):
                     (id,) = rest
-                    self.halted[id] = None
+                    getattr(self, word)[id] = None
                 elif word == "lines":
                     () = rest
                     self.by_lines = self._passes_lines = True
@@ -147,9 +152,6 @@ class Journal:
                 elif word == "brought":
                     id, *_ = rest  # with a second word by earlier builds
                     self.brought[id] = None
-                elif word == "begun":
-                    (id,) = rest
-                    self.begun[id] = None
                 elif word == "time":
                     (when,) = map(float, rest)
                     second = when if same else -inf
@@ -180,13 +182,15 @@ class Journal:
 
     def begin(self) -> None:
         """Write it anew, with what has no line in the log. Raises OSError."""
+        root = os.environ.get("QUINE_ROOT_SESSION", "")
+        self.tree = self.tree or (root if is_id(root) else self.batch)
         before, self._fd = self._fd, replaced(self._path, [self._text()], 0o600)
         if before >= 0:
             os.close(before)
 
     def _text(self) -> str:
         text = [
-            f"{JOURNAL} {self.batch} {self._run} {self._secret} {boot_id()} {owner.this_process().word}\n",
+            f"{JOURNAL} {self.batch} {self._run} {self._secret} {boot_id()} {owner.this_process().word} {self.tree}\n",
             *(f"host {host}\n" for host in self.hosts),
         ]
         text += (f"where {where}\n" for where in self.wheres)
@@ -324,15 +328,6 @@ class Journal:
 
 
 # -- files -----------------------------------------------------------------------------------------
-
-
-def version_of(path: object) -> object:
-    """Return something that changes with a file; () if there is none."""
-    try:
-        facts = os.stat(str(path or ""))
-    except OSError:
-        return ()
-    return facts.st_mtime_ns, facts.st_ino
 
 
 def replaced(path: str, texts: Iterable[str], mode: int) -> int:

@@ -15,7 +15,6 @@ import os
 
 from quine.base.allowed_hosts import find, naming
 from quine.base.errors import Misconfigured
-from quine.fanout.journal import version_of
 from quine.jobs.client import caller
 from transport.spawn import Spawn
 
@@ -31,6 +30,15 @@ EVERY = 5.0  # seconds between two looks
 # A host without getconf, as one with BusyBox, mostly has nproc; the exit status tells that there is neither.
 ASK = ["sh", "-c", "cat /proc/loadavg && { getconf _NPROCESSORS_ONLN || nproc; }"]
 WORDS = 6  # of an answer: five of /proc/loadavg, and the number of processors
+
+
+def version_of(path: object) -> object:
+    """Return something that changes with a file; () if there is none."""
+    try:
+        facts = os.stat(str(path or ""))
+    except OSError:
+        return ()
+    return facts.st_mtime_ns, facts.st_ino
 
 
 class Limit:

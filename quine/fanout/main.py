@@ -175,7 +175,8 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
         starter.record(log.journal)
     facts = {
         "id": options.spawn.job or (crowd.root if crowd else new_session()),
-        **{"tree": starter.tree, "pid": os.getpid(), "detached": bool(options.spawn.job), "command": shown},
+        "tree": os.environ.get("QUINE_ROOT_SESSION", "") or starter.tree,  # not that of the first run
+        **{"pid": os.getpid(), "detached": bool(options.spawn.job), "command": shown},
     }
     view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now, facts)
     view.totals = crowd.totals if crowd else None

@@ -9,7 +9,8 @@ from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.base.procs import raise_open_files
 from quine.fanout import outcome
 from quine.fanout.files.files import Files
-from quine.fanout.journal import Unreturned, version_of
+from quine.fanout.journal import Unreturned
+from quine.fanout.load import version_of
 from quine.fanout.tasks import Task
 from quine.files.select import Services
 from quine.jobs.client import Notes, caller, callers_environment, callers_limits, reach, starting_directory
@@ -90,7 +91,7 @@ class Starter:
         journal.sends_to(self._where)
         self._note_hosts()
         self._context["batch"] = journal.batch
-        self.tree = os.environ.get("QUINE_ROOT_SESSION", "") or journal.batch
+        self.tree = journal.tree
 
     def ready(self) -> bool:
         """Whether one more may be started, apart from `most`."""

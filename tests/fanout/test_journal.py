@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from quine.fanout.joblog import UNRETURNED, Entry, Joblog
 from quine.fanout.journal import Unreturned
 
@@ -68,4 +70,23 @@ def test_a_note_of_returns_goes_with_the_next_try(tmp_path: Path) -> None:
     log._close()
     log = Joblog(str(path), KEEP)
     assert not log.journal.brought and list(log.journal.sent) == ["next"]
+    log.close()
+
+
+def test_the_files_of_a_batch_stay_where_its_first_run_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent has begun it, and another goes on with it: its jobs there are in the directories of the first one."""
+    path = tmp_path / "log"
+    trees = []
+    for root in ("first", "second", ""):
+        monkeypatch.setenv("QUINE_ROOT_SESSION", root)
+        log = Joblog(str(path), KEEP)
+        log.journal.start("id", "h", 1)
+        trees.append(log.journal.tree)
+        log.close()
+    assert trees == ["first"] * 3
+    monkeypatch.setenv("QUINE_ROOT_SESSION", "no session")
+    log = Joblog(str(path))
+    assert log.journal.tree == log.journal.batch
     log.close()

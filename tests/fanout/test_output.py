@@ -506,7 +506,9 @@ def test_a_hash_tells_where_parts_end(one: list[bytes], other: list[bytes]) -> N
     assert (hash_of(one) == hash_of(other)) == (one == other)
 
 
-@pytest.mark.parametrize(("at", "word"), [(2, "../../x"), (3, "²"), (3, "9" * 5000), (6, "a,b,c,1,x,node")])
+@pytest.mark.parametrize(
+    ("at", "word"), [(2, "../../x"), (3, "²"), (3, "9" * 5000), (6, "a,b,c,1,x,node"), (7, "../x")]
+)
 def test_the_first_line_of_a_journal_is_taken_for_no_more_than_it_may_say(
     tmp_path: Path, at: int, word: str
 ) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from quine.base.errors import FAILED
 from quine.fanout.files.files import Files
-from quine.fanout.joblog import Past
+from quine.fanout.files.replaced import Replaced
 from quine.fanout.journal import Journal
 from quine.fanout.retries import Retries
 from quine.fanout.run import Run
@@ -229,8 +229,8 @@ def ended_returns() -> contextlib.AbstractContextManager[None]:
 
 
 def results_unknown() -> contextlib.AbstractContextManager[None]:
-    """F5. An item is not known by the results that have replaced its files."""
-    return replaced(Past, "known", lambda self, hash: hash)
+    """F5. An item is told apart by the results that have replaced its files."""
+    return replaced(Replaced, "before", lambda self, name, state: state)
 
 
 def retried_on_result() -> contextlib.AbstractContextManager[None]:
@@ -246,8 +246,8 @@ def retried_on_result() -> contextlib.AbstractContextManager[None]:
 def arrival_unnoted() -> contextlib.AbstractContextManager[None]:
     """F5. Results in place of files are known by the line of their item alone, which comes later."""
 
-    def restored(self: Journal, id: str, came: str) -> None:
-        self.brought[id] = came
+    def restored(self: Journal, id: str) -> None:
+        self.brought[id] = None
 
     return replaced(Journal, "bring", restored)
 
@@ -262,8 +262,13 @@ def folder_left() -> contextlib.AbstractContextManager[None]:
 
 
 def replacement_unnoted() -> contextlib.AbstractContextManager[None]:
-    """F5. Results are known once they have replaced the files of their item, and not before."""
-    return replaced(Files, "_note_replacement", lambda self, task, stage: True)
+    """F5. A client that is killed takes what it knows of replaced files with it."""
+
+    def restored(self: Replaced, rows: Iterable[tuple[bytes, str, str]]) -> None:
+        for name, state, comes in rows:
+            self._add(name, self.before(name, state), comes)
+
+    return replaced(Replaced, "add", restored)
 
 
 def tree_forgotten() -> contextlib.AbstractContextManager[None]:
@@ -287,7 +292,7 @@ def arrival_forgotten() -> contextlib.AbstractContextManager[None]:
 
 MUTATIONS = {
     "held-forgotten": TakenBack(held_forgotten, frozenset({"drains"}), 20),
-    "started-given-back": TakenBack(started_given_back, frozenset({"twice", "truth"}), 20),
+    "started-given-back": TakenBack(started_given_back, frozenset({"twice", "truth"}), 40),
     "lost-again": TakenBack(lost_again, frozenset({"twice"}), 20),
     "reported-twice": TakenBack(reported_twice, frozenset({"line"}), 20),
     "output-not-held": TakenBack(output_not_held, frozenset({"bytes", "whole", "lost"}), 150),
@@ -295,13 +300,13 @@ MUTATIONS = {
     "slots-ignored": TakenBack(slots_ignored, frozenset({"slots"}), 20),
     "done-unseen": TakenBack(done_unseen, frozenset({"done", "truth"}), 20),
     "results-removed": TakenBack(results_removed, frozenset({"removed"}), 100),
-    "returns-failed": TakenBack(returns_failed, frozenset({"truth", "returns"}), 20),
+    "returns-failed": TakenBack(returns_failed, frozenset({"truth", "returns", "removed"}), 20),
     "ended-returns": TakenBack(ended_returns, frozenset({"part"}), 20),
     "results-unknown": TakenBack(results_unknown, frozenset({"line", "twice", "input"}), 20),
     "retried-on-result": TakenBack(retried_on_result, frozenset({"input"}), 20),
     "arrival-unnoted": TakenBack(arrival_unnoted, frozenset({"twice", "input", "removed"}), 20),
     "folder-left": TakenBack(folder_left, frozenset({"folder"}), 20),
-    "replacement-unnoted": TakenBack(replacement_unnoted, frozenset({"twice", "input"}), 100),
+    "replacement-unnoted": TakenBack(replacement_unnoted, frozenset({"line", "twice", "input"}), 100),
     "tree-forgotten": TakenBack(tree_forgotten, frozenset({"truth", "returns", "twice"}), 100),
 }
 

@@ -20,6 +20,7 @@ from deploy.host import Host
 from deploy.inventory import Inventory
 from quine.base import backoff
 from quine.fanout import joblog, journal, outcome
+from quine.fanout.files import replaced
 from quine.fanout.input.items import Items
 from quine.fanout.joblog import UNRETURNED, Joblog
 from quine.fanout.main import template
@@ -232,6 +233,7 @@ class BatchSimulation(Simulation):
         starter._version = lambda: tuple(self.inventory().hosts)  # type: ignore[method-assign]
         log = Joblog(self.log, KEPT - ({outcome.LOST} if course.idempotent else set()))
         starter.record(log.journal)
+        work.contents.replaced = log.replaced
         now = self.origin.clock.time()
         view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now, {})
         view.close()  # its state is published for nobody
@@ -299,6 +301,7 @@ def fanned(course: Course, world: World, sim: Callable[[], BatchSimulation]) -> 
 
     put(journal, "written", writing)
     put(joblog, "written", writing)
+    put(replaced, "written", writing)
     put(backoff, "random", world.random("backoff"))
     put(sinks, "QUEUED", 4)
     put(os, "fsync", lambda fd: None)

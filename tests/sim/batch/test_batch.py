@@ -111,7 +111,7 @@ def test_returns_that_came_at_last_are_not_asked_for_again(files: str) -> None:
     faults = (
         Fault(1.9, "down", "h1", 15.0, how="refused"),
         Fault(2.5, "kill_node", ORIGIN),
-        Fault(10.0, "kill_client", BATCH, how="instead", number=2 if files == APART else 3),
+        Fault(10.0, "kill_client", BATCH, how="instead", number=2),
     )
     items = (Job("i0", "", steps=(("sleep", 0.5),)),)
     course = Course(1, ("h1",), (), faults, 1, items=items, again=0.3, files=files, cleanup=True)
