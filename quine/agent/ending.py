@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from quine.agent.loop import Loop
 
 
-def report(loop: Loop, end: End) -> None:
-    """Write the --report file of an agent whose process was this one."""
+def report(loop: Loop, end: End) -> bool:
+    """Write the --report file of an agent whose process was this one. False if that fails."""
     import resource
     import time
 
@@ -42,7 +42,7 @@ def report(loop: Loop, end: End) -> None:
         outcome.pid, outcome.rusage = os.getpid(), rusage
     settings = loop.settings
     agents, _, cost = loop.ledger.totals()
-    write(
+    return write(
         settings.report,
         outcome,
         session=loop.spec.session,

@@ -231,8 +231,8 @@ def _lives(
         end = _settle(loop, end, held)
         if os.getpid() != ours:
             ending.vanish(end)
-        if loop.settings.report:
-            ending.report(loop, end)
+        if loop.settings.report and not ending.report(loop, end):
+            end = end._replace(status=end.status or LOST)
         if loop.settings.top and not loop.relayed and policy.wanted(os.environ):
             policy.finish(spec.root, policy.HURRY if end.signal else policy.PATIENCE)
         return end

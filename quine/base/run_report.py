@@ -60,13 +60,16 @@ def _check_file(path: str) -> None:
             file.commit()
 
 
-def write(target: str, status: Status, where: str = "local", **facts: object) -> None:
-    """Write the report of an agent or a command. A failure is printed."""
-    put(target, record(status, where, **facts))
+def write(target: str, status: Status, where: str = "local", **facts: object) -> bool:
+    """Write the report of an agent or a command; see `put`."""
+    return put(target, record(status, where, **facts))
 
 
-def put(target: str, record: dict[str, object]) -> None:
-    """Write a report, whole, to a descriptor number or to a file (transport/atomic.py). A failure is printed."""
+def put(target: str, record: dict[str, object]) -> bool:
+    """Write a report, whole, to a descriptor number or to a file (transport/atomic.py).
+
+    False if that fails, which is printed: then no status of the caller is 0.
+    """
     data = (quickjson.dumps(record) + "\n").encode()
     try:
         if target.isdecimal():
@@ -77,6 +80,8 @@ def put(target: str, record: dict[str, object]) -> None:
             atomic.write(target, data)
     except OSError as error:
         complain(f"cannot write the report to {target}: {_why(error)}")
+        return False
+    return True
 
 
 def record(status: Status, where: str = "local", **facts: object) -> dict[str, object]:

@@ -192,9 +192,8 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
         items.close()
         if log:
             log.close()
-        if options.spawn.report:
-            _report(options, run, view)
-    return _end(options, run)
+        told = not options.spawn.report or _report(options, run, view)
+    return _end(options, run) or (0 if told else LOST)
 
 
 def _work(options: Options, command: Template, items: Items, mission: bool) -> Work:
@@ -272,12 +271,12 @@ def _status(options: Options, run: Run) -> int:
     return DENIED if run.spent and status in (0, outcome.SOME_FAILED) else status
 
 
-def _report(options: Options, run: Run, view: View) -> None:
-    """Write --report."""
+def _report(options: Options, run: Run, view: View) -> bool:
+    """Write --report. False if that fails."""
     from quine.base import run_report
     from transport.status import signal_name
 
-    run_report.put(
+    return run_report.put(
         options.spawn.report,
         {
             **{"code": _status(options, run), "signal": signal_name(run.ended_by) if run.ended_by else None},

@@ -14,7 +14,7 @@ import os
 import time
 
 from quine.base.cli_options import limits
-from quine.base.errors import Misconfigured, complain, say
+from quine.base.errors import LOST, Misconfigured, complain, say
 
 LONG = 10.0  # seconds without a connection until it is reported, also without -v
 
@@ -254,9 +254,9 @@ def show(
     if options.report:
         from quine.base import run_report
 
-        run_report.write(
-            options.report, status, spawn.where, started=started, seconds=seconds, **(facts or {})
-        )
+        times = {"started": started, "seconds": seconds}
+        written = run_report.write(options.report, status, spawn.where, **times, **(facts or {}))
+        status.code = status.code or (0 if written else LOST)
     if status.left and stage is None and not options.quiet:
         say(f"quine: {status.host}: files are left in {status.left}\n")
     if status.detail and not spawn.own:

@@ -59,6 +59,21 @@ def test_one_that_cannot_be_written_is_refused_before_anything_starts(agents: Ag
     assert os.listdir(agents.directory) == ["script.jsonl"]
 
 
+def test_a_status_is_not_0_if_it_cannot_be_written_at_the_end(agents: Agents, lab: Lab) -> None:
+    """A disk that is full by then: here the directory has gone."""
+    (agents.directory / "d").mkdir()
+    gone = ["--report", f"{agents.directory}/d/r"]
+    done = agents.run(says(sh("rm -r d")), says(OK), options=gone)
+    assert done.returncode == 74 and b"cannot write the report to" in done.stderr
+    for words in (["run", *gone, "--", "sh", "-c"], ["xargs", *gone, "--", "sh", "-c"]):
+        (agents.directory / "d").mkdir()
+        done = lab.run([*words, "rm -r d"], cwd=agents.directory, input="an item\n")
+        assert done.returncode == 74 and b"cannot write the report to" in done.stderr, done
+    (agents.directory / "d").mkdir()
+    done = lab.run(["run", *gone, "--", "sh", "-c", "rm -r d; exit 3"], cwd=agents.directory)
+    assert done.returncode == 3
+
+
 def test_one_of_an_earlier_run_is_gone_before_anything_starts(agents: Agents, lab: Lab) -> None:
     path = agents.directory / "r"
     path.write_text(EARLIER)

@@ -37,6 +37,7 @@ class Contents:
         self._own = {located(os.fsencode(path)) for path in own if path}
         self.replaced: Replaced | None = None
         self._seen: Seen = {}
+        self._here = os.path.realpath(os.fsencode(os.getcwd()))
 
     def parts(self, found: Found, shared: bool = False) -> Iterator[bytes]:
         """Yield the parts of a hash. `shared`: files of all items, which are remembered."""
@@ -52,17 +53,21 @@ class Contents:
         """
         if self.replaced is None:
             return
-        here, tops = os.path.realpath(os.fsencode(os.getcwd())), [located(path) for path in inputs]
+        tops = [located(path) for path in inputs]
         self.replaced.add(
-            (path, state_of(path, below=path not in tops), state_of(lies))
-            for path, lies in ((os.path.join(here, name), lies) for name, lies in arrivals)
+            (self._name(path), state_of(path, below=path not in tops), state_of(lies))
+            for path, lies in ((os.path.join(self._here, name), lies) for name, lies in arrivals)
             if any(name_below(path, top) is not None for top in tops)
         )
+
+    def _name(self, path: bytes) -> bytes:
+        """The name of a file in the record: relative, so that a log can go to another machine with its files."""
+        return name_below(path, self._here) or path
 
     def _content(self, path: bytes, seen: Seen | None, below: bool = False) -> list[bytes]:
         """The state of a file, and of all that is in a directory; [] for what results have added."""
         state = state_of(path, seen, below)
-        before = self.replaced.before(path, state) if self.replaced else state
+        before = self.replaced.before(self._name(path), state) if self.replaced else state
         inner: list[bytes] = []
         if state == FOLDER:
             for name in _listed(path):

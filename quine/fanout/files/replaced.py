@@ -25,7 +25,7 @@ SUFFIX = ".replaced"
 
 
 class Replaced:
-    """`log` is the path of the log. States are words (quine/fanout/files/contents.py), names are absolute paths."""
+    """`log` is the path of the log. States are words, and names paths (quine/fanout/files/contents.py)."""
 
     def __init__(self, log: str) -> None:
         self._path = log + SUFFIX
