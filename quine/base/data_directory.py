@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from quine.base import dirs
 from quine.base.errors import Misconfigured, say
+from quine.base.text import plain
 from transport.address import state_directory
 from transport.lean import Mapping, blake2b, contextlib
 from transport.provenance import safe_path
@@ -60,8 +62,8 @@ def checked(environ: Mapping[str, str] = os.environ, option: str = "") -> str:
 
 
 def require_own(place: str) -> None:
-    """Raise Misconfigured if the directory at `place` exists and does not belong to the user."""
-    with contextlib.suppress(OSError):  # its user says so
+    """Raise Misconfigured if the directory at `place` exists and may not belong to the user."""
+    with contextlib.suppress(OSError):  # it is not there, or cannot be opened: its user says so
         os.close(opened(place))
 
 
@@ -79,7 +81,7 @@ def opened(place: str, make: bool = False) -> int:
             if known not in _judged:
                 if new:
                     _mark(fd)
-                elif not _is_marked(fd):
+                elif not _is_marked(fd, place):
                     _adopt(fd, place)
                 _judged.add(known)
     except BaseException:
@@ -93,13 +95,19 @@ def _about(place: str) -> Iterator[None]:
     try:
         yield
     except safe_path.Unsafe as unsafe:
-        raise Misconfigured(f"the data directory {place}: {unsafe}", f"{unsafe.hint}, {_ELSEWHERE}") from None
+        detail, hint = (plain(text, newlines=False) for text in (str(unsafe), unsafe.hint))  # they name files
+        raise Misconfigured(f"the data directory {place}: {detail}", f"{hint}, {_ELSEWHERE}") from None
+    except FileNotFoundError:
+        raise  # another process has removed the directory
+    except OSError as error:  # verbs that read go on after an OSError: they take the directory for a missing one
+        why = (error.strerror or str(error)).lower()
+        raise Misconfigured(f"the data directory {place}: {why}", f"look at it, {_ELSEWHERE}") from None
 
 
 def _adopt(fd: int, place: str) -> None:
     """Mark a directory that has no mark of this user. Raises Unsafe if it may be somebody else's."""
     names = [name for name in os.listdir(fd) if not name.startswith((MARK, IGNORE))]
-    if _is_marked(fd):
+    if _is_marked(fd, place):
         return  # by another process, which has just made it; its files came after that
     found = place == dirs.absolute(NAME)
     if not found:  # somebody has named the way
@@ -110,10 +118,11 @@ def _adopt(fd: int, place: str) -> None:
                 raise safe_path.Unsafe(f"{name} in it is a symlink", f"look at it, then rm {place}/{name}")
     from transport.provenance import git_index  # here: only a directory without a mark needs it
 
-    if git_index.tracks(place):
+    if index := git_index.tracks(place):
+        split = os.path.basename(index).startswith(git_index.SHARED)
         raise safe_path.Unsafe(
             "git tracks it, so it may have come with a repository",
-            f"git rm -r --cached {place} if it is yours",
+            f"{'git update-index --no-split-index, then ' * split}git rm -r --cached {place} if it is yours",
         )
     if _mark(fd) and found and names:
         say(
@@ -135,12 +144,15 @@ def _digest(secret: bytes, number: str) -> str:
     return blake2b(number.encode(), key=secret, digest_size=_SIZE).hexdigest()
 
 
-def _is_marked(fd: int) -> bool:
+def _is_marked(fd: int, place: str) -> bool:
+    """Return whether the directory has the mark of this user. Raises Unsafe if another thing is in its place."""
     try:
         mark = os.open(MARK, safe_path.FILE, dir_fd=fd)
     except OSError:
         return False
     try:
+        if not stat.S_ISREG(os.fstat(mark).st_mode):
+            raise safe_path.Unsafe(f"{MARK} in it is no regular file", f"look at it, then rm -r {place}/{MARK}")
         number, _, digest = os.read(mark, 200).decode("ascii", "replace").strip().partition(" ")
     finally:
         os.close(mark)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -118,6 +119,48 @@ def test_a_work_tree_elsewhere_and_a_repository_of_sha256(here: Path) -> None:
     for tree in ("main", "linked"):
         assert git_index.tracks(str(here / tree / ".quine")), tree
         assert not git_index.tracks(str(here / tree / "other")), tree
+
+
+def test_one_of_a_split_index_is_refused_with_both_commands(here: Path) -> None:
+    place = here / ".quine"
+    place.mkdir()
+    (place / "a").write_text("")
+    git("init", "-q")
+    git("add", "-f", ".quine/a")
+    git("update-index", "--split-index")
+    assert "git update-index --no-split-index, then git rm -r" in refused(place, "git tracks it")
+    git("update-index", "--no-split-index")
+    git("rm", "-qr", "--cached", ".quine")
+    use(place)
+
+
+@pytest.mark.parametrize("planted", ["directory", "pipe"])
+def test_something_else_in_the_place_of_the_mark(here: Path, planted: str) -> None:
+    """Verbs that read had gone on; an agent ended."""
+    place = here / ".quine"
+    place.mkdir()
+    mark = place / ".mark"
+    mark.mkdir() if planted == "directory" else os.mkfifo(mark)
+    assert f"rm -r {mark}" in refused(place, "is no regular file")
+    with pytest.raises(Misconfigured, match="is no regular file"):
+        data_directory.checked({})
+
+
+def test_an_error_of_the_system_is_no_missing_directory(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> list[str]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    (here / ".quine").mkdir()
+    monkeypatch.setattr(data_directory, "_links", fails)
+    with pytest.raises(Misconfigured, match=r"\.quine: input/output error"):
+        data_directory.checked({})
+
+
+def test_names_in_a_message_are_made_harmless(here: Path) -> None:
+    (here / ".quine").mkdir()
+    (here / ".quine" / "a\x1b[31m\nquine: note: fake").symlink_to("/")
+    hint = refused(here / ".quine", r"a\\x1b\[31m\\nquine: note: fake in it is a symlink")
+    assert "\x1b" not in hint and "\n" not in hint
 
 
 def test_one_that_others_can_write_is_refused(here: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.lab import Lab
 from tests.support.agents import OK, says
 
+HUGE = 20 << 30  # bytes, all of them a hole
 ID = "01a2095f-e397-79a8-b878-b5f246be26d7"
 
 
@@ -55,6 +56,40 @@ def inner_pipe(clone: Path) -> None:
     (clone / ".quine").chmod(0o777)
 
 
+def planted(clone: Path) -> None:
+    (clone / ".quine" / "fs").mkdir(parents=True)
+    (clone / ".quine" / "fs" / "planted").write_text("planted")
+    (clone / ".quine" / f"{ID}.jsonl").write_text('{"type":"meta","data":{"mission":"planted"}}\n')
+
+
+def pipe_for_git(clone: Path) -> None:
+    planted(clone)
+    os.mkfifo(clone / ".git")
+
+
+def pipe_for_the_index(clone: Path) -> None:
+    planted(clone)
+    (clone / ".git").mkdir()
+    os.mkfifo(clone / ".git" / "index")
+
+
+def hole_for_the_index(clone: Path) -> None:
+    planted(clone)
+    (clone / ".git").mkdir()
+    (clone / ".git" / "index").touch()
+    os.truncate(clone / ".git" / "index", HUGE)
+
+
+def device_for_git(clone: Path) -> None:
+    planted(clone)
+    (clone / ".git").write_text("gitdir: /dev/zero")
+
+
+def directory_for_the_mark(clone: Path) -> None:
+    planted(clone)
+    (clone / ".quine" / ".mark").mkdir()
+
+
 def of_another_user(clone: Path) -> None:
     if os.getuid():
         pytest.skip("needs root to give files away")
@@ -64,7 +99,10 @@ def of_another_user(clone: Path) -> None:
         os.chown(path, 65534, -1)
 
 
-FILLS = [outer_link, inner_link, link_to_a_file, tracked, open_to_all, pipe, inner_pipe, of_another_user]
+FILLS = [
+    outer_link, inner_link, link_to_a_file, tracked, open_to_all, pipe, inner_pipe, of_another_user, pipe_for_git,
+    pipe_for_the_index, hole_for_the_index, device_for_git, directory_for_the_mark,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("fill", FILLS)

@@ -1,0 +1,157 @@
+"""The index of a repository of somebody else: whatever is in its place, git may track the path, or it does not."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from transport.provenance import git_index
+from transport.provenance.safe_path import Unsafe
+
+HUGE = 20 << 30  # bytes, all of them a hole
+
+
+def git(*words: str) -> None:
+    identity = ("-c", "user.name=x", "-c", "user.email=x@x")
+    subprocess.run(["git", *identity, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose index has one file, which is not the path that is asked for."""
+    monkeypatch.chdir(tmp_path)
+    git("init", "-q", "clone")
+    monkeypatch.chdir("clone")
+    Path("a").write_text("a")
+    git("add", "a")
+    return Path.cwd()
+
+
+def refused(clone: Path, place: str) -> str:
+    with pytest.raises(Unsafe, match="git may track it") as said:
+        git_index.tracks(str(clone / ".quine"))
+    assert str(clone / place) in str(said.value) and said.value.hint.startswith(f"look at {clone / place}")
+    return str(said.value)
+
+
+def replaced(path: Path, made: Callable[[Path], object]) -> None:
+    path.unlink(missing_ok=True)
+    made(path)
+
+
+def hole(path: Path) -> None:
+    path.touch()
+    os.truncate(path, HUGE)
+
+
+PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pipe": (os.mkfifo, "no regular file"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+    "directory": (os.mkdir, "directory"),
+    "hole": (hole, "more than"),
+    "link to nothing": (lambda path: path.symlink_to("nothing"), "no such file"),
+}
+
+
+@pytest.mark.parametrize("name", ["index", "config", "commondir"])
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_file_of_git_that_is_none(clone: Path, name: str, planted: str) -> None:
+    made, why = PLANTED[planted]
+    if planted == "link to nothing" and name != "index":
+        pytest.skip("as if it were not there, which is allowed")
+    replaced(clone / ".git" / name, made)
+    assert why in refused(clone, f".git/{name}")
+
+
+@pytest.mark.parametrize("planted", ["pipe", "device", "hole", "link to nothing"])
+def test_something_else_in_the_place_of_the_repository(clone: Path, planted: str) -> None:
+    made, why = PLANTED[planted]
+    (clone / ".git").rename(clone / "git")
+    made(clone / ".git")
+    assert why in refused(clone, ".git")
+
+
+@pytest.mark.parametrize("text", ["", "gitdir: /dev/zero", "gitdir: nowhere", "gitdir: a\0b", "\x1b[31m\n"])
+def test_a_file_that_names_no_repository(clone: Path, text: str) -> None:
+    (clone / ".git").rename(clone / "git")
+    (clone / ".git").write_text(text)
+    refused(clone, ".git")
+    (clone / ".git").write_text("gitdir: git")
+    assert not git_index.tracks(str(clone / ".quine"))
+    assert git_index.tracks(str(clone / "a"))
+
+
+def test_a_repository_without_commits_tracks_nothing(clone: Path) -> None:
+    (clone / ".git" / "index").unlink()
+    assert not git_index.tracks(str(clone / "a"))
+
+
+def test_one_without_a_configuration_tracks_what_its_index_says(clone: Path) -> None:
+    (clone / ".git" / "config").unlink()
+    assert git_index.tracks(str(clone / "a"))
+
+
+@pytest.mark.parametrize("version", ["2", "4"])
+def test_each_cut_and_each_junk_is_found(clone: Path, version: str) -> None:
+    for number in range(5):
+        (clone / f"b{number}").write_text("b")
+    git("update-index", "--index-version", version)
+    git("add", ".")
+    git("commit", "-qm", "all")  # an extension, the tree, follows the entries
+    path = clone / ".git" / "index"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20] + bytes(20))  # index.skipHash
+    assert not git_index.tracks(str(clone / ".quine"))
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        refused(clone, ".git/index")
+    for junk in (b"x" * 100, whole[:4] + struct.pack(">I", 9) + whole[8:], whole + b"more", whole[:-22] + b"xx" + whole[-20:]):
+        path.write_bytes(junk)
+        refused(clone, ".git/index")
+
+
+def test_names_that_cost_more_than_the_file_has(clone: Path) -> None:
+    """Version 4: each name is the one before and more; and a number goes on as long as its bytes say so."""
+    entry = bytes(62)
+    path = clone / ".git" / "index"
+    for names in ([b"\0" + b"x" * 100 + b"\0"] * 100_000, [b"\xff" * (4 << 20)], [b"\x7f\0"]):
+        head = b"DIRC" + struct.pack(">II", 4, len(names))
+        path.write_bytes(head + b"".join(entry + name for name in names) + bytes(20))
+        refused(clone, ".git/index")
+
+
+def test_a_split_index_is_one_index(clone: Path) -> None:
+    (clone / ".quine").mkdir()
+    (clone / ".quine" / "b").write_text("b")
+    git("add", "-f", ".quine/b")
+    git("config", "splitIndex.maxPercentChange", "100")
+    git("update-index", "--split-index")
+    (clone / "late").write_text("late")
+    git("add", "late")
+    (shared,) = (clone / ".git").glob("sharedindex.*")
+    assert git_index.tracks(str(clone / "late")) == str(clone / ".git" / "index")
+    assert git_index.tracks(str(clone / ".quine")) == str(shared)
+    git("rm", "-rq", "--cached", ".quine")
+    assert git_index.tracks(str(clone / ".quine")) == str(shared)
+    for made, why in PLANTED.values():
+        kept = shared.rename(clone / "kept")
+        made(shared)
+        assert why in refused(clone, f".git/{shared.name}")
+        shared.rmdir() if shared.is_dir() else shared.unlink()
+        kept.rename(shared)
+    git("update-index", "--no-split-index")
+    assert not git_index.tracks(str(clone / ".quine"))
+
+
+def test_a_directory_of_a_sparse_index_holds_what_is_below_it(clone: Path) -> None:
+    name = b".quine/"
+    entry = bytes(60) + struct.pack(">H", len(name)) + name
+    data = b"DIRC" + struct.pack(">II", 2, 1) + entry + bytes(8 - len(entry) % 8) + bytes(20)
+    (clone / ".git" / "index").write_bytes(data)
+    assert git_index.tracks(str(clone / ".quine")) and git_index.tracks(str(clone / ".quine" / "fs"))
+    assert not git_index.tracks(str(clone / ".quine-not"))
