@@ -287,6 +287,27 @@ def test_no_file_of_ours_is_created_through_a_link() -> None:
     assert not found
 
 
+OPENERS = {"transport/provenance/regular_file.py", "transport/provenance/safe_path.py", "quine/tape/lines.py"}
+
+
+def test_a_file_of_somebody_else_is_opened_at_once_and_only_if_it_is_regular() -> None:
+    """A pipe whose other end nobody opens held an agent for ever, and a device has no end.
+
+    The files of a repository and the tapes are read through the openers.
+    """
+    found = []
+    for path in FILES:
+        name = name_of(path)
+        if name.startswith(("transport/provenance/", "quine/tape/")) and name not in OPENERS:
+            calls = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
+            found += [
+                f"{name}:{call.lineno}"
+                for call in calls
+                if ast.unparse(call.func) == "open" and "'wb'" not in ast.unparse(call)
+            ]
+    assert not found
+
+
 def test_files_stay_below_their_ceiling() -> None:
     lines = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
     assert not {name: n for name, n in lines.items() if n > CEILING}

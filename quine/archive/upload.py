@@ -9,15 +9,18 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 from collections.abc import Iterator
+from typing import IO
 
 from quine.archive.policy import PLACE
+from quine.base.errors import complain
 from quine.base.sessions import job_directory, tape_path
 from quine.files.api import BLOCK, Tier
 from quine.tape import registry
 from quine.tape.index import ends, jobs, sessions
+from quine.tape.lines import READ, TooLong, opened
 
 RECORD = "job"
 RESULTS = (RECORD, "stdout", "stderr", "status")  # in this order
@@ -33,6 +36,7 @@ class Copies:
         self._root = root
         self._roots: dict[str, str] = {}  # session -> root
         self._parents: dict[str, str] = {}  # job -> session of its parent
+        self._refused: set[str] = set()  # paths in the store of files that cannot be copied
         self._there: dict[str, int] = {}  # path in the store -> bytes copied
 
     def round(self) -> int:
@@ -78,7 +82,9 @@ class Copies:
         return sum(self._copy(f"{directory}/{name}", f"{target}/{name}") for name in RESULTS)
 
     def _copy(self, source: str, target: str, lines: bool = False) -> int:
-        with contextlib.suppress(FileNotFoundError), open(source, "rb") as file:
+        if target in self._refused or (source_file := self._opened(source, target)) is None:
+            return 0
+        with source_file as file:
             found = os.fstat(file.fileno())
             before = self._there.get(target, -1)
             if before == found.st_size:
@@ -90,11 +96,30 @@ class Copies:
                     end = block.rfind(b"\n") + 1 if lines else len(block)
                     writer.write(block[:end])
                     size, rest = size + end, block[end:]
+                    if lines and len(rest) > READ:
+                        return self._refuse(source, target, str(TooLong()))
                 if lines and size <= before:
                     return 0  # only part of a line is new
                 writer.commit()
             self._there[target] = size
             return 1
+
+    def _opened(self, source: str, target: str) -> IO[bytes] | None:
+        """Return the file; None if it is gone, or something else than a file is in its place."""
+        try:
+            return opened(source)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EISDIR):
+                raise
+            self._refuse(source, target, (error.strerror or "").lower())
+            return None
+
+    def _refuse(self, source: str, target: str, why: str) -> int:
+        """Say once that a file is not copied; the others are."""
+        self._refused.add(target)
+        complain(f"{source} is not copied: {why}")
         return 0
 
 

@@ -24,7 +24,6 @@ from transport.lean import NamedTuple, contextlib, signal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import IO
 
 
 LONGEST = 1e6  # seconds of one poll(2), which takes milliseconds in 32 bits
@@ -350,16 +349,6 @@ def opened_file(path: str, flags: int = 0) -> int:
         os.close(fd)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return fd
-
-
-def read_at_once(path: str) -> IO[bytes]:
-    """Open a file for reading, but no named pipe. Raises OSError. Not by an opener: that counts as two files opened."""
-    fd = opened_at_once(path, os.O_RDONLY)
-    try:
-        return open(fd, "rb")
-    except OSError:  # a directory
-        os.close(fd)
-        raise
 
 
 def umask() -> int | None:

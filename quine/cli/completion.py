@@ -61,7 +61,9 @@ IDS = {  # verbs on jobs, and the command that lists the jobs they accept
     **dict.fromkeys(("kill", "attach"), JOBS.format("")),
 }
 BUDGETS = "quine budget show 2>/dev/null | awk 'NR > 1 { print $1 }'"
-SESSIONS = "sh -c 'ls -- \"${QUINE_DATA_DIR:-.quine}\"' 2>/dev/null | sed -n 's/[.]jsonl$//p'"
+SESSIONS = (
+    "sh -c 'ls -- \"${QUINE_DATA_DIR:-.quine}\"' 2>/dev/null | sed -n 's/^\\([0-9a-f-]*\\)[.]jsonl$/\\1/p'"
+)
 PATHS = ("FILE", "DIR", "FILE|FD", "PATH")  # values that are paths
 
 BASH = """\

@@ -16,6 +16,7 @@ from quine.jobs import hosts_service, remote
 from quine.providers.asking import Infer
 from quine.remote import handlers, tape_receiver
 from quine.staging import content, manifest, returns_limit
+from quine.tape import lines
 from transport import status
 from transport.carrier import duplex
 from transport.lean import NamedTuple
@@ -233,7 +234,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "tape: lines",
             "JSON, chained",
-            f"{size(tape_receiver.MAX_LINE)} a line, "
+            f"{size(lines.LONGEST)} a line, "
             f"{size(tape_receiver.MAX_TAPES)} and {tape_receiver.MAX_SESSIONS} sessions a job",
             "`tape show` and others, without control characters",
             "the record of its commands; `told_by` in the meta is its host",

@@ -20,7 +20,7 @@ from quine.base.errors import Failure
 from quine.base.sessions import is_session
 from quine.base.strict import HEX, Strict, integer, items, mapping, number, parse, text
 from quine.remote.replies import Replies
-from quine.tape.lines import TOLD, TOLD_BY, digest
+from quine.tape.lines import LONGEST, TOLD, TOLD_BY, digest
 from quine.tape.writer import Sink
 from transport import quickjson
 from transport.errors import RequestError
@@ -30,7 +30,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_LINE = 16 << 20
 MAX_SESSIONS = 10_000  # tapes that one job may make
 MOST_TOKENS = 1 << 40  # of one inference, as far as it is counted
 MAX_TAPES = 2 << 30  # bytes of them in all: a thousand long sessions
@@ -38,7 +37,7 @@ MAX_TAPES = 2 << 30  # bytes of them in all: a thousand long sessions
 
 class TapeRequest(Strict):
     session: str = text(36)
-    lines: list[str] = items(text(MAX_LINE), 10_000, 1)
+    lines: list[str] = items(text(LONGEST), 10_000, 1)
 
 
 class EntryRequest(Strict):

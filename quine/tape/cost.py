@@ -15,7 +15,7 @@ from typing import NamedTuple
 from quine.base.messages import Usage
 from quine.base.text import plain, table
 from quine.budget import prices
-from quine.tape.reader import Session, batch, find, sessions, tree
+from quine.tape.reader import Session, batch, find, none_in, sessions, tree
 from transport import quickjson
 
 TYPE_CHECKING = False
@@ -80,8 +80,10 @@ def cost(folder: Path, session: str = "", whole_tree: bool = False, as_json: boo
         pass
     elif whole_tree:
         chosen = tree(folder, session)
-    elif session or not (chosen := sessions(folder).values()):
+    elif session:
         chosen = [find(folder, session)]
+    elif not (chosen := sessions(folder).values()):
+        raise none_in(folder)
     by_model: dict[str, Row] = {}
     for row in (row for one in chosen for row in _rows(one)):
         by_model[row.model] = by_model[row.model].plus(row) if row.model in by_model else row

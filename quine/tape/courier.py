@@ -25,6 +25,7 @@ import select
 from quine.base import dirs, procs
 from quine.base.errors import LOST, Failure
 from quine.base.sessions import is_session, tape_path
+from quine.tape.lines import lines_of, opened
 from quine.tape.writer import FileSink
 from transport import quickjson
 from transport.errors import RequestError
@@ -270,7 +271,7 @@ class _Courier:
 
     def _flush(self) -> None:
         """Send all that has been written."""
-        with open(os.path.join(self._folder, INDEX), "rb", buffering=0) as index:
+        with opened(os.path.join(self._folder, INDEX)) as index:
             index.seek(self._read)
             data = index.read()
         for raw in data.splitlines():
@@ -281,7 +282,7 @@ class _Courier:
             if not tape.fault:
                 try:
                     self._send_new(tape)
-                except (RequestError, OSError, UnicodeDecodeError) as error:  # commands can write to the file
+                except (RequestError, OSError, ValueError) as error:  # commands can write to the file
                     tape.fault = f"{tape_path(self._folder, tape.session)} has not arrived: {error}"
         with contextlib.suppress(OSError, Failure):
             self._report()
@@ -294,13 +295,13 @@ class _Courier:
 
     def _lines(self, tape: _Tape) -> list[bytes]:
         """Return the next lines: whole ones, as many as go into one request."""
-        with open(tape_path(self._folder, tape.session), "rb") as file:
+        with opened(tape_path(self._folder, tape.session)) as file:
             file.seek(tape.sent)
             found: list[bytes] = []
             size = 0
-            while len(found) < MOST_LINES:
-                line = file.readline()
-                if not line.endswith(b"\n") or (found and size + len(line) > MOST_BYTES):
+            for line in lines_of(file):
+                whole = line.endswith(b"\n")
+                if not whole or len(found) == MOST_LINES or (found and size + len(line) > MOST_BYTES):
                     break
                 found.append(line[:-1])
                 size += len(line)

@@ -15,7 +15,7 @@ from typing import Any
 from quine.base import procs
 from quine.tape import registry
 from quine.tape.index import Index, sessions
-from quine.tape.lines import parse
+from quine.tape.lines import lines_of, opened, parse
 from quine.tape.reader import find
 from quine.tape.render import text_of, unreadable
 
@@ -32,17 +32,17 @@ def follow(folder: Path, session: str = "") -> Iterator[str]:
     one = find(folder, session)
     held = _held(folder, one.id)
     try:
-        with open(one.path, "rb") as file:
-            number, begun = 0, b""
+        with opened(str(one.path)) as file:
+            number = 0
             last: dict[str, Any] = {}
             while True:
                 # Checked before reading, so that the last lines of an ended process are still read.
                 over = procs.wait(held, 0)
-                while line := file.readline():
-                    begun += line
-                    if not begun.endswith(b"\n"):
-                        break  # only half a line yet
-                    number, line, begun = number + 1, begun, b""
+                for line in lines_of(file):
+                    if not line.endswith(b"\n"):
+                        file.seek(-len(line), os.SEEK_CUR)  # only half a line yet
+                        break
+                    number += 1
                     if line.strip():
                         last = parse(line)
                         yield text_of(last, number)

@@ -14,13 +14,14 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from quine.base import procs
 from quine.base.sessions import TAPE, is_session, tape_path
-from quine.tape.lines import LONGEST, parse
+from quine.tape.lines import READ, TooLong, lines_of, opened, parse
 from transport.lean import contextlib
+from transport.provenance import regular_file
 from transport.status import Status
 
 BLOCK = 1 << 13  # bytes; most first and last lines of a tape are shorter
+FARTHEST = 2 * READ  # from the end of a tape: its last whole line, and a torn one
 FORK = b'{"type":"fork",'  # how the line of a fork begins
 
 
@@ -114,8 +115,8 @@ class Index:
 def ends_of_children(path: str) -> dict[str, Status]:
     """Return the ends of children that one tape records. Only lines that can hold one are parsed."""
     found: dict[str, Status] = {}
-    with contextlib.suppress(OSError), procs.read_at_once(path) as file:
-        for line in file:
+    with contextlib.suppress(OSError, TooLong), opened(path) as file:
+        for line in lines_of(file):
             if line.startswith(FORK) and b'"ended":' in line:
                 data = _entry(line).get("data", {})
                 with contextlib.suppress(ValueError, TypeError):
@@ -125,12 +126,8 @@ def ends_of_children(path: str) -> dict[str, Status]:
 
 def sessions(folder: str) -> set[str]:
     """Return the sessions that have a tape in a data directory. OSError if it cannot be read."""
-    return {session for name in tapes(folder) if is_session(session := name.removesuffix(TAPE))}
-
-
-def tapes(folder: str) -> list[str]:
-    """Return the names of the files that may be tapes, whatever program wrote them. OSError as in `sessions`."""
-    return [name for name in _names(folder) if name.endswith(TAPE)]
+    names = (name for name in _names(folder) if name.endswith(TAPE))
+    return {session for name in names if is_session(session := name.removesuffix(TAPE))}
 
 
 def jobs(folder: str) -> set[str]:
@@ -148,14 +145,14 @@ def _names(folder: str) -> list[str]:
 def ends(path: str) -> Ends:
     """Return the first and the last entry of one file; both {} if it cannot be read."""
     try:
-        fd = procs.opened_at_once(path, os.O_RDONLY)
+        fd = regular_file.opened(path)
     except OSError:
         return Ends({}, {})
     try:
         head = os.pread(fd, BLOCK, 0)
         size = len(head) if len(head) < BLOCK else os.fstat(fd).st_size
-        while b"\n" not in head and len(head) < min(size, LONGEST):
-            more = os.pread(fd, 8 * len(head), len(head))
+        while b"\n" not in head and len(head) < min(size, READ):
+            more = os.pread(fd, min(8 * len(head), READ), len(head))
             if not more:
                 break
             head += more
@@ -175,14 +172,17 @@ def ends(path: str) -> Ends:
 
 
 def _last(fd: int, size: int) -> dict[str, Any]:
-    """Return the last whole entry of a long file."""
+    """Return the last whole entry of a long file; {} if it is longer than a line of a tape."""
     block = BLOCK
     while True:
         begin = max(0, size - block)
-        lines = os.pread(fd, size - begin, begin).split(b"\n")[:-1]
-        if len(lines) > 1 or begin == 0:
-            return _entry(lines[-1]) if lines else {}
-        block *= 8
+        whole, newline, _ = os.pread(fd, size - begin, begin).rpartition(b"\n")
+        _, before, line = whole.rpartition(b"\n")
+        if before or begin == 0:
+            return _entry(line) if newline else {}
+        if block == FARTHEST:
+            return {}
+        block = min(8 * block, FARTHEST)
 
 
 def _entry(line: bytes) -> dict[str, Any]:

@@ -1,6 +1,14 @@
-"""The lines of a tape: one JSON entry each, its digest, its seal; and reading them back."""
+"""The lines of a tape: one JSON entry each, its digest, its seal; and reading them back.
+
+Laws
+1. Every reader of a tape takes its lines from `lines_of`, or bounds them by READ as that does.
+2. A tape may be a file of any size without a newline, of which a host or an archive needs no byte on a disk. Reading
+   stops where a line is longer than any that quine writes, and says that the file is no tape.
+"""
 
 from __future__ import annotations
+
+import itertools
 
 from quine.base.messages import Message, ToolResult
 from transport import quickjson
@@ -9,7 +17,7 @@ from transport.lean import Any, sha256
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
+    from typing import IO
 
 # Fields of `data` that the origin adds to a tape of another machine, see quine/remote/replies.py.
 TOLD = "told"  # true in a reply that it could not compare with the one that it gave
@@ -22,34 +30,57 @@ def digest(line: bytes) -> str:
     return sha256(line)
 
 
-LONGEST = 1 << 26  # bytes of a first line: a meta with a long mission and its wisdom
+LONGEST = 16 << 20  # bytes of a line: no window of a model holds a longer message
+READ = LONGEST + (
+    64 << 10
+)  # of one that is read: the origin adds TOLD and TOLD_BY to lines of other machines
 
 
-def entries(path: str, longest: int = -1) -> Iterator[tuple[int, dict[str, Any]]]:
+class TooLong(ValueError):
+    """A line that is longer than any of a tape."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a line of more than {READ} bytes")
+
+
+def opened(path: str) -> IO[bytes]:
+    """Open a tape for reading. Raises OSError, also for anything but a regular file."""
+    from transport.provenance import regular_file  # here: a writer of tapes reads none
+
+    return open(regular_file.opened(path), "rb")
+
+
+def lines_of(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield each line with its newline; the last one may have none. Raises TooLong."""
+    while line := file.readline(READ + 1):
+        if len(line) > READ:
+            raise TooLong
+        yield line
+
+
+def entries(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, entry) of every whole line.
 
     A torn last line is left out: its writer died, or is writing now. Reads tapes of quine and of the reference
     implementation, whose entries have only a type and data. Raise OSError, or ValueError for a file that is not a tape.
-    A line of more than `longest` bytes counts as torn.
     """
-    from quine.base.procs import read_at_once  # here: a writer of tapes reads none
-
-    with read_at_once(path) as file:
-        for number, line in enumerate(file if longest < 0 else iter(lambda: file.readline(longest), b""), 1):
-            if not line.endswith(b"\n"):
-                return
-            if not line.strip():
-                continue
+    with opened(path) as file:
+        lines = lines_of(file)
+        for number in itertools.count(1):
             try:
-                entry = parse(line)
+                line = next(lines, b"")
+                entry = parse(line) if line.strip() and line.endswith(b"\n") else None
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
-            yield number, entry
+            if not line.endswith(b"\n"):
+                return
+            if entry is not None:
+                yield number, entry
 
 
 def first(path: str) -> dict[str, Any] | None:
     """Return the first entry, which is a meta; None if no whole line was written yet. Raise as `entries` does."""
-    for _, entry in entries(path, LONGEST):
+    for _, entry in entries(path):
         if entry["type"] != "meta":
             raise ValueError(f"{path}: it has no meta")
         return entry

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from quine.base.errors import Misconfigured, complain
 from quine.base.messages import Usage
+from quine.base.sessions import tape_path
 from quine.base.text import plain as plain
-from quine.tape.index import ends, tapes
+from quine.tape import index
 from quine.tape.lines import entries, first
 
 TYPE_CHECKING = False
@@ -28,6 +29,7 @@ Result = TypeVar("Result")
 
 HUGE = 1e15  # no count, time or size of quine is larger
 MILLISECONDS = 1e11  # the reference counts in them; as seconds that is the year 5138
+_named_files: set[str] = set()  # complaints that this process has made
 MISSION = "### Your Mission\n"  # under this, the reference's system prompt has the mission; quine has it in the meta
 
 
@@ -113,7 +115,7 @@ def brief(folder: Path) -> dict[str, Session]:
 
 def _by_its_ends(path: Path) -> Session | None:
     """Return the session from the first and last line of its tape; None if a list needs more than these two."""
-    first, last = both = ends(str(path))
+    first, last = both = index.ends(str(path))
     meta = both.meta
     if not meta or "prev" not in first or last.get("type") != "outcome" or not meta.get("root_session_id"):
         return None
@@ -153,11 +155,13 @@ def _read(wanted: Iterable[Head]) -> dict[str, Session]:
 
 
 def _tried(read: Callable[[Path], Result | None], path: Path) -> Result | None:
-    """Return the result for a tape; None, with a complaint, for another file."""
+    """Return the result for a tape; None, with one complaint however often it is read, for another file."""
     try:
         return read(path)
     except (OSError, ValueError) as error:
-        complain(f"not a tape: {plain(str(error), newlines=False)}")
+        if (why := str(error)) not in _named_files:
+            _named_files.add(why)
+            complain(f"not a tape: {plain(why, newlines=False)}")
         return None
 
 
@@ -166,16 +170,19 @@ def none_in(folder: Path) -> Misconfigured:
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the files that may be tapes, or none without a directory. Misconfigured if it cannot be read."""
+    """Return the tapes: files that have the name of a session. None without a directory.
+
+    Raise Misconfigured if it cannot be read.
+    """
     try:
-        return sorted(folder / name for name in tapes(str(folder)))
+        return sorted(Path(tape_path(str(folder), session)) for session in index.sessions(str(folder)))
     except OSError as error:
         why = (error.strerror or "").lower()
         raise Misconfigured(f"{folder} cannot be read: {why}", "see QUINE_DATA_DIR and --data-dir") from None
 
 
 def matching(folder: Path, session: str) -> list[Path]:
-    """Return the files that may be tapes of sessions that begin with `session`."""
+    """Return the tapes of sessions that begin with `session`."""
     return [path for path in files(folder) if path.name.startswith(session)]
 
 

@@ -26,12 +26,14 @@ from transport import quickjson
 from transport.address import boot_id
 from transport.address import state_directory as state_directory
 from transport.lean import contextlib
+from transport.provenance import regular_file
 from transport.status import LOST, Status, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+RECORD = 16 << 20  # bytes of the record, the status or the report of a job
 ALIVE = ("running", "stopped", "queued", "connecting")  # the states of jobs that have not ended
 
 
@@ -304,8 +306,7 @@ def record(directory: str) -> dict[str, Any]:
 
 
 def _json(path: str) -> Any:
-    with procs.read_at_once(path) as file:
-        return quickjson.loads(file.read())
+    return quickjson.loads(regular_file.content(path, RECORD))
 
 
 def _integer(value: object) -> int:

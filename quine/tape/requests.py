@@ -9,12 +9,11 @@ Laws
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quine.base.messages import Message, Reply, Usage
-from quine.base.sessions import tape_path
+from quine.base.sessions import is_session, tape_path
 from quine.tape.lines import entries, first, message_of
 from quine.tape.reader import files, moment, usage_of
 
@@ -161,8 +160,8 @@ def meta(path: Path) -> dict[str, Any]:
 
 
 def named(path: Path, session: object) -> Path | None:
-    """Return the path of a session's tape beside this one; None if `session` cannot be a file name."""
-    if not isinstance(session, str) or not session or os.sep in session or "\0" in session:
+    """Return the path of a session's tape beside this one; None if `session` is not the name of a session."""
+    if not isinstance(session, str) or not is_session(session):
         return None
     return Path(tape_path(str(path.parent), session))
 

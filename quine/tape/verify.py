@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quine.base.errors import Misconfigured
-from quine.base.procs import opened_at_once
 from quine.base.sessions import TAPE, is_session, tape_path
 from quine.base.text import plain
 from quine.tape import registry
 from quine.tape.index import Index
-from quine.tape.lines import TOLD, TOLD_BY, digest, parse, seal_holds
+from quine.tape.lines import TOLD, TOLD_BY, TooLong, digest, lines_of, opened, parse, seal_holds
 from quine.tape.reader import files, matching, none_in
 from transport import quickjson
 
@@ -103,9 +102,10 @@ def verify(path: Path, index: Index | None = None) -> Verdict:
     meta: dict[str, Any] | None = None
     torn = sealed = False
     told = 0
+    beyond: list[Fault] = []
     try:
-        with open(path, "rb", opener=opened_at_once) as file:
-            for raw in file:
+        with opened(str(path)) as file:
+            for raw in lines_of(file):
                 torn = not raw.endswith(b"\n")
                 if torn:
                     break
@@ -115,13 +115,15 @@ def verify(path: Path, index: Index | None = None) -> Verdict:
                 if meta is None and line.kind == "meta" and entry is not None:
                     meta = entry["data"]
                 told += line.kind == "message" and entry is not None and entry["data"].get(TOLD) is True
+    except TooLong as error:
+        beyond = [Fault(len(lines) + 1, f"inserted: {error}")]
     except OSError as error:
         return Verdict(
             path, BROKEN, len(lines), [Fault(0, f"cannot be read: {(error.strerror or '').lower()}")]
         )
     chained = any(line.prev is not None or line.seq is not None for line in lines)
-    faults = _chain(lines) if chained else _shape(lines)
-    if not lines:
+    faults = (_chain(lines) if chained else _shape(lines)) + beyond
+    if not lines and not beyond:
         faults.append(Fault(1, "torn: not one whole line" if torn else "the file is empty"))
     elif meta is None and not faults:
         faults.append(Fault(1, "lost: it has no meta"))
@@ -205,15 +207,15 @@ def _links(path: Path, meta: dict[str, Any]) -> list[Fault]:
     session, wanted = (
         (cloned.get("session"), cloned.get("lines")) if isinstance(cloned, dict) else (None, None)
     )
-    if not isinstance(session, str) or not isinstance(wanted, int) or os.sep in session:
+    if not isinstance(session, str) or not is_session(session) or not isinstance(wanted, int):
         return [Fault(1, "changed: `cloned` does not hold a session and a line")]
     try:
-        with open(tape_path(str(path.parent), session), "rb", opener=opened_at_once) as file:
-            there = sum(line.endswith(b"\n") for line in file)
-    except OSError:
-        return [Fault(1, f"lost: the tape of {plain(session[:40])}, from which it was cloned")]
+        with opened(tape_path(str(path.parent), session)) as file:
+            there = sum(line.endswith(b"\n") for line in lines_of(file))
+    except (OSError, TooLong):
+        return [Fault(1, f"lost: the tape of {session}, from which it was cloned")]
     if there < wanted:
-        what = f"lost: it was cloned from {wanted} lines of {plain(session[:40])}, which has {there}"
+        what = f"lost: it was cloned from {wanted} lines of {session}, which has {there}"
         return [Fault(1, what)]
     return []
 

@@ -20,7 +20,7 @@ import time
 from quine.base import dirs
 from quine.base.errors import DEFECT, LOST, Failure
 from quine.base.messages import Message
-from quine.tape.lines import digest, parse, seal_holds
+from quine.tape.lines import LONGEST, digest, parse, seal_holds
 from quine.tape.redact import Mask
 from transport import quickjson
 from transport.errors import RequestError
@@ -161,6 +161,10 @@ class Tape:
             "prev": self._prev,
         }
         line = self._mask.line(entry, kind == "outcome")
+        if len(line) > LONGEST:
+            raise Failure(
+                LOST, f"a tape takes lines of up to {LONGEST} bytes, and this {kind} has {len(line)}"
+            )
         self._prev = digest(line)
         self._waiting.append(line)
         self.length += 1

@@ -176,8 +176,8 @@ def test_no_such_session(tmp_path: Path) -> None:
 
 
 def test_foreign_files_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text("garbage\n")
-    (tmp_path / "y.jsonl").write_text(json.dumps({"type": "message", "data": {}}) + "\n")
+    (tmp_path / f"{new_session()}.jsonl").write_text("garbage\n")
+    (tmp_path / f"{new_session()}.jsonl").write_text(json.dumps({"type": "message", "data": {}}) + "\n")
     end(write(tmp_path, new_session()))
     assert len(render.tree(tmp_path).splitlines()) == 2
 
@@ -222,10 +222,11 @@ def test_a_long_chain_of_lives_and_a_circle(tmp_path: Path) -> None:
 
 
 def test_a_bad_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    deep = tmp_path / f"{new_session()}.jsonl"
+    deep.write_text("[" * 100_000 + "\n")
     end(write(tmp_path, new_session()))
     assert len(render.tree(tmp_path).splitlines()) == 2
-    assert "deep.jsonl, line 1" in capfd.readouterr().err
+    assert f"{deep.name}, line 1" in capfd.readouterr().err
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:

@@ -167,4 +167,6 @@ def test_what_cannot_be_read_is_not_ok(tmp_path: Path) -> None:
         verify.paths(tmp_path / "none", [])
     with pytest.raises(Misconfigured, match="begins with"):
         verify.paths(tmp_path, ["zzz"])
-    assert verify.paths(tmp_path, ["a", "./b.jsonl"]) == [tmp_path / "a.jsonl", Path("./b.jsonl")]
+    tape = tmp_path / f"{new_session()}.jsonl"
+    tape.touch()
+    assert verify.paths(tmp_path, [tape.name[:8], "./b.jsonl"]) == [tape, Path("./b.jsonl")]

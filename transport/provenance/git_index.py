@@ -88,7 +88,9 @@ def _may_track(read: str, error: Exception) -> Unsafe:
     why = str(error if isinstance(error, _Damaged) else _Damaged())
     if isinstance(error, OSError):
         read, why = str(error.filename or read), (error.strerror or str(error)).lower()
-    useful = read.endswith("/.git") if isinstance(error, _Damaged) else getattr(error, "errno", 0) == errno.EFBIG
+    useful = (
+        read.endswith("/.git") if isinstance(error, _Damaged) else getattr(error, "errno", 0) == errno.EFBIG
+    )
     hint = f"look at {read}" if useful else f"look at {read}, then rm {read}"  # git reset makes a new index
     return Unsafe(f"git may track it, because {read} cannot be read: {why}", hint)
 

@@ -110,7 +110,14 @@ def test_each_cut_and_each_junk_is_found(clone: Path, version: str) -> None:
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
         refused(clone, ".git/index")
-    for junk in (b"x" * 100, whole[:4] + struct.pack(">I", 9) + whole[8:], whole + b"more", whole[:-22] + b"xx" + whole[-20:]):
+    later = whole[:4] + struct.pack(">I", 9) + whole[8:]
+    for junk in (
+        b"x" * 100,
+        later,
+        later[:-20] + bytes(20),
+        whole + b"more",
+        whole[:-22] + b"xx" + whole[-20:],
+    ):
         path.write_bytes(junk)
         refused(clone, ".git/index")
 
