@@ -105,7 +105,7 @@ TABLE: tuple[Row, ...] = (
     ("all", "a", "", "ps", "those that have ended, too"),
     ("json", "", "", "ps top budget tape:ls tape:cost tape:verify", "one JSON object a line"),
     ("tree", "", "", "tape:cost", "of the whole tree of that session"),
-    ("force", "", "", "tape:replay", "also run what other machines sent"),
+    ("force", "", "", "tape:replay", "also run what others may have written"),
     ("dry", "", "", "tape:replay", "run nothing: print what the guest was sent"),
     ("timeout", "", "SECONDS", "wait", "wait no longer; then the exit status is 124"),
     ("follow", "f", "", "logs ps tape:show", "go on until it has ended; ps: list again as things change"),

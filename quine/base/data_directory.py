@@ -99,7 +99,9 @@ def _about(place: str) -> Iterator[None]:
         raise Misconfigured(f"the data directory {place}: {detail}", f"{hint}, {_ELSEWHERE}") from None
     except FileNotFoundError:
         raise  # another process has removed the directory
-    except OSError as error:  # verbs that read go on after an OSError: they take the directory for a missing one
+    except (
+        OSError
+    ) as error:  # verbs that read go on after an OSError: they take the directory for a missing one
         why = (error.strerror or str(error)).lower()
         raise Misconfigured(f"the data directory {place}: {why}", f"look at it, {_ELSEWHERE}") from None
 
@@ -152,7 +154,9 @@ def _is_marked(fd: int, place: str) -> bool:
         return False
     try:
         if not stat.S_ISREG(os.fstat(mark).st_mode):
-            raise safe_path.Unsafe(f"{MARK} in it is no regular file", f"look at it, then rm -r {place}/{MARK}")
+            raise safe_path.Unsafe(
+                f"{MARK} in it is no regular file", f"look at it, then rm -r {place}/{MARK}"
+            )
         number, _, digest = os.read(mark, 200).decode("ascii", "replace").strip().partition(" ")
     finally:
         os.close(mark)
@@ -177,6 +181,23 @@ def _mark(fd: int) -> bool:
             return False  # the next write there will say so
         raise
     return True
+
+
+def marked_at(place: str) -> int | None:
+    """Return the time of this user's mark in ns; None if there is none. Raises Misconfigured.
+
+    It is st_ctime, which an archive cannot set: a file whose st_ctime is earlier lay there before.
+    """
+    try:
+        fd = os.open(place, safe_path.FOLDER & ~os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        with _about(place):
+            marked = _is_marked(fd, place)
+            return os.stat(MARK, dir_fd=fd, follow_symlinks=False).st_ctime_ns if marked else None
+    finally:
+        os.close(fd)
 
 
 def _write(name: str, data: bytes, directory: int | None = None) -> None:

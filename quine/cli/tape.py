@@ -60,7 +60,8 @@ THE COMMANDS ARE REALLY RUN AGAIN, here and now, with your rights and in the cur
 where they ran. The guest's replies come from the tape; children and further lives take theirs from the tapes
 beside it. Sessions, pids, times and the places of quine's own files may differ. The new tapes are written below
 the data directory, and stay there if anything departed. stdin is the material. A tree with sessions of other machines
-is refused without --force: their tapes are what those machines sent.
+is refused without --force: their tapes are what those machines sent. So is one whose tapes were in the data directory
+before quine marked it as yours: a repository or an archive may have brought them.
 
 With --dry nothing is run: each request is printed as a JSON line, rebuilt from the tape.""",
     "verify": """\

@@ -6,7 +6,8 @@ Laws
 2. The messages of each session are compared in order, the old tape with the new one; then how the session ended.
 3. Parts that cannot repeat (normalize.py) are taken for equal; everything else must be equal.
 4. Each session is reported once, where it first diverges: later differences are consequences.
-5. A tape that another machine sent is not run without --force: its word would be a command here.
+5. A tape that another machine sent is not run without --force: its word would be a command here. So it is with a tape
+   that is older than the mark of its data directory: it came with a repository or an archive.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from quine.base import dirs
+from quine.base import data_directory, dirs
 from quine.base.errors import FAILED, OK, Misconfigured
 from quine.base.sessions import new_session
 from quine.base.text import plain
@@ -87,7 +88,7 @@ def dry(folder: Path, session: str) -> Iterator[str]:
 
 
 def replay(folder: Path, session: str, force: bool = False) -> tuple[int, str]:
-    """Run the session again; return the exit status and the report. With `force` also what other machines sent."""
+    """Run the session again; return the exit status and the report. With `force` also what others have written."""
     one = find(folder, session)
     if not session and one.root != one.id:
         one = find(folder, one.root)
@@ -117,15 +118,23 @@ def replay(folder: Path, session: str, force: bool = False) -> tuple[int, str]:
 
 
 def _refuse_others(folder: Path, session: str) -> None:
-    """Raise Misconfigured if a session of the tree of this one ran on another machine."""
+    """Raise Misconfigured if a session of the tree of this one ran on another machine, or may be another user's."""
     lives = tree(folder, session)
     hosts = [str(by) for life in lives if (by := life.meta.get(TOLD_BY))]
+    since = data_directory.marked_at(str(folder))
+    before = [life for life in lives if since is None or os.stat(life.path).st_ctime_ns < since]
     if hosts:
         names = plain(", ".join(sorted(set(hosts))), newlines=False)
-        raise Misconfigured(
-            f"{len(hosts)} of {len(lives)} sessions came from other machines ({names}), whose commands would run here",
-            f"read them with quine tape show, then quine tape replay --force {session}",
-        )
+        number, why = len(hosts), f"came from other machines ({names}), whose commands would run here"
+    elif before:
+        when = "before it was marked as yours" if since else "without a mark of yours there"
+        number, why = len(before), f"were in {folder} {when}; their commands would run here"
+    else:
+        return
+    raise Misconfigured(
+        f"{number} of {len(lives)} sessions {why}",
+        f"read them with quine tape show, then quine tape replay --force {session}",
+    )
 
 
 def _run(one: Session, place: Path) -> None:

@@ -270,6 +270,42 @@ def test_who_ends_the_replay_ends_all_of_it(agents: Agents) -> None:
     assert '"termination_mode":"signal"' in tape.read_text()
 
 
+def test_tapes_that_were_there_before_the_mark_are_not_run_without_force(
+    agents: Agents, tmp_path: Path
+) -> None:
+    """An archive brings a tape that is whole, in a `.quine` that git does not track."""
+    ran = tmp_path / "ran"
+    agents.run(says(sh(f"echo x >> {ran}")), says(OK))
+    (tape,) = agents.data.glob("*.jsonl")
+    place = agents.directory / "unpacked"
+    (place / ".quine").mkdir(parents=True)
+    shutil.copy2(tape, place / ".quine")
+    os.utime(place / ".quine" / tape.name, (2**31, 2**31))  # an archive sets these two
+    env = {name: value for name, value in agents.env.items() if name != "QUINE_DATA_DIR"}
+
+    def again(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*QUINE, "tape", "replay", *words], cwd=place, env=env | more, capture_output=True, text=True,
+            stdin=subprocess.DEVNULL, timeout=120, check=False,
+        )  # fmt: skip
+
+    for _ in range(2):  # the first one marks it
+        done = again()
+        assert (
+            done.returncode == 2 and "1 of 1 sessions were in .quine before it was marked" in done.stderr
+        ), done
+        assert f"quine tape replay --force {tape.stem}" in done.stderr
+    unmarked = agents.directory / "unmarked"
+    unmarked.mkdir()
+    shutil.copy2(tape, unmarked)
+    done = again(QUINE_DATA_DIR=str(unmarked))
+    assert done.returncode == 2 and "without a mark of yours there" in done.stderr, done
+    assert ran.read_text() == "x\n"
+    again("--force")  # it departs: the directory has another name
+    assert replay(agents).returncode == 0
+    assert ran.read_text() == "x\n" * 3
+
+
 def test_only_a_root_is_lived_again(agents: Agents) -> None:
     agents.run(says(fork("one", wait=True), match="work"), says(OK, match="work"), says(OK, match="one"))
     child = next(p.stem for p in agents.data.glob("*.jsonl") if '"mission":"one"' in p.read_text())
