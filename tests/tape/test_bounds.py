@@ -1,4 +1,4 @@
-"""Tapes of somebody else: of any size, and with any name. What reads them stops at the first line that is none."""
+"""Tapes of somebody else: of any size, and with any name. Reading stops at the first line that is none."""
 
 from __future__ import annotations
 
