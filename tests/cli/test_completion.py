@@ -32,7 +32,7 @@ CASES = [
     ("quine tape ", {"ls", "verify", "replay"}, {"run"}),
     ("quine tape ls --", {"--json", "--data-dir"}, {"--dry"}),
     ("quine tape replay --", {"--dry"}, {"--json"}),
-    ("quine tape show 01", {"0123-tape"}, {"other"}),
+    ("quine tape show 01", {"0123-7a9e"}, {"01-tape", "other"}),
     (
         "quine run --on ",
         {"any", "local", "gpu1", "db1", "@gpu", "@a100", "of-ssh", "too"},
@@ -76,7 +76,7 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / ".quine").mkdir()
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host of-ssh *.lan\n  User me\nhost too # of them\n")
-    for name in ("0123-tape.jsonl", "0123-tape.log", "other.jsonl"):
+    for name in ("0123-7a9e.jsonl", "0123-7a9e.log", "01\x1b[31m.jsonl", "01-tape.jsonl", "other.jsonl"):
         (tmp_path / ".quine" / name).touch()
     tools = tmp_path / "tools"
     tools.mkdir()
