@@ -3,14 +3,17 @@
 Laws
 1. Five states and no sixth: exited, signaled, unreachable (never started), denied (never started, by rule),
    lost (started, outcome unknown). A missing exit status is lost, never 0.
-2. A signal is carried by name; numbers differ between machines.
+2. A signal is carried by name; numbers differ between machines. The code of a job that died of a signal is 128+n, n
+   being the number on the machine where the status is read.
+3. A record may come from a host that lies. Its fields have to fit each other: no state but `exited` has code 0, and
+   only a signal that ends processes has ended one.
 """
 
 from __future__ import annotations
 
 import os
 
-from transport.lean import signal
+from transport.lean import signal, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +28,19 @@ USAGE = 2
 NOT_STARTED = 69
 LOST = 74
 DENIED = 77
+TIMED_OUT = 124  # as timeout(1)
+NOT_RUN = (126, 127)  # a command that cannot be executed, or was not found
+# They stop a process, continue it, or do nothing: none of them is the end of a job.
+SPARING = (
+    signal.SIGSTOP,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGCONT,
+    signal.SIGCHLD,
+    signal.SIGURG,
+    signal.SIGWINCH,
+)
 
 
 class Status:
@@ -73,7 +89,7 @@ class Status:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Status:
-        """Strict: an unknown state, field or type raises ValueError."""
+        """Strict: an unknown state, field or type, or fields that do not fit each other, raise ValueError."""
         if not set(data) <= set(cls.__slots__):
             raise ValueError("unknown field in a status")
         try:
@@ -85,14 +101,40 @@ class Status:
             raise ValueError("not a status")
         if not (_whole(status.code, 255) and _whole(status.pid, MOST)):
             raise ValueError("not a status")
+        if status.left != data.get("left", ""):
+            raise ValueError("not a path of one line")
         # The status is encoded again on its way: a nested value, or NaN, would fail there.
         if not (isinstance(status.rusage, dict) and status.rusage.keys() <= RUSAGE):
             raise ValueError("not a status")
         if not all(type(value) in (int, float) and 0 <= value <= MOST for value in status.rusage.values()):
             raise ValueError("not a status")
-        if status.state == "signaled":
-            signal_number(status.signal or "")
+        status._settle()
         return status
+
+    @classmethod
+    def of_exit(cls, data: dict[str, Any], started: bool) -> Status:
+        """As `from_json`, of an exit record that came on the wire. `started`: the job was reported as started."""
+        status = cls.from_json(data)
+        if started and status.state in ("unreachable", "denied"):
+            raise ValueError(
+                "exit frame that says never started, of a job that was"
+            )  # it would be started again
+        ended = status.state in ("exited", "signaled") and status.code not in NOT_RUN
+        if not started and ended:
+            raise ValueError("exit frame that says how a job ended that was never started")
+        return status
+
+    def _settle(self) -> None:
+        """Raise ValueError if state, code and signal contradict each other; give a death by signal its code."""
+        if self.state == "signaled":
+            number = signal_number(self.signal or "")
+            if number in SPARING:
+                raise ValueError(f"no process ends by signal {self.signal}")
+            self.signal, self.code = signal_name(number), 128 + number
+        elif self.signal or (self.state != "exited" and not self.code):
+            raise ValueError(f"{self.state} with code {self.code}{' and a signal' if self.signal else ''}")
+        elif self.state == "lost" and self.code != LOST:
+            raise ValueError(f"lost with code {self.code}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Status) and self.to_json() == other.to_json()
@@ -134,7 +176,7 @@ def signal_number(name: str) -> int:
             return number
     elif number := _numbers().get(name.upper().removeprefix("SIG"), 0):
         return number
-    raise ValueError(f"no such signal: {name!r}")
+    raise ValueError(f"no such signal: {name[:40]!r}")
 
 
 def _numbers() -> dict[str, int]:
@@ -146,15 +188,20 @@ def _numbers() -> dict[str, int]:
 def die_of(name: str) -> None:
     """End this process by the same signal, so that the shell sees the truth; without a core of our own.
 
-    Returns only if the signal does not kill; the caller then exits with 128+n.
+    Returns if the signal ends no process, or not this one; the caller then exits with 128+n.
     """
     import resource
 
     number = signal_number(name)
+    if number in SPARING:
+        return
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    if number not in (signal.SIGKILL, signal.SIGSTOP):
-        signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    if number != signal.SIGKILL:
+        with suppress(
+            OSError, ValueError
+        ):  # the C library keeps some numbers for itself: their action is the default
+            signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
 
 

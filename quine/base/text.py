@@ -39,3 +39,9 @@ def unfit(text: str) -> str:
 def quote(text: str) -> str:
     """Quote any text as one word for a POSIX shell."""
     return "'" + text.replace("'", "'\\''") + "'"
+
+
+def shown_path(path: str) -> str:
+    """Return a path that a host has told, quoted if a shell would make more of it than a path."""
+    harmless = all(c.isalnum() or c in "/._-+@%:,=~" for c in path) and not path.startswith("-")
+    return path if harmless else quote(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quine.base.errors import error_text
+from quine.base.text import shown_path
 from quine.fanout.outcome import FAILED, KILLED
 
 TYPE_CHECKING = False
@@ -101,7 +102,7 @@ class Messages:
 
     def left(self, status: Status) -> None:
         """Name a directory in which files are left; many jobs may name the same."""
-        text = f"{status.host or 'local'}: files are left in {status.left}"
+        text = f"{status.host or 'local'}: files are left in {shown_path(status.left)}"
         if text not in self._left:
             self._left.add(text)
             self.note(text)

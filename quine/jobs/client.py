@@ -258,7 +258,9 @@ def show(
         written = run_report.write(options.report, status, spawn.where, **times, **(facts or {}))
         status.code = status.code or (0 if written else LOST)
     if status.left and stage is None and not options.quiet:
-        say(f"quine: {status.host}: files are left in {status.left}\n")
+        from quine.base.text import shown_path
+
+        say(f"quine: {status.host}: files are left in {shown_path(status.left)}\n")
     if status.detail and not spawn.own:
         from quine.jobs.did_you_mean import complete
 

@@ -18,6 +18,7 @@ from copy import copy
 
 from quine.base import backoff
 from quine.base.errors import DEADLINE, FAILED, LOST, NOT_STARTED, say
+from quine.base.text import shown_path
 from quine.staging import scan, spec
 from quine.staging.returns_limit import Bound
 from transport.client import client
@@ -156,7 +157,7 @@ class Staging:
         # A directory of its own is `left` if anything is in it.
         shared = "" if job.tree == job.id else f"workdir/{job.tree}"
         if not status.hint and (place := status.left or job.cwd or shared):
-            status.hint = f"{STILL_THERE} {place}"
+            status.hint = f"{STILL_THERE} {shown_path(place)}"
 
     def sender(self, job: Spawn, status: Status) -> Spawn:
         """Return the job that sends the returns of `job`."""
@@ -238,7 +239,7 @@ class Staging:
             status.state, status.code, status.signal = "lost", LOST, None
         if not status.hint and (place := taking.place or status.left):
             more = "; --returns-limit SIZE,NAMES, 0 = no limit" if taking.is_too_much else ""
-            status.hint = f"{STILL_THERE} {place}{more}"
+            status.hint = f"{STILL_THERE} {shown_path(place)}{more}"
 
     @classmethod
     def _spoil(cls, status: Status, fault: str) -> None:

@@ -27,7 +27,7 @@ from transport.address import boot_id
 from transport.address import state_directory as state_directory
 from transport.lean import contextlib
 from transport.provenance import regular_file
-from transport.status import LOST, Status, signal_name
+from transport.status import LOST, Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,7 +149,11 @@ class Agent(NamedTuple):
         if type(code) is not int or not 0 <= code <= 255:
             return None
         if type(number) is int and number > 0:
-            return Status("signaled", code, signal_name(number))
+            with contextlib.suppress(
+                ValueError
+            ):  # the tape may be that of a host, and no process ends by this number
+                return Status.from_json({"state": "signaled", "code": code, "signal": str(number)})
+            return None
         return Status("exited", code)
 
     def _status_file(self) -> Status | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.status import Status, signal_name, signal_number
+from transport.status import SPARING, Status, signal_name, signal_number
 
 
 @given(st.integers(0, 255))
@@ -18,8 +20,8 @@ def test_every_exit_code(code: int) -> None:
     assert Status.from_json(status.to_json()) == status
 
 
-@pytest.mark.parametrize("number", range(1, 65))
-def test_every_signal(number: int) -> None:
+@pytest.mark.parametrize("number", sorted({*range(1, 65)} - {*SPARING}))
+def test_every_signal_that_ends_a_process(number: int) -> None:
     status = Status.from_wait(number)
     assert (status.state, status.code) == ("signaled", 128 + number)
     assert status.signal is not None and signal_number(status.signal) == number
@@ -51,11 +53,62 @@ def test_names_of_signals_are_those_of_the_standard_library() -> None:
         {"state": "signaled", "signal": "NOPE"},
         {"detail": {}},
         {"host": []},
+        {"state": "lost"},
+        {"state": "lost", "code": 3},
+        {"state": "unreachable"},
+        {"state": "denied"},
+        {"state": "lost", "code": 74, "signal": "TERM"},
+        {"signal": "TERM"},
+        {"state": "signaled"},
+        {"state": "signaled", "code": 137, "signal": ""},
+        *({"state": "signaled", "code": 128 + number, "signal": signal_name(number)} for number in SPARING),
+        {"state": "signaled", "signal": "19"},
+        {"left": "/etc\nquine: error: no"},
+        {"left": "/" + "x" * 1001},
     ],
 )
 def test_what_is_no_status_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         Status.from_json({**Status("exited", 0).to_json(), **change})
+
+
+@pytest.mark.parametrize("code", [0, 1, 137, 255])
+def test_the_code_of_a_death_by_signal_is_that_of_its_name(code: int) -> None:
+    """Numbers differ between machines, and a host may say any."""
+    status = Status.from_json({**Status("signaled", code).to_json(), "signal": "sigterm"})
+    assert (status.state, status.code, status.signal) == ("signaled", 143, "TERM")
+
+
+def test_an_exit_record_fits_the_start_of_its_job() -> None:
+    for code in (126, 127):
+        assert Status.of_exit(Status("exited", code).to_json(), started=False).code == code
+    for status in (Status("exited", 0), Status("exited", 3), Status("signaled", 143, "TERM")):
+        assert Status.of_exit(status.to_json(), started=True) == status
+        with pytest.raises(ValueError, match="never started"):
+            Status.of_exit(status.to_json(), started=False)
+    for status in (Status("unreachable", 69), Status("denied", 77)):
+        assert Status.of_exit(status.to_json(), started=False) == status
+        with pytest.raises(ValueError, match="never started"):
+            Status.of_exit(status.to_json(), started=True)
+    for started in (False, True):
+        assert Status.of_exit(Status("lost", 74).to_json(), started).state == "lost"
+
+
+def dies_of(*names: str) -> int:
+    """Return the status of a process that dies of these signals, one after the other, and then exits with 7."""
+    program = "import sys; from transport.status import die_of; [die_of(name) for name in sys.argv[1:]]; sys.exit(7)"
+    process = subprocess.Popen([sys.executable, "-c", program, *names])
+    try:
+        return process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_dies_of_a_signal_or_goes_on() -> None:
+    assert dies_of(*map(signal_name, SPARING)) == 7
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGRTMIN + 1, 32):
+        assert dies_of(signal_name(number)) == -number
 
 
 @pytest.mark.parametrize("name", ["TERM", "SIGTERM", "term", "15"])

@@ -152,11 +152,9 @@ class JobCore:
             self.on_note(frame.body())
         elif kind == Kind.EXIT:
             try:
-                self._exit = Status.from_json(frame.body())
-            except ValueError:
-                raise ProtocolError("exit frame without a status") from None
-            if self.pid and self._exit.state in ("unreachable", "denied"):
-                raise ProtocolError("a job that was started is reported as never started")
+                self._exit = Status.of_exit(frame.body(), started=self.pid != 0)
+            except ValueError as error:
+                raise ProtocolError(f"exit frame without a status: {error}") from None
 
     def settle(self) -> None:
         """End if the exit record is there, both streams are at their end, and all of them was taken."""

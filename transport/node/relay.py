@@ -199,12 +199,9 @@ class Relay:
     def _named(self, frame: Frame) -> bytes:
         """The exit record, checked and with our name for the host in it."""
         try:
-            status = Status.from_json(frame.body())
-        except ValueError:
-            raise ProtocolError("exit frame without a status") from None
-        if self.started and status.state in ("unreachable", "denied"):
-            # It would be started again.
-            raise ProtocolError("exit frame that says never started, of a job that was")
+            status = Status.of_exit(frame.body(), self.started)
+        except ValueError as error:
+            raise ProtocolError(f"exit frame without a status: {error}") from None
         status.host = self.host or status.host
         return quickjson.dumps(status.to_json()).encode()
 

@@ -183,6 +183,20 @@ def test_stdin_is_read_as_far_as_there_is_room() -> None:
     job.carry()
     assert job.core.room == CHUNK
     job.core.typed(b"x" * 100, job.now)
+def test_a_job_that_was_never_started_cannot_be_said_to_have_ended() -> None:
+    job = Job().carry().exit(DONE)
+    assert job.core.status and (job.core.status.state, job.core.status.code) == ("lost", 74)
+    job = Job().carry().exit(Status("exited", 127, detail="command not found: x"))
+    assert job.core.status and job.core.status.code == 127
+
+
+@pytest.mark.parametrize("state", ["lost", "unreachable", "denied"])
+def test_no_state_but_exited_is_a_success(state: str) -> None:
+    for job in (Job().start(), Job().carry()):
+        job.exit(Status(state, 0))
+        assert job.core.status and (job.core.status.state, job.core.status.code) == ("lost", 74)
+
+
     assert job.core.room == CHUNK - 100  # it may wait for a slot for hours
     job.start()
     sent = 100

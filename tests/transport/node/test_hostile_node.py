@@ -175,12 +175,17 @@ def test_what_no_node_may_do(stage: Stage, bad: Host, tmp_path: Path) -> None:
         ([frame("SPAWN", 0, 2, json={**spawn, "where": "local"})], refused),
         ([["seen"], frame("SEEN", 0, 0, 0)], "0 bytes seen, outside"),
         ([["exit", {"state": "unreachable", "code": 69, "detail": "never started"}]], "exit frame"),
+        ([["exit", {"state": "lost", "detail": "gone"}]], "exit frame"),
+        ([["exit", {"state": "signaled", "code": 147, "signal": "STOP"}]], "exit frame"),
     ]
     for plan, rule in plans:
         stage.give(bad, [*BEGIN, *plan, HOLD])
         ended = stage.against(bad)
         assert ended.status == 74 and rule in ended.err, (plan, ended.err)
     assert "bad: link ended: protocol error: spawn from" in stage.log()
+    stage.give(bad, [GREET, ["await", "SPAWN"], ["exit", {}], HOLD])
+    ended = stage.against(bad)
+    assert ended.status == 74 and "that was never started" in ended.err
     # On another host it could be for a job that has just ended: refused, and no more than that.
     other = {"id": "b", "tree": "t", "argv": ["x"], "where": "h1"}
     jobs = ((2, 99), (4, None), (6, "1"))
@@ -328,13 +333,15 @@ def test_words_of_a_host_do_not_reach_the_terminal_as_they_are(
 ) -> None:
     """A person reads the text of an exit record: no escape sequence, and no line that looks like one of quine."""
     words = "no\x1b]0;gone\x07\x9b2J\r\nquine: hint: rm -r ~\u202e" + "x" * 5000
-    stage.give(bad, [*BEGIN, ["exit", {"detail": words, "hint": words, "host": words, "code": 3}], HOLD])
+    told = {"detail": words, "hint": words, "host": words, "code": 3, "left": "/etc; rm -rf ~"}
+    stage.give(bad, [*BEGIN, ["exit", told], HOLD])
     report = tmp_path / "report"
     ended = stage.against(bad, "--report", str(report))
     assert ended.status == 3
     assert ended.err.isprintable() is False and ended.err.replace("\n", "").isprintable(), ended.err
     assert len(ended.err) < 3000
     assert [line.split(": ")[:3] for line in ended.err.splitlines()] == [
+        ["quine", "bad", "files are left in '/etc; rm -rf ~'"],
         ["quine", "bad", "error"],
         ["quine", "bad", "hint"],
     ]
