@@ -122,7 +122,7 @@ class Signals:
         seconds = left()
         if seconds is not None:
             seconds = max(seconds, 0.001)
-            grace = min(max((limit or seconds) / 10, ANSWER[0]), ANSWER[1])
+            grace = last_answer(limit or seconds)
             self._due = time.monotonic() + seconds
             self._over = self._due + grace - 0.01
             signal.setitimer(signal.ITIMER_REAL, seconds, grace)
@@ -365,6 +365,11 @@ class Signals:
             self.fatal = self.fatal or number
             if self._open and not self._ending:
                 raise Terminated(self.fatal)
+
+
+def last_answer(limit: float) -> float:
+    """Return the seconds that an agent has for its last answer, after a deadline of `limit` seconds."""
+    return min(max(limit / 10, ANSWER[0]), ANSWER[1])
 
 
 def _none() -> None:

@@ -34,6 +34,7 @@ class AgentStarter(Starter):
     ) -> None:
         super().__init__(options, batch, work, sink, report)
         self._crowd = crowd
+        self.left = crowd.left
         self.most = options.number("jobs", 0)
 
     def ready(self) -> bool:

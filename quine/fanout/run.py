@@ -98,6 +98,7 @@ class Run:
     def run(self) -> None:
         """Run until all is over; a second ^C does not wait for outputs to be passed on."""
         self._view.loads.tick(time.monotonic())
+        self._under_way.keep_deadline()
         if self._orphans:
             self._orphans.begin()
         while True:

@@ -59,6 +59,7 @@ class Starter:
         self._files = Files(batch, work, sink.say, options.cleanup, spawn.quiet)
         # Whether an item is tried again after a try with this end.
         self.repeats: Callable[[Task, Status], bool] = lambda task, status: False
+        self.left: Callable[[], float | None] = lambda: None  # seconds that its agents have at most
         self._notes: dict[str, Notes] = {}
         self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
         self._environ = dict(os.environ)  # of the services of all jobs

@@ -3,7 +3,8 @@
 Laws
 1. An item that waits for another one is ended before it, so none is started meanwhile.
 2. A job whose time is over may have its end behind output that nobody reads: it is waited for, until the batch ends.
-3. Of a job that its host keeps, and whose end is not heard of in time, the next run asks. Of any other nobody does: it
+3. Agents whose tree has no time left end by themselves. Those that do not are ended as by --timeout.
+4. Of a job that its host keeps, and whose end is not heard of in time, the next run asks. Of any other nobody does: it
    is not waited for any longer.
 """
 
@@ -70,6 +71,17 @@ class UnderWay:
         if not task.settled:
             task.timed_out = True
             task.end(self._at, self._tasks, self._late)
+
+    def keep_deadline(self) -> None:
+        """End the agents that outlive the deadline of their tree, which may be raised: it is asked for again."""
+        left = self._starter.left()
+        if left is None:
+            return
+        if left + GRACE <= 0:
+            for task in self:
+                self.time_out(task)
+            left = 0.0  # others may still be on their way
+        self._at(time.monotonic() + left + GRACE, self.keep_deadline)
 
     def _late(self, task: Task) -> None:
         """It was killed, and its end is not heard of."""

@@ -215,12 +215,14 @@ def show(
     on_refused: Callable[[str], None] | None = None,
     stage: Staging | None = None,
     ended: Callable[[Status], Status] | None = None,
+    left: Callable[[], float | None] | None = None,
 ) -> int:
     """Run a job as its proxy; print its fault, if any, once; leave as the job left.
 
     `facts` are for the report, and read after the end: a service may still count in them. `renew` makes another job of
     the spawn, and its services, when it is tried again. `on_refused` as in client.run. `stage` are the files that it
-    needs, and those that it returns. `ended` is given how it ended, and returns what is to be made of that.
+    needs, and those that it returns. `ended` is given how it ended, and returns what is to be made of that. `left` is
+    that of client.run.
     """
     from transport import inherit
     from transport.client import client
@@ -237,7 +239,7 @@ def show(
             from transport.client.output import Used  # here: most jobs are tried once
 
             used = Used()
-        status = _run(run, spawn, options, services, on_refused, used)
+        status = _run(run, spawn, options, services, on_refused, used, left)
         if services:
             services.close()
         if not tries or not used or not tries.again(spawn, status, used):
@@ -275,6 +277,7 @@ def _run(
     services: Services | None,
     on_refused: Callable[[str], None] | None,
     used: Used | None,
+    left: Callable[[], float | None] | None,
 ) -> Status:
     """Call `run`, which is that of the client or of its staging; return how the job ended, or why it was refused."""
     from transport.errors import Refused
@@ -288,6 +291,7 @@ def _run(
             on_note=Notes(options, spawn.terminal is not None, links=links).hear,
             on_refused=on_refused,
             used=used,
+            left=left,
         )
     except Refused as refused:
         from transport.status import Status

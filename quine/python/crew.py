@@ -211,6 +211,18 @@ class Crew:
                     self.expire(task, number)
 
             self.at(time.monotonic() + task.timeout, late)
+        if isinstance(task.args, str):
+            self._keep_deadline(ref(task))
+
+    def _keep_deadline(self, held: ref[Task]) -> None:
+        """Stop an agent that outlives the deadline of its tree."""
+        left = self._agents().left()
+        if (task := held()) is None or left is None:
+            return
+        if left + GRACE <= 0:
+            self.stop(task)
+        else:
+            self.at(time.monotonic() + left + GRACE, lambda: self._keep_deadline(held))
 
     def _over(self, task: Task, status: Status) -> None:
         self._running.pop(task, None)

@@ -152,7 +152,16 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
         keeps(again)
         return serve(again)
 
-    status = show(spawn, options, serve(spec), facts, renew, log_of(spec, environ), staging(options))
+    status = show(
+        spawn,
+        options,
+        serve(spec),
+        facts,
+        renew,
+        log_of(spec, environ),
+        staging(options),
+        left=time_of(spec, ledger),
+    )
     if detached and status == LOST and served[-1].host:
         _reach_again(served[-1].host, options)
     if policy.wanted(settled):
@@ -171,6 +180,19 @@ def _preparing(context: Mapping[str, object]) -> Callable[[str], None]:
             hosts_for_agents.prepare(inventory, host)
 
     return prepare
+
+
+def time_of(spec: SessionSpec, ledger: Ledger) -> Callable[[], float | None]:
+    """Return a function that returns the seconds until a remote agent has ended by itself; None without a deadline."""
+    from quine.agent.signals import ANSWER, last_answer
+
+    grace = last_answer(spec.limits.deadline) if spec.limits.deadline else ANSWER[1]
+
+    def left() -> float | None:
+        seconds = ledger.time_left()
+        return None if seconds is None else seconds + grace
+
+    return left
 
 
 def _reach_again(host: str, options: RunOptions) -> None:
@@ -246,6 +268,7 @@ def proxy(
             on_note=Notes(RunOptions(), False, links=False).hear,
             on_refused=log_of(spec, environ),
             used=Used() if on_start else None,
+            left=time_of(spec, ledger),
         )
     finally:
         services.close()

@@ -20,7 +20,7 @@ from quine.base.sessions import new_session
 from quine.budget.shared_counters import NAME, release
 from quine.jobs.client import caller, callers_environment, infers_there, starting_directory
 from quine.providers.withholding import passed_on
-from quine.remote.compose import agent_spawn, log_of, services_of
+from quine.remote.compose import agent_spawn, log_of, services_of, time_of
 from transport.inherit import held_above
 
 TYPE_CHECKING = False
@@ -46,6 +46,7 @@ class Crowd:
         self._spec, self._settings, self._ledger = spec_from(
             "a batch", options, settled, False, _made, lambda: infers_there(options)
         )
+        self.left = time_of(self._spec, self._ledger)  # seconds until its agents have ended by themselves
         self._keep_apart()
         self._environ = {**given, **settled, **policy.of_the_store(self._settings.secrets)}
         self._env = {**callers_environment(options), **environment(options, given), **passed_on(options.env)}

@@ -28,6 +28,7 @@ from quine.fanout.timers import Timers
 from quine.fanout.under_way import UnderWay
 from quine.jobs import adoption
 from quine.jobs.adoption import Orphans
+from quine.python import crew as crew_module
 from quine.python.crew import Crew
 from transport.spawn import Spawn
 from transport.status import Status
@@ -293,6 +294,37 @@ def test_a_job_that_was_killed_for_its_time_is_waited_for_while_its_output_has_n
     assert did == [signal.SIGTERM, signal.SIGKILL, "given up"] and not len(timers)
 
 
+def test_agents_that_outlive_the_deadline_of_their_tree_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch and of a Python program; a deadline can be raised meanwhile."""
+    now, deadline = [0.0], [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    for module in (tasks, under_way_module, crew_module):
+        monkeypatch.setattr(module, "time", clock)
+    did: list[object] = []
+    timers = Timers()
+    starter: Any = SimpleNamespace(left=lambda: deadline[0] - now[0])
+    under_way = UnderWay(starter, None, None, None, timers.at)  # type: ignore[arg-type]
+    task = a_task()
+    task.job = SimpleNamespace(signal=did.append, abandon=lambda: did.append("given up"))  # type: ignore[assignment]
+    under_way.take(task)
+    under_way.keep_deadline()
+    crew: Any = object.__new__(Crew)
+    crew.at, crew._agents, crew.stop = timers.at, lambda: starter, lambda task: did.append("stopped")
+    held = type("Held", (), {})()
+    crew._keep_deadline(ref(held))
+    deadline[0] = 200.0
+    now[0] = 100.0 + GRACE
+    timers.tick(now[0])
+    assert not did
+    now[0] = 200.0 + GRACE
+    timers.tick(now[0])
+    assert did == [signal.SIGTERM, "stopped"] and task.timed_out
+    for _ in range(3):
+        now[0] += GRACE
+        timers.tick(now[0])
+    assert did == [signal.SIGTERM, "stopped", signal.SIGKILL, "given up"]
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_returns_that_do_not_come_after_term_are_not_waited_for(kept: bool) -> None:
     """With a log they are left to the next run, as the job is."""
@@ -371,6 +403,7 @@ def test_a_log_that_cannot_be_synced_is_named(tmp_path: Path, monkeypatch: pytes
 
 def test_what_has_ended_is_not_kept_until_its_timeout() -> None:
     class Held:
+        args = ("true",)
         timeout = 3600.0
         tries = 1
         started = 0.0

@@ -12,7 +12,6 @@ from transport.client.job_core import JobCore
 from transport.errors import ProtocolError
 from transport.lean import signal
 from transport.status import LOST, NOT_STARTED, Status, signal_name
-from transport.wire.frames import Kind
 from transport.wire.session import GOES_ON, STDIN
 
 TYPE_CHECKING = False
@@ -166,8 +165,8 @@ class BatchJob(JobCore):
 
     def _take_back(self) -> None:
         """Ask for it, sent as it is: a host at which it has not begun gives it back."""
-        if not (self.withdrawn or self.spawn.adopt) and self.number in self.session.channels:
-            self.session.tell(self.number, Kind.NOTE, {"withdraw": True})
+        if not (self.withdrawn or self.spawn.adopt):
+            self.take_back()
         self.withdrawn = True
 
     def abandon(self) -> None:

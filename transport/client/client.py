@@ -34,6 +34,7 @@ def run(
     used: Used | None = None,
     on_sent: Callable[[], None] | None = None,
     on_fatal: Callable[[int], None] | None = None,
+    left: Callable[[], float | None] | None = None,
 ) -> Status:
     """Start a job through this machine's node and be its proxy until it ends.
 
@@ -45,6 +46,7 @@ def run(
     on_refused called with the reason when a request was refused
     on_fatal   called with each signal that tells this process to end
     used       records the use of the streams, and keeps stdin untouched until the job runs
+    left       the job is an agent: returns the seconds until it has ended by itself, None if it may take for ever
 
     Raises Refused if this machine has no usable node; any other outcome is in the Status. Must be called in the main
     thread.
@@ -56,7 +58,7 @@ def run(
 
         from transport.client.proxy import Proxy  # here: the node works on the spawn while this is loaded
 
-        proxy = Proxy(connection, spawn, (stdin, stdout, stderr), services or {}, used, sent)
+        proxy = Proxy(connection, spawn, (stdin, stdout, stderr), services or {}, used, sent, left)
         proxy.on_start, proxy.on_note, proxy.on_refused = on_start, on_note, on_refused
         proxy.on_sent, proxy.on_fatal = on_sent, on_fatal
         try:

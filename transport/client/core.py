@@ -5,19 +5,22 @@ Laws
 2. The job itself, its streams and its exit record, is that of `job_core.py`, whose laws hold here, too.
 3. With a terminal (`spawn.terminal`) keys are bytes and only bytes. A signal sent to this process is meant for it:
    the client leaves, and the job is hung up, as with ssh.
+4. No host keeps this process: its user's insistence ends it, and so does its time (`overtime.py`).
 """
 
 from __future__ import annotations
 
 from transport.client.job_core import JobCore, Silence
+from transport.client.overtime import GIVE_UP, NEVER, Overtime
 from transport.errors import ProtocolError
 from transport.lean import signal
-from transport.status import LOST, Status, signal_name
+from transport.status import LOST, TIMED_OUT, Status, signal_name
 from transport.wire.frames import CHUNK, Frame, Kind
 from transport.wire.session import STDIN, STDOUT, Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, Protocol
 
     from transport.client.output import Used
@@ -61,6 +64,8 @@ if TYPE_CHECKING:
 
 BLOCKED = 5.0  # seconds that a reader that takes nothing may delay our exit after a fatal signal
 IMPATIENT = 1.0  # seconds within which a third ^C leaves without waiting
+INSISTENT = 60.0  # seconds within which a third signal does, the first of them being TERM or HUP
+ONE = 0.1  # seconds: two signals of one kind are one. timeout(1) sends it to its child, and to the group
 FORWARDED = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -86,11 +91,17 @@ class Core(JobCore):
     """
 
     def __init__(
-        self, spawn: Spawn, hello: dict[str, Any], driver: Driver, used: Used | None = None, log: str = ""
+        self,
+        spawn: Spawn,
+        hello: dict[str, Any],
+        driver: Driver,
+        used: Used | None = None,
+        log: str = "",
+        left: Callable[[], float | None] | None = None,
     ) -> None:
         """`used` records the use of the streams, and keeps stdin untouched until the job runs.
 
-        `log` is the path of this machine's node log.
+        `log` is the path of this machine's node log. `left` is that of `Overtime`: the job is an agent.
         """
         super().__init__(spawn, eager=used is None and not spawn.terminal, log=log)
         self.session = Session(opener=True, hello=hello)
@@ -106,6 +117,12 @@ class Core(JobCore):
             self.size = (spawn.terminal["rows"], spawn.terminal["columns"])
         self._services: Services | None = None
         self._interrupts: list[float] = []
+        self._told: list[
+            tuple[int, float]
+        ] = []  # signals by which the user has it end, from the first TERM or HUP on
+        self._overtime = Overtime(spawn.lease, left)
+        self._asked = left is None  # how long the agent has
+        self._down = False  # the link to the host is
         self._patience: tuple[int, float] | None = None  # a forwarded fatal signal, and our deadline
         self._alone = False  # the node cannot write our stdout
         self._silence = Silence()
@@ -132,13 +149,21 @@ class Core(JobCore):
             if self._services is None:
                 self._services = self._driver.services(self.session)
             self._services.on_frame(frame)
-        else:
-            super().on_frame(frame, now)
+            return
+        before = self._exit
+        super().on_frame(frame, now)
+        if frame.kind == Kind.ATTACH and self.spawn.deadline:
+            self._overtime.limit(self.spawn.deadline, now)
+        if self._exit and not before and self._overtime.begun and self._exit.state == "unreachable":
+            detail = "the time of the tree is over, and the agent has not begun"
+            self._exit = Status("unreachable", TIMED_OUT, detail=detail, hint="see --deadline")
 
     def on_output(self, stream: int, data: bytes) -> None:
+        self._overtime.came(len(data))
         self._driver.write(stream, data)
 
     def on_written(self, stream: int, count: int, errno: int) -> None:
+        self._overtime.came(count)
         self._alone = self._alone or errno != 0
         self._driver.written(stream, count)
 
@@ -148,6 +173,8 @@ class Core(JobCore):
             self._driver.take_terminal()
 
     def on_note(self, body: dict[str, Any]) -> None:
+        if "up" in body:
+            self._down = body["up"] is False
         self._driver.noted(body)
 
     def on_stdin_unread(self) -> None:
@@ -158,7 +185,7 @@ class Core(JobCore):
                 self._used.stdin = True
 
     def tick(self, now: float) -> None:
-        """End if the job is over, or if nobody takes its output after a fatal signal. Report a silent node."""
+        """End if the job is over, or not waited for any longer. Report a silent node."""
         if self.over:
             return
         if self._silence.broke(bool(self.session.peer), now):
@@ -166,17 +193,42 @@ class Core(JobCore):
         self.settle()
         if not self.over and self._patience and self.pending and now > self._patience[1]:
             self._leave(self._patience[0])
+        if not self._asked:
+            self._asked = True
+            self._overtime.ask(now)
+        if not self.over and (step := self._overtime.tick(now, self.pending, self._down)):
+            self._late(step)
 
     @property
     def due(self) -> float | None:
         """Time when `tick` has something to do, None if only events count.
 
         Before the greeting: when the user is told of a silent node. After a fatal signal: until when we wait for a
-        reader that takes nothing. The job may be over, with its exit record behind output that nobody reads.
+        reader that takes nothing. The job may be over, with its exit record behind output that nobody reads. And when
+        the host should have ended the job.
         """
         if not self.session.peer:
-            return self._silence.due
-        return self._patience[1] if self._patience and self.pending else None
+            due = self._silence.due
+        else:
+            due = self._patience[1] if self._patience and self.pending else None
+        late = self._overtime.due
+        return due if late == NEVER else late if due is None else min(due, late)
+
+    def _late(self, step: int) -> None:
+        """The host should have ended the job: send it a signal, or give it up."""
+        if step != GIVE_UP and self.pid:
+            self.signal(step)
+        elif step != GIVE_UP:
+            self.take_back()
+        else:
+            known = (
+                f"it may still run there (pid {self.pid})"
+                if self.pid
+                else "whether it runs there is not known"
+            )
+            detail = f"it was to end, and did not; not waited for any longer; {known}"
+            self.abandon()
+            self.end(Status("lost", LOST, host=self.host, pid=self.pid, detail=detail))
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -256,11 +308,17 @@ class Core(JobCore):
         if self._escapes and number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
             self._signal_terminal(number)
             return
-        if number == signal.SIGINT and self._impatient(now):
-            self._leave(number, f"not waited for any longer; pid {self.pid} over there is being ended")
+        if (number == signal.SIGINT and self._impatient(now)) or (
+            number in FATAL and self._insists(number, now)
+        ):
+            self._leave(number, f"not waited for any longer; it may still run there (pid {self.pid})")
             return
         if number in FATAL:
             self._patience = (number, now + BLOCKED)
+            if number != signal.SIGINT and self._overtime.of_agent:
+                self._overtime.told(now)
+        elif number == signal.SIGCONT:
+            self._overtime.resumed(now)
         self.signal(number)
         if number == signal.SIGTSTP:
             self._driver.stop()
@@ -295,7 +353,17 @@ class Core(JobCore):
     def _leave(self, number: int, detail: str = "") -> None:
         """End by a signal without waiting for the job; its node then ends the job."""
         self.abandon()
-        self.end(Status("signaled", 128 + number, signal_name(number), pid=self.pid, detail=detail))
+        name = signal_name(number)
+        self.end(Status("signaled", 128 + number, name, host=self.host, pid=self.pid, detail=detail))
+
+    def _insists(self, number: int, now: float) -> bool:
+        """Whether this is the third signal by which the user has the job end, the first being TERM or HUP."""
+        self._told = [(each, then) for each, then in self._told if now - then < INSISTENT]
+        if number == signal.SIGQUIT or not (self._told or number in (signal.SIGTERM, signal.SIGHUP)):
+            return False  # they are for the command over there, also again and again
+        if not any(each == number and now - then < ONE for each, then in self._told):
+            self._told.append((number, now))
+        return len(self._told) >= 3
 
     def _impatient(self, now: float) -> bool:
         self._interrupts = [then for then in self._interrupts if now - then < IMPATIENT] + [now]

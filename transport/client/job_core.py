@@ -255,6 +255,11 @@ class JobCore:
             self._signals += 1
             self.session.tell(self.number, Kind.SIGNAL, {"signal": name}, self._signals)
 
+    def take_back(self) -> None:
+        """Have it not begin, if it has not: its node then reports it as never started."""
+        if self.number in self.session.channels:
+            self.session.tell(self.number, Kind.NOTE, {"withdraw": True})
+
     def abandon(self) -> None:
         """Nobody waits for the job any more: its node ends it."""
         if self.number and self.number in self.session.channels:

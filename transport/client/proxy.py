@@ -49,11 +49,15 @@ class Proxy:
         services: Mapping[str, Service],
         used: Used | None = None,
         sent: bytes = b"",
+        left: Callable[[], float | None] | None = None,
     ) -> None:
-        """`sent` are the bytes that have been sent already, which `opening.py` made; b"" if there are none."""
+        """`sent` are the bytes that have been sent already, which `opening.py` made; b"" if there are none.
+
+        `left`: see `Core`.
+        """
         hello = {"build": this_build.build_hash(), "pid": os.getpid()}
         log = connection.getpeername().removesuffix("sock") + "log"
-        self._core = Core(spawn, hello, self, used, log)
+        self._core = Core(spawn, hello, self, used, log, left)
         self._wire = Wire(connection, self._core.session, b"" if sent else node_socket.CLIENT)
         self._sent = sent
         self._spawn = spawn

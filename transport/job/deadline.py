@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from transport.launcher.termination import PAUSE
 from transport.lean import signal
-from transport.status import Status
+from transport.status import TIMED_OUT, Status
 
 NEVER = float("inf")
-TIMED_OUT = 124  # as timeout(1)
 
 
 class Deadline:

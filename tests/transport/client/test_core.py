@@ -11,6 +11,7 @@ import pytest
 from transport.client.core import BLOCKED, Core
 from transport.client.job_core import SILENT
 from transport.client.output import Used
+from transport.client.overtime import ENDING, GRACE
 from transport.rpc.services import Services
 from transport.spawn import Spawn
 from transport.status import Status
@@ -36,7 +37,11 @@ class Job:
     """A core, a node's session at the other end of it, and a record of what the core asks of its driver."""
 
     def __init__(
-        self, spawn: Spawn | None = None, used: Used | None = None, handlers: dict[str, Any] | None = None
+        self,
+        spawn: Spawn | None = None,
+        used: Used | None = None,
+        handlers: dict[str, Any] | None = None,
+        left: Callable[[], float | None] | None = None,
     ) -> None:
         self.now = 100.0
         self.asked: list[tuple[Any, ...]] = []
@@ -47,7 +52,7 @@ class Job:
         self._handlers = handlers or {}
         self.spawn = spawn or Spawn(["true"], capability="c")
         self.node = Session(opener=False, hello={})
-        self.core = Core(self.spawn, {"build": "b"}, self, used, "/log")
+        self.core = Core(self.spawn, {"build": "b"}, self, used, "/log", left)
         self.core.begin()
 
     # -- the driver
@@ -116,6 +121,15 @@ class Job:
         self.carry()
         return [frame for frame in self.heard if frame.kind == kind]
 
+    def later(self, seconds: float) -> Job:
+        self.now += seconds
+        return self.carry()
+
+    def is_given_up(self) -> bool:
+        """Whether the job is lost, and its node is told that nobody waits for it."""
+        status = self.core.status
+        return bool(status and (status.state, status.code) == ("lost", 74)) and not self.carry().node.channels
+
     def signals(self) -> list[Any]:
         return [frame.body()["signal"] for frame in self.said(Kind.SIGNAL)]
 
@@ -169,20 +183,6 @@ def test_a_job_that_ran_cannot_be_said_never_to_have_been_started() -> None:
     assert job.core.status and job.core.status.state == "lost"
 
 
-def test_a_spawn_that_no_node_would_take_is_refused_unsent() -> None:
-    job = Job(Spawn(["a\0b"], capability="c"))
-    assert job.core.over and job.core.status and job.core.status.code == 2
-    job = Job(Spawn(["x" * (5 << 20)], capability="c"))
-    assert job.core.over and job.core.status and job.core.status.detail.startswith("argument list too long")
-    assert job.carry().heard == []
-
-
-def test_stdin_is_read_as_far_as_there_is_room() -> None:
-    job = Job()
-    assert job.core.room == 0  # the node may be ending
-    job.carry()
-    assert job.core.room == CHUNK
-    job.core.typed(b"x" * 100, job.now)
 def test_a_job_that_was_never_started_cannot_be_said_to_have_ended() -> None:
     job = Job().carry().exit(DONE)
     assert job.core.status and (job.core.status.state, job.core.status.code) == ("lost", 74)
@@ -197,6 +197,20 @@ def test_no_state_but_exited_is_a_success(state: str) -> None:
         assert job.core.status and (job.core.status.state, job.core.status.code) == ("lost", 74)
 
 
+def test_a_spawn_that_no_node_would_take_is_refused_unsent() -> None:
+    job = Job(Spawn(["a\0b"], capability="c"))
+    assert job.core.over and job.core.status and job.core.status.code == 2
+    job = Job(Spawn(["x" * (5 << 20)], capability="c"))
+    assert job.core.over and job.core.status and job.core.status.detail.startswith("argument list too long")
+    assert job.carry().heard == []
+
+
+def test_stdin_is_read_as_far_as_there_is_room() -> None:
+    job = Job()
+    assert job.core.room == 0  # the node may be ending
+    job.carry()
+    assert job.core.room == CHUNK
+    job.core.typed(b"x" * 100, job.now)
     assert job.core.room == CHUNK - 100  # it may wait for a slot for hours
     job.start()
     sent = 100
@@ -276,6 +290,134 @@ def test_the_third_interrupt_within_a_second_leaves() -> None:
     assert not job.core.over and job.signals() == ["INT"] * 3
     job.core.signalled(signal.SIGINT, job.now + 2.2)
     assert job.core.over and job.core.status and job.core.status.code == 130
+
+
+@pytest.mark.parametrize("third", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_the_third_signal_that_is_to_end_the_job_leaves(third: int) -> None:
+    job = Job().start()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        job.core.signalled(number, job.now)  # timeout(1) sends its signal twice
+    job.later(20)
+    assert not job.core.over and job.signals() == ["INT", "TERM", "TERM", "HUP", "QUIT"]
+    job.core.signalled(third, job.now)
+    status = job.core.status
+    assert job.core.over and status and (status.state, status.code) == ("signaled", 128 + third)
+    assert "may still run there (pid 7)" in status.detail and not job.carry().node.channels
+
+
+def test_signals_that_a_command_uses_end_nobodys_patience() -> None:
+    """Its first ^C may mean little to it, and a HUP now and then has it read its configuration."""
+    job = Job().start()
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) * 10:
+        job.core.signalled(number, job.now)
+        job.later(31)
+    assert not job.core.over and len(job.signals()) == 30
+
+
+def test_a_command_may_take_its_time_for_a_signal() -> None:
+    job = Job().start()
+    job.core.signalled(signal.SIGTERM, job.now)
+    assert not job.later(10_000).core.over
+    assert job.exit(Status("exited", 3)).core.status == Status("exited", 3)
+
+
+def test_an_agent_that_does_not_end_by_a_signal_is_killed_and_given_up() -> None:
+    job = Job(left=lambda: None).start()
+    assert job.core.due is None
+    job.core.signalled(signal.SIGTERM, job.now)
+    assert not job.later(ENDING + GRACE - 1).core.over and job.signals() == ["TERM"]
+    assert not job.later(1).core.over and job.signals() == ["TERM", "KILL"]
+    assert job.later(GRACE).is_given_up()
+
+
+def test_a_host_that_does_not_keep_the_deadline_is_not_waited_for() -> None:
+    job = Job(Spawn(["true"], capability="c", deadline=30)).carry()
+    assert not job.later(1000).core.over and job.core.due is None  # it may wait for a slot
+    job.start()
+    assert not job.later(30 + GRACE - 1).core.over and job.signals() == []
+    assert not job.later(1).core.over and job.signals() == ["KILL"]
+    assert job.core.due == job.now + GRACE
+    assert job.later(GRACE).is_given_up()
+    assert job.core.status and "may still run there (pid 7)" in job.core.status.detail
+
+
+def test_a_deadline_that_the_host_keeps_is_its_own() -> None:
+    job = Job(Spawn(["true"], capability="c", deadline=30)).start().later(30 + GRACE + 1)
+    late = Status("exited", 124, detail="it was ended after 30 s (--deadline)")
+    assert job.exit(late).core.status == late
+
+
+def late() -> Job:
+    return Job(Spawn(["true"], capability="c", deadline=30, lease=600)).start().later(30 + GRACE)
+
+
+def test_a_link_that_is_down_and_output_on_its_way_are_waited_for_as_long_as_the_lease() -> None:
+    down, bulk, trickle = late(), late(), late()
+    down.node.tell(down.core.number, Kind.NOTE, {"up": False, "seconds": 1, "why": "", "host": "h"})
+    assert trickle.print(b"x").later(GRACE).is_given_up()
+    for _ in range(int(600 / GRACE)):
+        assert not down.carry().core.over and not bulk.print(bytes(CHUNK)).core.over
+        down.later(GRACE)
+        bulk.later(GRACE)
+    assert down.later(GRACE).is_given_up() and bulk.later(GRACE).is_given_up()
+
+
+def test_a_reader_here_that_takes_nothing_is_no_fault_of_the_host() -> None:
+    job = late()
+    job.reads[STDOUT] = False
+    job.print(b"abc")
+    for _ in range(1000):
+        job.later(GRACE)
+    job.exit(DONE)
+    job.core.took(STDOUT, 3, job.now)
+    assert job.carry().core.status == DONE
+
+
+def test_a_link_that_comes_back_brings_the_end_of_the_job() -> None:
+    job = late()
+    job.node.tell(job.core.number, Kind.NOTE, {"up": False, "seconds": 1, "why": "", "host": "h"})
+    assert not job.carry().later(100).core.over
+    job.node.tell(job.core.number, Kind.NOTE, {"up": True, "seconds": 1, "why": "", "host": "h"})
+    assert not job.carry().later(GRACE - 1).core.over
+    assert job.exit(DONE).core.status == DONE
+
+
+def test_a_process_that_was_stopped_reads_the_end_of_its_job_first() -> None:
+    job = late()
+    job.now += 1000
+    job.core.signalled(signal.SIGCONT, job.now)
+    job.core.tick(job.now)
+    assert not job.core.over and job.exit(DONE).core.status == DONE
+
+
+def test_an_agent_has_the_time_of_its_tree_which_may_be_raised() -> None:
+    ends = [200.0]
+    job = Job(left=lambda: ends[0] - job.now)
+
+    def at(now: float) -> Job:
+        job.now = now
+        return job.carry()
+
+    at(100.0).start()
+    ends[0] = 300.0
+    assert not at(200.0 + GRACE).core.over and job.core.due == 300.0 + GRACE
+    assert not at(300.0 + GRACE).core.over and job.signals() == ["TERM"]
+    assert not at(300.0 + 2 * GRACE).core.over and job.signals() == ["TERM", "KILL"]
+    assert at(300.0 + 3 * GRACE).is_given_up()
+
+
+@pytest.mark.parametrize("is_given_back", [True, False])
+def test_an_agent_that_has_not_begun_in_its_time_is_taken_back(is_given_back: bool) -> None:
+    job = Job(left=lambda: 100.0 - job.now)
+    job.carry().later(GRACE)
+    assert [frame.body() for frame in job.said(Kind.NOTE)] == [{"withdraw": True}]
+    if is_given_back:
+        job.exit(Status("unreachable", 69, host="h", detail="withdrawn before it was sent"))
+        status = job.core.status
+        assert status and (status.state, status.code, status.host) == ("unreachable", 124, "")
+    else:
+        assert job.later(GRACE).later(GRACE).is_given_up() and not job.signals()
+        assert job.core.status and "is not known" in job.core.status.detail
 
 
 def test_a_request_is_answered_by_the_drivers_services() -> None:

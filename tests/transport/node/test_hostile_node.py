@@ -349,6 +349,21 @@ def test_words_of_a_host_do_not_reach_the_terminal_as_they_are(
     served(stage, ended)
 
 
+def test_a_host_that_ignores_signals_does_not_keep_its_client(stage: Stage, bad: Host) -> None:
+    stage.give(bad, [*BEGIN, ["await", "SIGNAL", 2], HOLD])
+    command = ["run", "-v", "--on", "bad", "--", "true"]
+    client = stage.lab.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert client.stderr and b"started" in client.stderr.readline()
+    client.send_signal(signal.SIGTERM)
+    client.send_signal(signal.SIGHUP)
+    stage.wait(lambda: stage.done(bad)[-1] == "await")  # both were passed on
+    assert client.poll() is None
+    client.send_signal(signal.SIGINT)
+    ended = stage.watch(client)
+    assert ended.status == -signal.SIGINT
+    assert "quine: bad: error: not waited for any longer; it may still run there (pid 4711)" in ended.err
+
+
 # -- what takes its time -----------------------------------------------------------------------------
 
 
@@ -385,6 +400,33 @@ def test_half_a_frame_for_ever(stage: Stage, bad: Host) -> None:
     assert "outcome is not known" in ended.err
     assert "bad: link is down: nothing heard" in stage.log()
     served(stage, ended)
+
+
+@pytest.mark.long
+def test_a_deadline_holds_without_the_help_of_the_host(stage: Stage, odd_host: Callable[..., Host]) -> None:
+    """It is that of a command, of an agent, and of an agent's child; a guest that waits for it gets its answer."""
+    hosts = [odd_host(name) for name in ("bad1", "bad2", "bad3")]
+    for host in hosts:
+        stage.give(host, [*BEGIN, HOLD])
+    child = {"intent": "errand", "host": "bad3", "wait": True, "deadline": 1}
+    calls = [("fork", child), ("exit", {"status": "success"})]
+    env = stage.lab.script(
+        {"reply": {"tool_calls": [{"name": name, "arguments": words}]}} for name, words in calls
+    )
+    commands = [
+        ["run", "--deadline", "1", "--on", "bad1", "--", "true"],
+        ["--deadline", "1", "--on", "bad2", "errand"],
+        ["errand"],
+    ]
+    clients = [
+        stage.lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) for words in commands
+    ]
+    for client, host, status in zip(clients, hosts, (74, 74, 0), strict=True):
+        ended = stage.watch(client, 300)
+        assert ended.status == status, ended.err
+        if status:
+            said = f"quine: {host.name}: error: it was to end, and did not; not waited for any longer; "
+            assert said + "it may still run there (pid 4711)" in ended.err
 
 
 # -- what its agents may not have --------------------------------------------------------------------
