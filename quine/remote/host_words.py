@@ -19,6 +19,7 @@ from quine.staging import content, manifest, returns_limit
 from quine.tape import lines
 from transport import status
 from transport.carrier import duplex
+from transport.client import overtime
 from transport.lean import NamedTuple
 from transport.node import host
 from transport.rpc import services
@@ -144,16 +145,32 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "exit record: `state`, `code`, `signal`",
             f"one of {', '.join(status.STATES)}; 0 to 255; a name",
-            "an unknown field or type is refused",
+            "an unknown field or type is refused; so is code 0 of another state than `exited`, "
+            "a signal that ends no process, and an end of what was not started",
             "the exit status, `--report`",
             "how the job ended",
         ),
         Row(
-            "exit record: `detail`, `hint`, `left`, `host`",
+            "exit record: `detail`, `hint`, `host`",
             "text",
             f"{status.LONGEST} characters, none of control",
             "stderr, `--report`",
             "a message; the host is the one that was dialled",
+        ),
+        Row(
+            "exit record: `left`",
+            "path of one line",
+            f"{status.LONGEST} characters, printable; else the record is refused",
+            "stderr, quoted as for a shell; `--report`",
+            "a message",
+        ),
+        Row(
+            "the end of a job that was to end",
+            "time",
+            f"{2 * overtime.GRACE:g} s after `--deadline`; "
+            f"{overtime.ENDING + 2 * overtime.GRACE:g} s after a signal to an agent",
+            "an error, and 74",
+            "how long it is waited for",
         ),
         Row("exit record: `pid`, `rusage`", "numbers", f"0 to {status.MOST}", "`--report`", "a report"),
         Row(
