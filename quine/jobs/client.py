@@ -254,11 +254,7 @@ def show(
             f"quine: {status.host or 'local'}: {status.state} {status.signal or status.code} after {seconds:.3f} s\n"
         )
     if options.report:
-        from quine.base import run_report
-
-        times = {"started": started, "seconds": seconds}
-        written = run_report.write(options.report, status, spawn.where, **times, **(facts or {}))
-        status.code = status.code or (0 if written else LOST)
+        _report(options.report, status, spawn.where, started=started, seconds=seconds, **(facts or {}))
     if status.left and stage is None and not options.quiet:
         from quine.base.text import shown_path
 
@@ -268,6 +264,14 @@ def show(
 
         complete(status, spawn.argv, options)
     return leave(status)
+
+
+def _report(target: str, status: Status, where: str, **facts: object) -> None:
+    """Write --report. No job whose report is missing ends with 0."""
+    from quine.base import run_report
+
+    if not run_report.write(target, status, where, **facts):
+        status.code = status.code or LOST
 
 
 def _run(

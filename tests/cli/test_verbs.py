@@ -359,7 +359,7 @@ def test_the_verbs_of_tapes(home: Path, verbs: list[tuple[str, str]], quine: Qui
     agents.run(says(sh("echo hello")), says(OK))
     (path,) = agents.data.glob("*.jsonl")
     facts = {"path": path, "stem": path.stem}
-    places = {name: agents.env[name] for name in ("QUINE_DATA_DIR", "XDG_STATE_HOME")}  # the latter has the secret
+    places = {name: agents.env[name] for name in ("QUINE_DATA_DIR", "XDG_STATE_HOME")}  # that has the secret
     for words, shown in verbs:
         done = quine("tape", *words.format(**facts).split(), **places)
         assert (done.returncode, done.stderr) == (0, ""), words

@@ -117,9 +117,8 @@ class Core(JobCore):
             self.size = (spawn.terminal["rows"], spawn.terminal["columns"])
         self._services: Services | None = None
         self._interrupts: list[float] = []
-        self._told: list[
-            tuple[int, float]
-        ] = []  # signals by which the user has it end, from the first TERM or HUP on
+        # Signals by which the user has it end, from the first TERM or HUP on.
+        self._told: list[tuple[int, float]] = []
         self._overtime = Overtime(spawn.lease, left)
         self._asked = left is None  # how long the agent has
         self._down = False  # the link to the host is
@@ -221,11 +220,7 @@ class Core(JobCore):
         elif step != GIVE_UP:
             self.take_back()
         else:
-            known = (
-                f"it may still run there (pid {self.pid})"
-                if self.pid
-                else "whether it runs there is not known"
-            )
+            known = f"it may still run there (pid {self.pid})" if self.pid else "whether it runs is not known"
             detail = f"it was to end, and did not; not waited for any longer; {known}"
             self.abandon()
             self.end(Status("lost", LOST, host=self.host, pid=self.pid, detail=detail))
