@@ -57,7 +57,7 @@ class Entry:
     """One line."""
 
     __slots__ = (
-        *("attempt", "code", "command", "hash", "host", "id", "kind", "received"),
+        *("attempt", "code", "command", "fetched", "hash", "host", "id", "kind", "received"),
         *("seconds", "sent", "seq", "signal", "started", "stopped", "unreturned"),
     )
 
@@ -65,6 +65,7 @@ class Entry:
         self.seq = seq
         self.hash = hash
         self.command = self.host = self.id = ""
+        self.fetched = ""  # the id of the job, of a run before, whose returns were asked for
         self.kind = NEVER
         self.stopped = False
         self.unreturned: Unreturned | None = None
@@ -244,8 +245,8 @@ class Joblog:
             self.journal.no_returns(entry.id, entry.unreturned)
         written(self._log, entry.line(), self._path)
         self.journal.ended(entry.id, returned=not entry.unreturned)
-        if not entry.unreturned:
-            self.journal.unreturned.pop(entry.id, None)
+        for id in {entry.fetched, entry.id} - ({entry.id} if entry.unreturned else set()):
+            self.journal.unreturned.pop(id, None)
         if self._past and self._past.again.take(entry.hash):
             self._renewed.add(entry.hash)
         self._dirty = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quine.base.errors import error_text
 from quine.base.text import shown_path
-from quine.fanout.outcome import FAILED, KILLED
+from quine.fanout.outcome import FAILED, KILLED, LOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class Messages:
         entry, how = task.entry, task.entry.kind
         if how in (FAILED, KILLED):
             how = signal_name(entry.signal) if entry.signal else f"status {entry.code}" if entry.code else how
+        if entry.unreturned and entry.kind != LOST:
+            how += f", its results are on {entry.host or 'local'}"
         text = plain(" ".join(task.item.args), newlines=False)
         text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
         name = f"item {task.item.number}" + (f" ({text})" if text else "")

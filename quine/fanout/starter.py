@@ -291,7 +291,7 @@ class Starter:
         note = self._journal.unreturned[id]
         task.begin()
         task.tries = task.entry.attempt = note.attempt
-        task.entry.id = id
+        task.entry.id = task.entry.fetched = id
         state = "signaled" if note.signal else "exited"
         status = Status(state, note.code, note.signal, host=note.host)
         try:

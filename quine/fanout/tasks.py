@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from quine.fanout.input.items import Item
     from quine.fanout.input.template import Template
+    from quine.fanout.journal import Unreturned
     from quine.fanout.options import Options
     from quine.fanout.output.sinks import Output
     from quine.jobs.adoption import Adopted
@@ -73,7 +74,8 @@ class Task:
         self.place: list[str] = []  # its directories below --results
         self.stdin: int | bytes | None = None
         self.facts: dict[str, object] = {}  # of an agent: its session and tokens
-        self.before = (0, 0.0, "")  # attempt, start and id that the entry had before this try
+        # attempt, start, id and left returns that the entry had before this try
+        self.before: tuple[int, float, str, Unreturned | None] = (0, 0.0, "", None)
         self.began = 0.0  # monotonic, of this try's start over there
         self.running = False  # over there
         # In this try. It was told to end: because of its time, or as the batch ends.
@@ -98,7 +100,7 @@ class Task:
         self.cut_short = self.running = self.unbegun = False
         self.began = time.monotonic()
         entry = self.entry
-        self.before = entry.attempt, entry.started, entry.id
+        self.before = entry.attempt, entry.started, entry.id, entry.unreturned
         entry.attempt, entry.started, entry.unreturned = self.tries, time.time(), None
 
     def started(self) -> None:
@@ -119,7 +121,7 @@ class Task:
         taken_back = self.tries > 1 and (self.halted or self._is_withdrawn)
         if kind == NEVER and (taken_back or entry.kind != NEVER):
             # An item that has run has its end: as never started it would run again in the next run.
-            entry.attempt, entry.started, entry.id = self.before
+            entry.attempt, entry.started, entry.id, entry.unreturned = self.before
             if self.former and self.output:
                 self.output.drop()
                 self.output, self.former = self.former, None

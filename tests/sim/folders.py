@@ -25,6 +25,7 @@ class Disk:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.folders = folders.Folders()
+        self._looks = False  # now and then at the processes that jobs have left
 
     def _name(self, folder: str) -> str:
         return folder and f"{self.machine.name}:{folder}"
@@ -39,13 +40,16 @@ class Disk:
     def ended(self, folder: str, group: int, removes: bool = False) -> bool:
         """The process of a job was reaped; 0: it was not started. Return whether something is left in its folder."""
         left = self.folders.ended(self._name(folder), group, removes)
-        if self.folders.due is not None:
-            self.machine.clock.after(folders.LOOK, self._look)
+        if not self._looks:
+            self._look()
         return left == workdir.KEPT
 
     def _look(self) -> None:
         for name in self.folders.turn(self.machine.world.now):
             remove(self.machine, name)
+        self._looks = self.folders.due is not None
+        if self._looks:
+            self.machine.clock.after(folders.LOOK, self._look)
 
 
 def remove(machine: Machine, name: str) -> int:

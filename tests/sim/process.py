@@ -421,7 +421,7 @@ class Running:
         if self._ending and not self._members():
             self._gone()
         elif not self._ending and self._folder:
-            self._loop.call_soon(self._owner.on_left, kept)
+            self._owner.on_left(kept)  # told in one message
 
     def _gone(self) -> None:
         if self._owner:

@@ -183,7 +183,7 @@ class World:
         self.steps += 1
         first, what = until, None
         for loop in self.loops:
-            if loop.stopped:
+            if loop.held or loop.clock.asleep:
                 continue
             if loop.runnable():
                 loop.turn()

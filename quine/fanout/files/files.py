@@ -8,7 +8,7 @@ Laws
 3. A job that was told to end, by this process or by the one before, brings nothing: a part of a result would replace a
    finished one. Where results stay on a host, nothing of their item is removed there.
 4. If returns replace the files of their item, a try that is to be repeated brings none: the next one has the files that
-   the item had.
+   the item had. If the batch ends before that one, --resume asks for them, as for those that did not come.
 """
 
 from __future__ import annotations
@@ -158,6 +158,7 @@ class Files:
         if not held.stage.brings(status):
             remove()
         elif again and held.stage.is_in_place:
+            held.lost(status.left)  # as long as no other try has begun, which may not come
             self._over(task, over)
         elif self.journal and task.entry.id in self.journal.brought:
             remove()  # the process before was killed behind this point

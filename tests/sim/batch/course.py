@@ -78,9 +78,9 @@ def draw(seed: int) -> Course:
     lease, most = weighted(random, LEASES), weighted(random, ((0, 3), (1, 1), (5, 2)))
     others = Random(f"files {seed}")
     files, cleanup = weighted(others, (("", 5), (APART, 4), (IN_PLACE, 1))), others.random() < 0.7
-    faults += _as_it_writes(others, natural)
+    faults += _as_it_writes(others, natural, 0.5 if files == IN_PLACE else 0.1)
     items = tuple(_in_background(others, item) for item in items)
-    halt = weighted(others, (("", 8), ("now,success=1", 1), ("now,fail=1", 1), ("soon,done=3", 1)))
+    halt = weighted(others, (("", 12), ("now,success=1", 1), ("now,fail=1", 1), ("soon,done=3", 1)))
     moves = bool(files) and others.random() < 0.2
     faults += _of_returns(others, hosts, natural) if files else []
     return Course(
@@ -169,9 +169,9 @@ def _fault(random: Random, hosts: tuple[str, ...], natural: float) -> Fault:
     return Fault(at, kind, BATCH, seconds)
 
 
-def _as_it_writes(random: Random, natural: float) -> list[Fault]:
-    """Some clients are killed at a line that they write."""
-    if random.random() > 0.3:
+def _as_it_writes(random: Random, natural: float, share: float) -> list[Fault]:
+    """A share of the clients are killed at a line that they write."""
+    if random.random() > share:
         return []
     at, number = round(1.0 + natural * random.random(), 4), random.choice((1, 2, 3, 9))
     return [

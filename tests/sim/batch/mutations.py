@@ -290,9 +290,27 @@ def arrival_forgotten() -> contextlib.AbstractContextManager[None]:
     return replaced(Journal, "ended", restored)
 
 
+def left_forgotten() -> contextlib.AbstractContextManager[None]:
+    """F5. Results that were left for the next try are not asked for if that does not come."""
+
+    ended = Files.ended
+
+    def restored(self: Files, task: Any, spawn: Any, status: Any, over: Any, again: bool = False) -> None:
+        held = self._held.get(task)
+
+        def forgetting() -> None:
+            if again and held and held.stage.is_in_place:
+                task.unreturned = None
+            over()
+
+        ended(self, task, spawn, status, forgetting, again)
+
+    return replaced(Files, "ended", restored)
+
+
 MUTATIONS = {
     "held-forgotten": TakenBack(held_forgotten, frozenset({"drains"}), 20),
-    "started-given-back": TakenBack(started_given_back, frozenset({"twice", "truth"}), 40),
+    "started-given-back": TakenBack(started_given_back, frozenset({"twice", "truth"}), 50),
     "lost-again": TakenBack(lost_again, frozenset({"twice"}), 20),
     "reported-twice": TakenBack(reported_twice, frozenset({"line"}), 20),
     "output-not-held": TakenBack(output_not_held, frozenset({"bytes", "whole", "lost"}), 150),
@@ -301,10 +319,10 @@ MUTATIONS = {
     "done-unseen": TakenBack(done_unseen, frozenset({"done", "truth"}), 20),
     "results-removed": TakenBack(results_removed, frozenset({"removed"}), 100),
     "returns-failed": TakenBack(returns_failed, frozenset({"truth", "returns", "removed"}), 20),
-    "ended-returns": TakenBack(ended_returns, frozenset({"part"}), 20),
+    "ended-returns": TakenBack(ended_returns, frozenset({"part"}), 100),
     "results-unknown": TakenBack(results_unknown, frozenset({"line", "twice", "input"}), 20),
     "retried-on-result": TakenBack(retried_on_result, frozenset({"input"}), 20),
-    "arrival-unnoted": TakenBack(arrival_unnoted, frozenset({"twice", "input", "removed"}), 20),
+    "arrival-unnoted": TakenBack(arrival_unnoted, frozenset({"twice", "input", "truth", "returns"}), 50),
     "folder-left": TakenBack(folder_left, frozenset({"folder"}), 20),
     "replacement-unnoted": TakenBack(replacement_unnoted, frozenset({"line", "twice", "input"}), 100),
     "tree-forgotten": TakenBack(tree_forgotten, frozenset({"truth", "returns", "twice"}), 100),
@@ -317,6 +335,7 @@ RARE = {
     "refused-kept": TakenBack(refused_kept, frozenset({"lost"}), 10_000),
     "memory-acknowledged": TakenBack(memory_acknowledged, frozenset({"lost"}), 10_000),
     "arrival-forgotten": TakenBack(arrival_forgotten, frozenset({"truth", "returns", "drains"}), 10_000),
+    "left-forgotten": TakenBack(left_forgotten, frozenset({"returns"}), 2000),
     "unanswered-lost": TakenBack(unanswered_lost, frozenset({"lost"}), 10_000),
     "unheard-ended": TakenBack(unheard_ended, frozenset({"twice"}), 500),
 }

@@ -174,6 +174,8 @@ class BatchSimulation(Simulation):
         else:
             raise Violation("drains", f"none of {CLIENTS} clients came to its end")
         check(self)
+        if os.path.exists(f"{self.log}.started"):
+            raise Violation("journal", "it is still there, and all items have their lines and their returns")
         until = max(world.now, last) + course.lease + NOTICE + HANG + 2 * PAUSE
         if not world.run(until, lambda: not self._alive()):
             raise Violation("orphans", f"alive and nobody hears of it: {', '.join(self._alive())}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,21 @@ def test_results_are_where_the_agent_before_had_its_jobs() -> None:
     items = (Job("i0", "", steps=(("sleep", 3.0),)),)
     course = Course(1, ("h1",), (), faults, 1, items=items, again=0.3, files=APART, moves=True)
     fails_without("tree-forgotten", course)
+
+
+def test_an_item_that_is_not_tried_again_as_the_batch_ends_has_its_result() -> None:
+    """Its result was to be left for the next try, which had not begun."""
+    steps = {
+        "i2": (("exit", 7),),
+        "i3": (("sleep", 13.879),),
+        "i7": (),
+        "i8": (),
+        "i10": (("sleep", 14.911),),
+    }
+    items = tuple(Job(name, "", steps=each) for name, each in steps.items())
+    faults = (Fault(2.818, "signal", BATCH, how="INT"),)
+    more: dict[str, Any] = {"items": items, "retries": 3, "again": 0.195, "files": IN_PLACE}
+    fails_without("left-forgotten", Course(1706, ("h1", "h2", "h3"), (), faults, 2, **more))
 
 
 @pytest.mark.long
