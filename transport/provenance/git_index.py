@@ -4,7 +4,7 @@ Source: gitformat-index(5), versions 2 to 4, with the extension `link` of a spli
 
 Laws
 1. The repository is foreign: each file of it is read by regular_file.py, up to a bound.
-2. A repository without an index has no commits, and tracks nothing. An index that cannot be read from its first to its
+2. A repository without an index has no commits, and tracks nothing; so does one that is not there. An index that cannot be read from its first to its
    last byte may track the path: that is Unsafe, and never "not tracked".
 3. All entries of a shared index count, also those that the split index deletes: `git update-index --no-split-index`
    takes them away.
@@ -104,9 +104,9 @@ def _directory(git: str) -> str:
         raise _Damaged("it names no directory of git")
     named = os.fsdecode(head.removeprefix(_POINTER).strip())
     directory = os.path.join(os.path.dirname(git), named)
-    if not os.path.isdir(directory):
-        raise _Damaged("the directory that it names is not there")
-    return directory
+    if os.path.lexists(directory) and not os.path.isdir(directory):
+        raise _Damaged("it names no directory")
+    return directory  # it may not be there: a work tree that is mounted alone in a container
 
 
 def _digest_size(directory: str) -> int:
