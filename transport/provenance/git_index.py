@@ -104,7 +104,7 @@ def _directory(git: str) -> str:
         raise _Damaged("it names no directory of git")
     named = os.fsdecode(head.removeprefix(_POINTER).strip())
     directory = os.path.join(os.path.dirname(git), named)
-    if os.path.lexists(directory) and not os.path.isdir(directory):
+    if "\0" in named or (os.path.lexists(directory) and not os.path.isdir(directory)):
         raise _Damaged("it names no directory")
     return directory  # it may not be there: a work tree that is mounted alone in a container
 
