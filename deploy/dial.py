@@ -315,7 +315,7 @@ class _Visit:
         clock.phase(step := SHELL if mode == "look" else FIND)
         versions: set[str] = set()
         hung = ""
-        while True:
+        for _ in range(probe.MOST_ANSWERS):
             answer = await push.next_answer(self.host.name, duplex, answers)
             word, _, text = answer.partition(" ")
             if word not in ("shell", "python", "hung"):
@@ -330,6 +330,8 @@ class _Visit:
             elif (version := text.partition(" ")[0]) not in versions:  # python3 and python3.N are often one
                 versions.add(version)
                 clock.phase(step, probe.of_python(text))
+        detail = f"its shell answers wrongly: more than {probe.MOST_ANSWERS} lines to one question"
+        raise Unreachable(self.host.name, detail, "is its /bin/sh a POSIX shell?")
 
 
 def _facts(host: Host, answer: str) -> probe.Facts:

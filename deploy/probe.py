@@ -34,6 +34,7 @@ from transport.text import harmless
 
 BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any more
 LINE_LIMIT = 4096
+MOST_ANSWERS = 200  # to one probe: a line for its shell, and for each Python that it finds or that hangs
 CACHE = "~/.cache/quine"
 BROUGHT = "python-"  # begins the name of an interpreter in the cache, see interpreter.py
 BUILD_SHOWN = 12  # digits of the hash of a build in the answer to --version
