@@ -36,7 +36,7 @@ BLOCK = 1 << 20  # bytes read or written at a time
 KEEP = 64 << 20  # bytes of contents kept from the digest until they are sent
 TRIES = 3
 CHANGED = "changed while it was staged"
-MOST_EXTENTS = 1 << 20
+MOST_EXTENTS = 1 << 17  # of one file: a reader holds all of them
 LONGEST_MESSAGE = 1 << 20
 LONGEST_BLOB = 1 << 28  # a manifest of some millions of files
 
@@ -55,6 +55,10 @@ class Changed(OSError):
 
 class Broken(Exception):
     """The other end sent something else than it announced."""
+
+
+class Cut(Broken):
+    """Its line ended in the middle: another try may bring the rest."""
 
 
 # -- messages --------------------------------------------------------------------------------------
@@ -81,7 +85,7 @@ class Feed:
     def _more(self) -> None:
         data = self._line.read(BLOCK)
         if not data:
-            raise Broken("the other end said no more")
+            raise Cut("the other end said no more")
         self._left = memoryview(data)
 
     def pieces(self, length: int) -> Iterator[memoryview]:
@@ -101,8 +105,8 @@ class Feed:
             return piece
         return b"".join(self.pieces(length))
 
-    def hear(self, most: int = LONGEST_BLOB) -> tuple[dict[str, Any], bytes]:
-        """Read one message and its bytes, `most` of them. Raises Broken."""
+    def hear(self, most: int = 0) -> tuple[dict[str, Any], bytes]:
+        """Read one message and its bytes, at most `most` of them and LONGEST_BLOB. Raises Broken."""
         size, blob = struct.unpack("<IQ", self.take(12))
         most = min(most, LONGEST_BLOB)
         if size > LONGEST_MESSAGE or blob > most:

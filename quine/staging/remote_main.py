@@ -27,7 +27,17 @@ from quine.base.errors import NOT_STARTED, complain
 from quine.files.exclusions import OBEYED
 from quine.staging import scan
 from quine.staging.apply import Layout
-from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, error_text, tell
+from quine.staging.content import (
+    AGAIN,
+    KNOWN,
+    LONGEST_BLOB,
+    ROUNDS,
+    Broken,
+    Changed,
+    Feed,
+    error_text,
+    tell,
+)
 from quine.staging.manifest import BadManifest, Manifest, digest_of, parse
 from quine.staging.renames import recover
 from quine.staging.source import Tree, bits
@@ -195,7 +205,7 @@ def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
         found = _scan(record.roots)
         feed = Feed(asked)
         try:
-            message, packed = feed.hear()
+            message, packed = feed.hear(LONGEST_BLOB)
             digest = str(message.get("tree"))
             if not digest or digest != record.digest or found.hash != record.hash:
                 _make(asked, feed, place, objects, digest, packed)
@@ -238,7 +248,7 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
             packed = before[0]
     if not packed:
         tell(asked, {"say": "manifest"})
-        packed = feed.hear()[1]
+        packed = feed.hear(LONGEST_BLOB)[1]
     if digest_of(packed) != digest:
         raise Broken("another manifest than was announced")
     manifest = parse(packed, whole=True)

@@ -19,7 +19,7 @@ from quine.base import procs
 from quine.files.exclusions import OBEYED, left_out
 from quine.staging import scan, spec
 from quine.staging.apply import Layout
-from quine.staging.content import KNOWN, Broken, Feed, error_text, tell, text_field
+from quine.staging.content import KNOWN, Broken, Cut, Feed, error_text, tell, text_field
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, names_in, parse, shown
 from quine.staging.renames import recover
 from quine.staging.returns_limit import Bound, TooMuch
@@ -160,13 +160,13 @@ class Taking:
             if asked.get("say") != "out":
                 raise Broken("nothing is given here any more")
             self.place = text_field(asked, "in")
-            self.failure = "nothing came"  # until this conversation succeeds, whatever the last one did
+            self.failure, self._settled = "nothing came", False  # until this conversation succeeds
             tell(incoming, {"returns": self._returns, "without": self._places})
             message, packed = feed.hear(self._bound.manifest)
             self._bound.check_names(names_in(packed))
-            manifest = parse(packed, whole="." in self._returns)
             if digest_of(packed) != message.get("tree"):
                 raise Broken("another manifest than was announced")
+            manifest = parse(packed, whole="." in self._returns)
             self._check(manifest)
             self._mask(manifest)
             self.missing = _listed(message, "missing", self._returns)
@@ -178,7 +178,7 @@ class Taking:
             self.failure, self.is_too_much, self._settled = str(error), True, True
             raise RequestError(KNOWN + self.failure) from None
         except (BadManifest, Broken) as error:
-            self._settled = isinstance(error, BadManifest)
+            self._settled = not isinstance(error, Cut)
             self.failure = f"the received files were refused: {error}"
             raise RequestError(KNOWN + self.failure) from None
         except Abandoned as error:

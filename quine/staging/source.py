@@ -181,7 +181,7 @@ class Tree:
     def serve(self, line: Line, feed: Feed) -> dict[str, object]:
         """Answer the receiver's requests until it sends another message, and return that message."""
         while True:
-            message, blob = feed.hear()
+            message, blob = feed.hear((len(self.manifest) + 7) // 8)
             if message.get("say") == "manifest":
                 tell(line, {}, self.packed)
             elif message.get("say") == "want":

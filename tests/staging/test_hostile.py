@@ -254,7 +254,7 @@ def test_a_job_that_has_started_reads_no_more(here: Path, there: Path) -> None:
         line = relay.stream("stage")
         tell(line, {"say": "in", "has": ""})
         with pytest.raises(RequestError):
-            Feed(line).hear()
+            Feed(line).hear(1 << 20)
         line = relay.stream("stage")
         tell(line, {"say": "failed", "why": "I never ran"})
         line.end()
