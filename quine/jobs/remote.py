@@ -4,7 +4,7 @@ Laws
 1. All hosts are asked at the same time, over one connection to the node here and for a bounded time: a host that hangs
    hides no other. If the answer may be incomplete without it, stderr and the exit status say so. If one answer is
    enough, the others have MORE seconds.
-2. The answer of a host is foreign (`foreign.py`), and at most MOST bytes of it are read.
+2. The answer of a host is foreign (`foreign.py`), and at most MOST bytes and MOST_LINES lines of it are read.
 3. A host is asked for an id only if no local job has it. An id that two hosts claim is refused until --on names one.
    No host is told the id that is sought, and a whole one cannot be guessed: its first claim is enough, and the others
    have MORE seconds to dispute it. The part that `ps` shows has 12 random bits, so a host that lies could claim it: a
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 ASK = 45.0  # seconds for all hosts to answer; a dial may have to send this build to a host that has another
 MORE = 1.0  # seconds for the other hosts, if one answer is enough
-MOST = 16 << 20  # bytes of one answer
+MOST = 16 << 20  # bytes of one answer,
+MOST_LINES = 20_000  # and its lines: a job, of which each takes ten times as much here as on the wire
 
 
 class Remote(NamedTuple):
@@ -157,8 +158,11 @@ def find(text: str, where: str, options: RunOptions, reads: bool = False) -> lis
         where = "may begin a job of another host, too" if facts else "is on no host that answered"
         away = ", ".join(one.host for one in silent)
         raise NotAsked(NOT_STARTED, f"{text} {where}; not asked: {away}")
+    same: dict[str, list[dict[str, Any]]] = {}
+    for fact in facts:
+        same.setdefault(fact["id"], []).append(fact)
     for fact in (best := once(facts)):
-        rival = next((other for other in facts if _rivals(fact, other)), None)
+        rival = next((other for other in same[fact["id"]] if _rivals(fact, other)), None)
         if rival:  # one of them lies, and our stdin or signal is meant for the other
             both = f"{fact['id']} is on {fact['host']} and on {rival['host']}"
             raise Misconfigured(f"{both}, and they tell different things of it", "say which one with --on")
@@ -181,10 +185,10 @@ def _knows(fact: dict[str, Any]) -> bool:
 
 
 def _rivals(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two hosts both know a job of this id, and not from one record in a shared home."""
+    """Return whether two hosts both know a job of one id, and not from one record in a shared home."""
     if (one["kind"] == "proxy") != (other["kind"] == "proxy"):
         return False  # one is a proxy of the job on another host: `once` takes that host
-    known = one["id"] == other["id"] and "unknown" not in (one["state"], other["state"])
+    known = "unknown" not in (one["state"], other["state"])
     return known and any(one[name] != other[name] for name in ("pid", "started", "mission", "root"))
 
 
@@ -271,7 +275,8 @@ class _Asked:
         self.host = host
         self._kept = {1: bytearray(), 2: bytearray()}  # stdout and stderr
         self._status: Status | None = None
-        self._is_large = False
+        self._lines = 0
+        self._large = ""  # the bound that it is beyond
         self._ended = ended
         self._job = batch.start(spawn, on_output=self._take, on_exit=self._end)
 
@@ -281,8 +286,13 @@ class _Asked:
 
     def _take(self, stream: int, data: memoryview) -> None:
         self._kept[stream] += data
+        self._lines += bytes(data).count(b"\n")
         if len(self._kept[stream]) > MOST:
-            self._is_large = True
+            self._large = f"{MOST >> 20} MiB"
+        elif self._lines > MOST_LINES:
+            self._large = f"{MOST_LINES} lines"
+        if self._large:
+            self._kept[stream].clear()
             self._job.abandon()
 
     def _end(self, status: Status) -> None:
@@ -291,8 +301,8 @@ class _Asked:
 
     def answer(self, seconds: float) -> Answer:
         """Return the answer, or the reason why there is none after so many seconds."""
-        if self._is_large:
-            why, hint = f"an answer of more than {MOST >> 20} MiB", ""
+        if self._large:
+            why, hint = f"an answer of more than {self._large}", ""
         elif self._status:
             return Answer(self._status, self.stdout, bytes(self._kept[2]))
         else:

@@ -282,7 +282,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "the list of jobs of a host",
             "JSON lines of known fields",
-            f"{size(remote.MOST)} an answer, {SHOWN} characters of a text",
+            f"{size(remote.MOST)} and {remote.MOST_LINES} lines an answer, {SHOWN} characters of a text",
             "`ps`, `top`, without control characters",
             "which jobs it has; the host's name is ours",
         ),

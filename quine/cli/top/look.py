@@ -133,7 +133,7 @@ class Looker:
         for host, answer in remote.ask(["top", "--json"], remote.hosts(options.on, options), options).items():
             if not answer.whole:
                 silent.append(remote.silence(host, answer))
-            found, more = parsed(answer.out.splitlines(), host)
+            found, more = parsed(answer.out.split(b"\n"), host)
             rows += found
             batches += more
         return rows, batches, silent
@@ -148,6 +148,8 @@ def parsed(lines: Iterable[bytes], host: str) -> tuple[list[Facts], list[Facts]]
     """Return the rows and the batches that a host has printed; without `host` each names its own."""
     rows, batches = [], []
     for line in lines:
+        if len(line) > foreign.LONGEST:
+            continue
         if line.startswith(b'{"kind":"batch"'):
             if state := batch_state.parsed(line):
                 batches.append({**state, "host": host or state["host"]})
