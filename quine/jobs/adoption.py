@@ -12,11 +12,11 @@ Laws
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from math import inf
 
+from quine.base import strict
 from transport.address import boot_clock
 from transport.client.batch import Descriptor
 from transport.lean import deque, signal
@@ -277,7 +277,7 @@ class Kept:
     def parsed(cls, answer: bytes) -> Kept | None:
         """Return what is told by the status of a node; None if it is no such status."""
         try:
-            return cls(json.loads(answer)["kept"])
+            return cls(strict.loads(answer)["kept"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
 

@@ -30,7 +30,7 @@ def digest(line: bytes) -> str:
     return sha256(line)
 
 
-LONGEST = 16 << 20  # bytes of a line: no window of a model holds a longer message
+LONGEST = 8 << 20  # bytes of a line: no window of a model holds a longer message
 READ = LONGEST + (
     64 << 10
 )  # of one that is read: the origin adds TOLD and TOLD_BY to lines of other machines

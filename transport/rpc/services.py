@@ -6,8 +6,9 @@ Laws
 1. The main thread alone touches the session; a thread gets bytes and leaves bytes, and wakes the main thread.
 2. A request must carry the capability of the very job that asks, which dies with it; any other is refused unread.
 3. The memory that a peer can make us hold is bounded in sum, whatever it opens at once. Above HELD only the oldest
-   request gets credit. A request that stays incomplete holds its first window, and nothing once others need the room.
-   A withdrawn request counts until its handler has ended.
+   request gets credit, and none where those with a handler alone are above HELD: it would join them. A request that
+   stays incomplete holds its first window, and nothing once others need the room. A withdrawn request counts until its
+   handler has ended.
 4. A handler that fails answers with its error; it never ends the connection. Every refusal is one line in the log,
    and a defect is logged with its traceback.
 5. Each service has threads of its own: handlers that block for minutes do not delay another service.
@@ -50,9 +51,11 @@ if TYPE_CHECKING:
         def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
 
 
-MAX_BODY = 64 * 1024 * 1024  # bytes of one body: a conversation of ten million tokens
+MAX_BODY = 16 * 1024 * 1024  # bytes of one body: a conversation of two million tokens
 MAX_OPEN = 256  # requests of one job at a time; each of its agents has one
-HELD = 128 * 1024 * 1024  # bytes of all bodies and replies of one job: conversations of 20 million tokens
+HELD = (
+    16 * 1024 * 1024
+)  # bytes of all bodies and replies of one job; a handler makes several times as many of them
 STALLED = 10.0  # seconds without a byte after which a request gives way to others
 LOOK = 1000  # milliseconds between two searches for a stalled request
 MOST_NOTES = 100  # refusals of one job that are logged: a flood must not fill the disk
@@ -163,7 +166,12 @@ class Services:
             self._credit()
 
     def _credit(self) -> None:
-        """Acknowledge received bytes: of all requests while there is room, else of the oldest, so that one goes on."""
+        """Acknowledge received bytes: of all requests while there is room, else of the oldest, so that one goes on.
+
+        Where the handlers have all of the room, the next credit comes with the end of one.
+        """
+        if self._full:
+            return
         for number, body in list(self._bodies.items()):
             self._session.took(number, STDIN, len(body))
             if self._held > HELD:
@@ -177,11 +185,19 @@ class Services:
 
     @property
     def crowded(self) -> bool:
-        """True if a request waits for room."""
-        return self._held > HELD and len(self._bodies) > 0
+        """True if a request waits for room that other incomplete ones have."""
+        return self._held > HELD and len(self._bodies) > 0 and not self._full
+
+    @property
+    def _full(self) -> bool:
+        """Whether complete requests and their replies have all of the room."""
+        return self._held > HELD and self._held - sum(map(len, self._bodies.values())) > HELD
 
     def relieve(self, pause: int | None) -> int | None:
         """If crowded, refuse the oldest stalled request. Returns milliseconds until the next call is due."""
+        if self._bodies and self._full:  # they wait for us
+            self._heard.update(dict.fromkeys(self._bodies, self._clock()))
+            return min(pause or LOOK, LOOK)
         if not self.crowded:
             return pause
         if self._make_room():
@@ -191,6 +207,8 @@ class Services:
 
     def _make_room(self) -> bool:
         """Refuse one request of which nothing has come for STALLED seconds; False if there is none."""
+        if self._full:
+            return False
         late = self._clock() - STALLED
         number = next((number for number in self._bodies if self._heard[number] < late), None)
         if number is None:
@@ -229,6 +247,7 @@ class Services:
             if self._unqueue(number):
                 self._refuse(number, "no thread can be started at the origin")
                 self.send()
+        self._credit()  # another one is the oldest
 
     def _unqueue(self, number: int) -> bool:
         """Claim a queued request, from any thread. Only the first caller gets True: it handles or refuses it."""
@@ -317,6 +336,7 @@ class Services:
             return
         del self._replies[number]
         self._hold(number, 0)
+        self._credit()
         self._session.eof(number, STDOUT)
         self._session.tell(number, Kind.REPLY, {"error": None})
 

@@ -475,7 +475,7 @@ ASKED: dict[str, tuple[str, str, str]] = {
     "the ledger of nobody": ("ledger", '{"ledger": "x", "back": 0}', "ledger: ledger: not of the form"),
     "a debt": ("ledger", json.dumps({"ledger": "0" * 32, "back": -9}), "ledger: back: "),
     "no such service": ("exec", "{}", "no service named 'exec'"),
-    "a giant": ("infer", "x" * (66 << 20), "a request of more than 67108864 bytes"),
+    "a giant": ("infer", "x" * (18 << 20), "a request of more than 16777216 bytes"),
 }
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -355,6 +356,43 @@ def test_a_crowd_of_half_requests_gives_way(
     both.end(honest)
     both.wait(honest)
     assert both.got[honest] == b"%d" % MiB
+
+
+def test_bodies_behind_those_of_slow_handlers_wait(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An inference takes minutes: as many bodies as requests would be held meanwhile, each as large as may be."""
+    monkeypatch.setattr(services, "HELD", 2 * MiB)
+    gate = threading.Event()
+    both = pair(echo=lambda body: b"%d" % len(body) if gate.wait(120) else b"")
+    numbers = [both.ask() for _ in range(8)]
+    left = dict.fromkeys(numbers, MiB)
+
+    def go_on() -> bool:
+        moved = {number: both.send(number, size) for number, size in left.items()}
+        for number, sent in moved.items():
+            left[number] -= sent
+            if not left[number]:
+                del left[number]
+                both.end(number)
+        return any(moved.values())
+
+    while go_on():
+        assert both.held <= 3 * MiB + len(numbers) * services.INITIAL_WINDOW
+    both.late += services.STALLED + 1
+    both.services.relieve(None)
+    assert 0 < len(left) < 8 and not both.replies  # none of them gives way: they wait for us
+    gate.set()
+    while len(both.replies) < len(numbers):
+        read_until(both.reader, b"\0")
+        both.services.send()
+        both.move()
+        for number in both.replies:
+            if number in both.far.channels:
+                both.far.last_word(number)
+        both.move()
+        go_on()
+    assert {both.got[number] for number in numbers} == {b"%d" % MiB} and both.held == 0
 
 
 def test_bytes_without_credit_and_bodies_without_end(
