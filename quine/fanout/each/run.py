@@ -170,7 +170,10 @@ class Run:
             return FoldedOutput(self._sink, number, host, self._folds)
         if self._options.line_buffer:
             return HostLines(self._sink, number, host.encode())
-        return HostOutput(self._sink, number, host, self._options.tag)
+        output = HostOutput(self._sink, number, host, self._options.tag)
+        if self._options.json:
+            output.shorten(self._json_limit)
+        return output
 
     def _ended(self, visit: Visit, status: Status, output: Output) -> None:
         kind = outcome.kind_of(status, visit.timed_out)

@@ -70,6 +70,8 @@ class Report:
         Raises Failure if it cannot be kept below --results.
         """
         output = (Lines if self._by_lines else Output)(sink, task.item.number, self._work.tag(task.item))
+        if self._json or self._table:
+            output.shorten(self._most)
         if self._directory:
             place = self._place(task)
             output.place = f"--results {place}"

@@ -249,6 +249,10 @@ class Output:
         if self._spool.path and self._spool.has_file and self.job and self._origin:
             self.job.persisted(stream, self._origin[stream] + self._spool.sizes[stream])
 
+    def shorten(self, most: int) -> None:
+        """It is shown as a value: keep so many bytes of each stream, 0 = all."""
+        self._spool.most = most
+
     def persist(self, path: str) -> None:
         """Keep what does not fit into memory in a file that the next process finds."""
         self._spool.path = path

@@ -3,6 +3,8 @@
 Laws
 1. Bytes come out as they came in, in their order. Nothing is added at the end of a job, and no byte is special.
 2. The file has no name, unless it was given one: then its bytes are found again after a death of this process.
+3. Of an output that is shown as a value of so many bytes (`most`) no more are kept, so that a host which sends more
+   fills no disk. One that is found again has all of them: the next process goes on behind the last of them.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ HEAD = struct.Struct("<BI")  # stream, length
 
 
 class Spool:
-    """Chunks of two streams. `size` is the number of their bytes, `sizes` that of each."""
+    """Chunks of two streams. `size` is the number of their bytes, `sizes` that of each.
 
-    __slots__ = ("_end", "_file", "_held", "path", "size", "sizes")
+    `most` bytes of each are kept, 0 = all; the others are counted.
+    """
+
+    __slots__ = ("_end", "_file", "_held", "most", "path", "size", "sizes")
 
     def __init__(self) -> None:
         self.size = 0
         self.sizes = [0, 0, 0]
+        self.most = 0
         self.path = ""  # of the file, if it is to be found again
         self._end = 0  # of the file
         self._held: list[tuple[int, bytes]] = []
@@ -46,6 +52,10 @@ class Spool:
     def write(self, stream: int, data: bytes | memoryview) -> None:
         self.size += len(data)
         self.sizes[stream] += len(data)
+        if self.most and not self.path and (beyond := self.sizes[stream] - self.most) > 0:
+            data = data[: max(0, len(data) - beyond)]
+            if not data:
+                return
         if self._file is None and self.size > MEMORY:
             self._file = self._opened("w+b")
             for held in self._held:
