@@ -9,7 +9,6 @@ Laws
 from __future__ import annotations
 
 from transport.client.job_core import JobCore
-from transport.errors import ProtocolError
 from transport.lean import signal
 from transport.status import LOST, NOT_STARTED, Status, signal_name
 from transport.wire.session import GOES_ON, STDIN
@@ -209,7 +208,10 @@ class BatchJob(JobCore):
         self.took(stream, taken, self._batch.now)
 
     def on_kept(self, facts: object) -> None:
-        """It was adopted; `facts` say from where on its streams come. Raises ProtocolError."""
+        """It was adopted; `facts` say from where on its streams come.
+
+        They are words of its host: where they are malformed this job is lost, and the connection to the node goes on.
+        """
         base = facts.get("base") if isinstance(facts, dict) else None
         if not (
             isinstance(facts, dict)
@@ -218,7 +220,10 @@ class BatchJob(JobCore):
             and all(type(at) is int and 0 <= at < 1 << 62 for at in base)
             and isinstance(seconds := facts.get("seconds"), (int, float))
         ):
-            raise ProtocolError("a job was adopted without the facts that were kept")
+            super().abandon()
+            detail = f"its host has told no facts about it that can be used; pid {self.pid} over there is being ended"
+            self._leave(Status("lost", LOST, host=self.host, pid=self.pid, detail=detail))
+            return
         self.base, self.seconds = base, seconds
         self._at = base[STDIN]
         if facts.get("input") is not True:

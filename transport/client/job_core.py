@@ -147,7 +147,8 @@ class JobCore:
             self.host = host if isinstance(host, str) else ""
             if self.spawn.adopt:
                 self.on_kept(body.get("kept"))
-            self.on_started()
+            if not self.over:
+                self.on_started()
         elif kind == Kind.NOTE:
             self.on_note(frame.body())
         elif kind == Kind.EXIT:

@@ -637,3 +637,18 @@ def test_a_kept_job_whose_start_was_not_heard_of_ends_as_its_host_says(node: Nod
     assert node.status(back) == Status("unreachable", 69)
     assert node.status(ended) == Status("exited", 0)
     assert len(node.core) == 0
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [None, [], {"base": [0, 0], "seconds": 1}, {"base": [0, 0, 1 << 62], "seconds": 1}, {"base": [0] * 3}],
+)
+def test_an_adopted_job_of_a_host_that_lies_is_lost_and_the_others_go_on(node: Node, kept: object) -> None:
+    adopted, other = node.add(adopt=True), node.add()
+    node.carry().session.tell(node.of(adopted).number, Kind.ATTACH, {"pid": 7, "host": "h1", "kept": kept})
+    node.carry()
+    status = node.status(adopted)
+    assert status and (status.state, status.pid, status.host) == ("lost", 7, "h1"), status
+    assert "no facts" in status.detail and [each.spawn["id"] for each in node.gone] == [adopted.spawn.id]
+    node.start(other).exit(other)
+    assert node.status(other) == Status("exited", 0)
