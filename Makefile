@@ -37,7 +37,8 @@ NEWER := $(addprefix tests/,test_laws.py transport/test_backports.py transport/t
 # The lanes of the suite (CONTRIBUTING.md): the tests of every day, then the others; of both those of real time by themselves.
 DAILY := not law and not long and not backends and not whole
 OTHERS := not law and $(if $(WHOLE),(long or backends or whole),(long or backends) and not whole)
-LAWS := tests/test_laws.py tests/docs tests/deploy/test_host_python.py
+LAWS := $(addprefix tests/,test_laws.py docs deploy/test_host_python.py remote/test_host_words.py remote/test_lies.py \
+	transport/carrier/test_private.py)
 
 # FAILED=FILE: tests that fail are noted in FILE, for `suite.py judge`, and the run goes on.
 FAILED ?=

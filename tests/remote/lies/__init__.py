@@ -1,0 +1,12 @@
+"""What a host may say that breaks each row of the table of its words, as fast as it can: a plan for the double of
+tests/transport/node/hostile_program.py, the command of the origin that meets it, and the end that it has.
+"""
+
+from __future__ import annotations
+
+from tests.remote.lies.agents import ASKED
+from tests.remote.lies.files import FILES
+from tests.remote.lies.lie import Lie
+from tests.remote.lies.links import JOBS, LINKS
+
+LIES: dict[str, tuple[Lie, ...]] = {**LINKS, **JOBS, **FILES, **ASKED}
