@@ -1,4 +1,4 @@
-"""What a program costs: `peak.py FILE WORD…` runs it, and writes bytes of memory and of files, its children included.
+"""The cost of a program: `peak.py FILE WORD…` runs it, and writes bytes of memory and of files, its children included.
 
 The kernel counts the memory of the process by which a program was started as its own, so that is this small one.
 """

@@ -4,8 +4,8 @@ Source: gitformat-index(5), versions 2 to 4, with the extension `link` of a spli
 
 Laws
 1. The repository is foreign: each file of it is read by regular_file.py, up to a bound.
-2. A repository without an index has no commits, and tracks nothing; so does one that is not there. An index that cannot be read from its first to its
-   last byte may track the path: that is Unsafe, and never "not tracked".
+2. A repository that is not there, or has no index and so no commits, tracks nothing. An index that cannot be read from
+   its first to its last byte may track the path: that is Unsafe, and never "not tracked".
 3. All entries of a shared index count, also those that the split index deletes: `git update-index --no-split-index`
    takes them away.
 """

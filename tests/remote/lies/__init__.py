@@ -1,4 +1,4 @@
-"""What a host may say that breaks each row of the table of its words, as fast as it can: a plan for the double of
+"""Lies that break each row of the table of a host's words, told at full speed: for each a plan for the double of
 tests/transport/node/hostile_program.py, the command of the origin that meets it, and the end that it has.
 """
 

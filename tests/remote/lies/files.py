@@ -33,7 +33,7 @@ OUT: list[Any] = [said({"say": "out", "in": "/x"}), 1]
 
 
 def returns(*parts: Any, told: str, options: tuple[str, ...] = (), **more: Any) -> Lie:
-    """What the sender of returns says, and then bytes without end."""
+    """The words of a sender of returns, and then bytes without end."""
     return Lie(
         lambda size: jobs(
             ["of", "--stage", ["ask", "stage", [*(part() for part in parts), ["x" * 6000, size // 6000]]]]
