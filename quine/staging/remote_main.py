@@ -22,7 +22,7 @@ import os
 import signal
 import time
 
-from quine.base import data_directory
+from quine.base.data_directory import named
 from quine.base.errors import NOT_STARTED, complain
 from quine.files.exclusions import OBEYED
 from quine.staging import scan
@@ -343,10 +343,7 @@ def _inside(path: bytes, here: str) -> bool:
 
 
 def _go(job: str) -> tuple[str, str]:
-    """Go to the directory of a detached job; return it, and the reason if that is impossible.
-
-    A missing directory is no error: one left empty is removed with its job.
-    """
+    """Go to the directory of a detached job, which may be gone; return it, and the reason if that is impossible."""
     from quine.tape import registry
 
     state = registry.state_directory()
@@ -382,8 +379,8 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
                 message, _ = feed.hear()
                 patterns, places = (list(map(str, message.get(name, []))) for name in ("returns", "without"))
                 sources, missing, lacking = spec.matching(patterns, here, places)
-                ours = scan.identity(data_directory.named())
-                tree = Tree(scan.Sources(sources, ours, places), scan.key_of(here, key, "out"))
+                given = scan.Sources(sources, scan.identity(named()), places)
+                tree = Tree(given, scan.key_of(here, key, "out"))
                 tell(asked, {"tree": tree.digest, "missing": missing, "left": lacking}, tree.packed)
                 said_last = tree.serve(asked, feed)
             except BrokenPipeError:

@@ -38,7 +38,9 @@ def scene(request: pytest.FixtureRequest, lab: Lab, tmp_path: Path) -> Iterator[
 
 @pytest.mark.law
 def test_each_row_has_its_liar() -> None:
-    assert list(LIES) == [row.item for rows in host_words.TABLE.values() for row in rows]
+    """Lies about time are told to a client without a clock: tests/transport/client/test_core.py."""
+    rows = [row for rows in host_words.TABLE.values() for row in rows if row.kind != "time"]
+    assert list(LIES) == [row.item for row in rows]
     assert all(LIES.values())
 
 

@@ -129,7 +129,7 @@ LINKS: dict[str, tuple[Lie, ...]] = {
 # -- jobs ---------------------------------------------------------------------------------------------
 
 
-WORDS = {"detail": "\x07" * 6000, "hint": "x" * 9000, "left": "z" * 9000, "host": "y" * 9000, "code": 3}
+WORDS = {"detail": "\x07" * 6000, "hint": "x" * 9000, "host": "y" * 9000, "code": 3}
 
 
 def ends(**change: Any) -> Lie:
@@ -155,7 +155,7 @@ JOBS: dict[str, tuple[Lie, ...]] = {
         ends(state="signaled", signal=["KILL"]),
         ends(more={}),
     ),
-    "exit record: `detail`, `hint`, `left`, `host`": (
+    "exit record: `detail`, `hint`, `host`": (
         Lie(
             lambda _: [HAVE, GREET, MARK, ["jobs", ["attach"], ["exit", WORDS]]],
             BATCH,
@@ -164,6 +164,7 @@ JOBS: dict[str, tuple[Lie, ...]] = {
         ),
         ends(detail=[["x"] * 9000]),
     ),
+    "exit record: `left`": (ends(left="z" * 9000), ends(left="a\nb"), ends(left=["a"])),
     "exit record: `pid`, `rusage`": (
         ends(pid=10**400),
         ends(rusage={"utime": 10**300}),
