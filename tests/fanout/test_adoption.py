@@ -243,9 +243,9 @@ def test_other_hosts(lab: Lab, tmp_path: Path) -> None:
 def moved(journal: Path, **fields: object) -> None:
     """Let a journal have been written by another process, or on another machine."""
     head, _, rest = journal.read_text().partition("\n")
-    *words, word = head.split(" ")
+    *words, word, tree = head.split(" ")
     was = owner.parsed(word)._replace(**fields)
-    journal.write_text(" ".join([*words, was.word]) + "\n" + rest)
+    journal.write_text(" ".join([*words, was.word, tree]) + "\n" + rest)
 
 
 def test_a_log_of_another_machine_is_resumed_only_by_an_option(lab: Lab, tmp_path: Path) -> None:
