@@ -267,7 +267,7 @@ def test_a_quota_is_that_of_the_tree_wherever_its_agents_are(reach: Lab, data: P
 
 
 SHOWN = """import quine.base.cli_options, quine.jobs.client, quine.remote.compose
-def show(spawn, values, services, *more):
+def show(spawn, values, services, *more, **others):
     print(services._environ["QUINE_FS"], services._environ["AWS_SECRET_ACCESS_KEY"], spawn.context["fs"], spawn.env)
     return 0
 quine.jobs.client.show = show

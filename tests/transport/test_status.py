@@ -107,8 +107,10 @@ def dies_of(*names: str) -> int:
 
 def test_a_process_dies_of_a_signal_or_goes_on() -> None:
     assert dies_of(*map(signal_name, SPARING)) == 7
-    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGRTMIN + 1, 32):
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGRTMIN + 1):
         assert dies_of(signal_name(number)) == -number
+    # It is the C library's: nobody can unblock it who was started with it blocked.
+    assert dies_of("32") in (-32, 7)
 
 
 @pytest.mark.parametrize("name", ["TERM", "SIGTERM", "term", "15"])
