@@ -103,5 +103,8 @@ def test_a_damaged_record_is_an_error_and_a_cut_line_is_none(tmp_path: Path) -> 
     (tmp_path / "log.replaced").write_text("- d /x\n- d")
     Replaced(str(tmp_path / "log")).read()
     (tmp_path / "log.replaced").write_text("- d\n")
+    with pytest.raises(Misconfigured):
+        Replaced(str(tmp_path / "log")).forget()
+    assert (tmp_path / "log.replaced").exists(), "it may be a file of the user"
     with pytest.raises(Misconfigured, match=r"line 1 of .*log\.replaced is damaged"):
         Replaced(str(tmp_path / "log")).read()

@@ -71,7 +71,8 @@ def both(lab: Lab, through: Callable[..., str], tmp_path: Path) -> Callable[...,
             if carried:
                 proxy.cut_after(*breaks.plan(seed, CUTS, carried))
             ended = lab.sh(f"set -e; {line}", env=env, timeout=350, cwd=place)
-            assert ended.returncode == 0, (name, ended.stdout[-2000:], ended.stderr[-2000:])
+            said = ended.stderr[:3000], ended.stderr[-1000:]  # the first failure, and the last
+            assert ended.returncode == 0, (name, ended.stdout[-2000:], said)
             assert proxy.cuts() - done == (CUTS if made else 0)
             carried = proxy.carried() - before
             (place / "stdout").write_bytes(ended.stdout)

@@ -44,7 +44,9 @@ class Replaced:
             self._add(unquote_to_bytes(words[2]), words[0], words[1])
 
     def forget(self) -> None:
-        """Begin anew. Raises OSError."""
+        """Begin anew. Raises OSError, and Misconfigured for another file in the place of the record: it stays."""
+        self.read()
+        self._before, self._came = {}, {}
         try:
             os.unlink(self._path)
         except FileNotFoundError:
