@@ -291,7 +291,7 @@ OPENERS = {"transport/provenance/regular_file.py", "transport/provenance/safe_pa
 
 
 def test_a_file_of_somebody_else_is_opened_at_once_and_only_if_it_is_regular() -> None:
-    """A pipe whose other end nobody opens held an agent for ever, and a device has no end.
+    """A pipe without a writer held an agent for ever, and a device has no end.
 
     The files of a repository and the tapes are read through the openers.
     """

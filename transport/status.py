@@ -116,9 +116,8 @@ class Status:
         """As `from_json`, of an exit record that came on the wire. `started`: the job was reported as started."""
         status = cls.from_json(data)
         if started and status.state in ("unreachable", "denied"):
-            raise ValueError(
-                "exit frame that says never started, of a job that was"
-            )  # it would be started again
+            # It would be started again.
+            raise ValueError("exit frame that says never started, of a job that was")
         ended = status.state in ("exited", "signaled") and status.code not in NOT_RUN
         if not started and ended:
             raise ValueError("exit frame that says how a job ended that was never started")
@@ -197,9 +196,8 @@ def die_of(name: str) -> None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if number != signal.SIGKILL:
-        with suppress(
-            OSError, ValueError
-        ):  # the C library keeps some numbers for itself: their action is the default
+        # The C library keeps some numbers for itself: their action is the default.
+        with suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)

@@ -184,7 +184,7 @@ def _mark(fd: int) -> bool:
 
 
 def marked_at(place: str) -> int | None:
-    """Return the time of this user's mark in ns; None if there is none. Raises Misconfigured.
+    """Return when this user marked the directory, in ns, or None if nobody has. Raises Misconfigured.
 
     It is st_ctime, which an archive cannot set: a file whose st_ctime is earlier lay there before.
     """

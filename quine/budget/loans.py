@@ -7,8 +7,8 @@ The limits in the counters of that machine are what it was lent so far. At the o
 used, is the record of an inference's slot, so all that others may spend is less by it.
 
 Laws
-1. A loan is reserved at the origin before it can be spent, from what is left after the records of killed holders are
-   charged: nobody else may have looked since. The used part moves from the record to the totals, which are written
+1. A loan is reserved at the origin before it can be spent. The records of killed holders are charged first, since
+   nobody else may have looked at them yet. The used part moves from the record to the totals, which are written
    first: a process that is killed in between leaves too much charged, never too little.
 2. A loan that does not come back is charged whole: that of a proxy that was killed as any reservation whose holder is
    gone, and that of a job which ended without its last report.

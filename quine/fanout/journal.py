@@ -12,7 +12,7 @@ Laws
    whose returns are here has a note of that before they are removed on its host, and at once where they replaced the
    files of its item: they are not asked for again. That note stays until a line in the log says the same.
 7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
-   nobody goes on with it. It has the tree of the first run, too: files of jobs are in the directories of that.
+   nobody goes on with it. It also names the tree of the first run, whose directories hold the files of all jobs.
 """
 
 from __future__ import annotations

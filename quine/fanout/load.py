@@ -33,7 +33,7 @@ WORDS = 6  # of an answer: five of /proc/loadavg, and the number of processors
 
 
 def version_of(path: object) -> object:
-    """Return something that changes with a file; () if there is none."""
+    """Return the inode and the time of the last write of a file; () if it cannot be looked at."""
     try:
         facts = os.stat(str(path or ""))
     except OSError:

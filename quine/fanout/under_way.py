@@ -4,8 +4,8 @@ Laws
 1. An item that waits for another one is ended before it, so none is started meanwhile.
 2. A job whose time is over may have its end behind output that nobody reads: it is waited for, until the batch ends.
 3. Agents whose tree has no time left end by themselves. Those that do not are ended as by --timeout.
-4. Of a job that its host keeps, and whose end is not heard of in time, the next run asks. Of any other nobody does: it
-   is not waited for any longer.
+4. If the end of a job is not heard of in time, the next run asks its host for it, provided that the host keeps the job.
+   Any other job is not waited for any longer.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def test_a_job_that_was_killed_for_its_time_is_waited_for_while_its_output_has_n
 
 
 def test_agents_that_outlive_the_deadline_of_their_tree_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a batch and of a Python program; a deadline can be raised meanwhile."""
+    """A batch and a Python program wait alike; a deadline can be raised meanwhile."""
     now, deadline = [0.0], [100.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
     for module in (tasks, under_way_module, crew_module):

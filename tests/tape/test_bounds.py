@@ -1,4 +1,4 @@
-"""Tapes of somebody else: of any size, and with any name. Reading stops at the first line that is none."""
+"""Tapes that somebody else made, of any size and name. Reading stops at the first line that is too long."""
 
 from __future__ import annotations
 

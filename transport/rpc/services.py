@@ -53,9 +53,7 @@ if TYPE_CHECKING:
 
 MAX_BODY = 16 * 1024 * 1024  # bytes of one body: a conversation of two million tokens
 MAX_OPEN = 256  # requests of one job at a time; each of its agents has one
-HELD = (
-    16 * 1024 * 1024
-)  # bytes of all bodies and replies of one job; a handler makes several times as many of them
+HELD = 16 * 1024 * 1024  # bytes of all bodies and replies of one job; a handler makes several times as many
 STALLED = 10.0  # seconds without a byte after which a request gives way to others
 LOOK = 1000  # milliseconds between two searches for a stalled request
 MOST_NOTES = 100  # refusals of one job that are logged: a flood must not fill the disk

@@ -49,7 +49,7 @@ class Contents:
     def replace(self, arrivals: Iterable[tuple[bytes, bytes]], inputs: Iterable[bytes]) -> None:
         """Record results that are about to appear: pairs of name and path where each lies now. Raises Failure.
 
-        `inputs` are paths of the item's files. Results that are none of these, nor below one, change no item.
+        `inputs` are paths of the item's files. Only results at or below one of them are recorded.
         """
         if self.replaced is None:
             return

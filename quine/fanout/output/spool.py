@@ -3,7 +3,7 @@
 Laws
 1. Bytes come out as they came in, in their order. Nothing is added at the end of a job, and no byte is special.
 2. The file has no name, unless it was given one: then its bytes are found again after a death of this process.
-3. Of an output that is shown as a value of so many bytes (`most`) no more are kept, so that a host which sends more
+3. A spool whose output is shown as a value keeps as many bytes as are shown (`most`), so that a host which sends more
    fills no disk. One that is found again has all of them: the next process goes on behind the last of them.
 """
 

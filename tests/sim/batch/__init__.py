@@ -12,8 +12,8 @@ until one comes to its end. Items may have files and results, leave a process be
 
 Real parts, beside those of `tests.sim`
     Run, Starter, Work, Items, Retries, Timers, Orphans, Search, Adopted, Joblog and Journal with their files, Sink,
-    Output and Spool; BatchCore, Feed, BatchJob and JobCore; the choice of a host by Inventory.select. Of files Files,
-    Names, Cleanup, Bringing, and what Staging says of an end; of the folders of jobs those of a launcher.
+    Output and Spool; BatchCore, Feed, BatchJob and JobCore; the choice of a host by Inventory.select. Files, Names,
+    Cleanup, Bringing, and the judgement of an end by Staging; the launcher's folders of jobs.
 
 Scripted parts
     `batch` is what surrounds the BatchCore: connection, clock and the poll. `streams` is the reader of the output.
