@@ -88,7 +88,8 @@ class Scene:
             file.seek(length)
             text = file.read()
         peaks = {"command": memory}
-        for each in processes.marked(self.lab.mark, brokers=True):
+        # Not those of the hosts: a worker of the suite may have brought up any number of them before.
+        for each in processes.marked(f"XDG_RUNTIME_DIR={self.lab.env['XDG_RUNTIME_DIR']}", brokers=True):
             if hostile_program.__file__ not in each.argv:
                 peaks[f"{each.pid} {each.name}"] = _peak(each.pid)
         return Ended(process.returncode, out, err.decode(), peaks, disk + len(text), text)
