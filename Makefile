@@ -40,6 +40,9 @@ OTHERS := not law and $(if $(WHOLE),(long or backends or whole),(long or backend
 LAWS := $(addprefix tests/,test_laws.py docs deploy/test_host_python.py remote/test_host_words.py remote/test_lies.py \
 	transport/carrier/test_private.py)
 
+CLOCKED = $(shell grep -rl --include='test_*.py' 'mark[.]clock' tests)# to collect all others for a few takes longer than these
+HALVES = 'tests/[a-f]*' 'tests/[g-z]*'
+
 # FAILED=FILE: tests that fail are noted in FILE, for `suite.py judge`, and the run goes on.
 FAILED ?=
 PYTEST = $(if $(FAILED),$(BIN)/python scripts/suite.py run $(FAILED)) $(BIN)/python -m pytest -r fEs # skips with their reasons
@@ -59,7 +62,7 @@ $(READY): pyproject.toml
 
 # pytest rewrites every test, and keeps the result: here once for all workers, which would each do it in a new checkout.
 $(COLLECTED): | setup
-	-$(BIN)/python -m pytest --collect-only -qq >/dev/null
+	-@for half in $(HALVES); do $(BIN)/python -m pytest --collect-only -qq $$half >/dev/null & done; wait
 	@touch $@
 
 demo: setup
@@ -67,11 +70,11 @@ demo: setup
 
 # A lane that is red does not keep the next one from being run.
 test: setup $(COLLECTED)
-	$(PYTEST) -n $(WORKERS) -m "$(DAILY) and not clock"; red=$$?; $(PYTEST) -n0 -m "$(DAILY) and clock" && exit $$red
+	$(PYTEST) -n $(WORKERS) -m "$(DAILY) and not clock"; red=$$?; $(PYTEST) -n0 -m "$(DAILY) and clock" $(CLOCKED) && exit $$red
 
 test-more: setup $(COLLECTED) $(AZURITE) $(EMULATED)
 	export QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)"; \
-	$(PYTEST) -n $(WORKERS) -m "$(OTHERS) and not clock"; red=$$?; $(PYTEST) -n0 -m "$(OTHERS) and clock" && exit $$red
+	$(PYTEST) -n $(WORKERS) -m "$(OTHERS) and not clock"; red=$$?; $(PYTEST) -n0 -m "$(OTHERS) and clock" $(CLOCKED) && exit $$red
 
 # Suites that tell of a host, with hosts whose Python is another one than the origin's.
 test-hosts: setup
