@@ -83,7 +83,7 @@ class Run:
         self.at = self._timers.at
         self._again = Retries(options, self._timers)
         self._orphans = Orphans(self, batch, starter, log.journal) if log else None
-        starter.repeats = self._repeats
+        starter.repeats, starter.files.at = self._repeats, self.at
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
         self._messages = Messages(sink, options.spawn.quiet)
         self.unfinished = self._messages.unfinished
@@ -388,7 +388,7 @@ class Run:
 
     def text(self) -> str:
         """The state of the batch in a line."""
-        return ", ".join(filter(None, (self.tally.text(), f"{len(self._under_way)} running")))
+        return ", ".join(filter(None, (self.tally.text(), f"{self._progress.running} running")))
 
     def _start_no_more(self) -> None:
         """The items that were to be tried again have their ends as they are."""

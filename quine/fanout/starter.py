@@ -56,7 +56,7 @@ class Starter:
         self._report = report
         self._options = spawn  # for notes
         self._by_lines = options.line_buffer
-        self._files = Files(batch, work, sink.say, options.cleanup, spawn.quiet)
+        self.files = Files(batch, work, sink.say, options.cleanup, spawn.quiet)
         # Whether an item is tried again after a try with this end.
         self.repeats: Callable[[Task, Status], bool] = lambda task, status: False
         self.left: Callable[[], float | None] = lambda: None  # seconds that its agents have at most
@@ -85,8 +85,8 @@ class Starter:
 
     def record(self, journal: Journal) -> None:
         """Have jobs outlive this process; those of the next one are in the same directories."""
-        self._journal = self._files.journal = journal
-        self._files.fail = self._sink.fail
+        self._journal = self.files.journal = journal
+        self.files.fail = self._sink.fail
         if self._by_lines:
             journal.pass_lines()
         journal.sends_to(self._where)
@@ -105,7 +105,7 @@ class Starter:
 
     def finish(self, over: Callable[[], None]) -> int:
         """All items have their ends. Return how many calls of `over` are still to come, for jobs that clean up."""
-        return self._files.finish(over)
+        return self.files.finish(over)
 
     def close(self) -> None:
         """The batch is over."""
@@ -147,11 +147,11 @@ class Starter:
             self._send(task, avoid, None, started, ended)
             return
         task.unsent = lambda: self._unsent(task, ended)
-        self._files.begin(task, stage, lambda: self._send(task, avoid, stage, started, ended))
+        self.files.begin(task, stage, lambda: self._send(task, avoid, stage, started, ended))
 
     def give_names(self, task: Task) -> None:
         """Its job has its end, or is not looked for any longer: others may have the names of its files."""
-        self._files.give(task)
+        self.files.give(task)
 
     def _unsent(self, task: Task, ended: Ended) -> None:
         """The try has its end without a job."""
@@ -283,7 +283,7 @@ class Starter:
                 task.entry.unreturned = Unreturned(task.tries, code, name, host, task.unreturned)
             ended(task, status)
 
-        self._files.ended(task, spawn, status, over, again)
+        self.files.ended(task, spawn, status, over, again)
 
     def fetch(self, task: Task, id: str, ended: Ended) -> None:
         """Ask for the returns of an item whose job has ended in a run before."""
@@ -300,7 +300,7 @@ class Starter:
             ended(task, Status("lost", LOST, host=note.host, detail=error.detail, hint=error.hint))
             return
         assert stage
-        self._files.hold(task, stage)
+        self.files.hold(task, stage)
         spawn = Spawn(
             ["-"],
             where=note.host or self._where,
@@ -385,7 +385,7 @@ class Starter:
         # For the job that brings the returns.
         spawn.env, spawn.cwd, spawn.lease = fresh.env, fresh.cwd, fresh.lease
         if stage:
-            self._files.hold(task, stage)
+            self.files.hold(task, stage)
         on_started, on_exit = self._functions(task, spawn, answers, held, stage, started, ended)
         adopted.bind(task.stdin, have, output.write, output.acknowledge, on_started, on_exit)
         return True

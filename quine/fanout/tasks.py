@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quine.fanout.options import Options
     from quine.fanout.output.sinks import Output
     from quine.jobs.adoption import Adopted
+    from quine.jobs.staged import Bringing
     from quine.staging.caller_side import Staging
     from transport.client.batch import BatchJob
     from transport.status import Status
@@ -63,7 +64,7 @@ class Task:
         self.failed_on: list[str] = []  # hosts
         self.job: BatchJob | None = None
         self.unsent: Callable[[], None] | None = None  # gives the try its end, while it waits to be sent
-        self.after: BatchJob | None = None  # that brings its returns, or removes its files
+        self.after: BatchJob | Bringing | None = None  # that brings its returns, or removes its files
         self.unreturned: str | None = None  # the directory there of returns that did not come
         self.unbegun = False  # its host says that the command of this try did not begin
         self.sent = ""  # the id of the latest try in the journal of the batch,

@@ -71,13 +71,13 @@ def staging(options: RunOptions, here: str = "", looks: bool = False) -> Staging
         return None
     found = mover(options.files, options.returns, options.returns_limit)
     if options.elsewhere:
-        return found
+        return found.moving()
     start = directory_here(options)
     if start is not None and os.path.realpath(start) == os.path.realpath(os.getcwd()):
         return found.in_place(options.files) if looks else None
     if here:
         raise Misconfigured(f"not built yet: {here} in another directory")
-    return found
+    return found.moving()
 
 
 def mover(files: Sequence[str], returns: Sequence[str], limit: str = "") -> Staging:

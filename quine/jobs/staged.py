@@ -3,14 +3,17 @@
 Laws
 1. The functions are those of `Batch.start`, and are called from `Batch.turn`. `on_exit` comes once, after the returns.
 2. Signals are for the job itself. Once it has ended, its returns are on their way, and only `abandon` gives them up.
-3. Returns that are cut are asked for again, as long as their caller wants them. A job that was told to end brings none.
+3. Returns that are cut are asked for again after a pause, as long as their caller wants them: an sshd that is started
+   anew refuses five tries within a second. A job that was told to end brings none.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 
+from quine.staging.caller_side import pause_of_returns
 from transport.client.batch_job import ENDING
 
 TYPE_CHECKING = False
@@ -25,11 +28,13 @@ if TYPE_CHECKING:
     from transport.spawn import Spawn
     from transport.status import Status
 
+    At = Callable[[float, Callable[[], None]], None]  # calls a function at a time of the monotonic clock
+
     class Receiver(Protocol):
         """The owner of a job whose returns come; all is called from `Batch.turn`."""
 
-        def sent(self, job: BatchJob) -> None:
-            """This job sends them: to be given up by `abandon`."""
+        def sent(self, job: BatchJob | Bringing) -> None:
+            """This sends them now: to be given up by `abandon`, or left to the next process by `go_on`."""
 
         @property
         def wanted(self) -> bool:
@@ -55,6 +60,7 @@ class StagedJob:
         answers: Services,
         stage: Staging | None,
         stdin: bytes | int | Input | None,
+        at: At,
         on_output: Callable[[int, memoryview], int | None],
         on_started: Callable[[str], None],
         on_exit: Callable[[Status], None],
@@ -65,6 +71,7 @@ class StagedJob:
         self._batch = batch
         self._answers = answers
         self._stage = stage
+        self._at = at
         self._on_output = on_output
         self._on_started = on_started
         self._on_exit = on_exit
@@ -76,12 +83,18 @@ class StagedJob:
             spawn = stage.dressed(spawn, answers)
             stage.begin()
         self._spawn = spawn
-        self.job = batch.start(spawn, stdin, on_output, self._started, self._ended, on_note, answers)
+        self._begun = batch.start(spawn, stdin, on_output, self._started, self._ended, on_note, answers)
+        self.job: BatchJob | Bringing = self._begun
 
     def signal(self, number: int) -> None:
         if not self.bringing:
             self._told = self._told or (number if number in ENDING else 0)
-            self.job.signal(number)
+            self._begun.signal(number)
+
+    def refuse(self, stream: int, why: str) -> None:
+        """Take no more of a stream: whoever writes to it gets SIGPIPE."""
+        if not isinstance(self.job, Bringing):
+            self.job.refuse(stream, why)
 
     def abandon(self) -> None:
         self._abandoned = True
@@ -102,11 +115,11 @@ class StagedJob:
         else:
             self.bringing = True
             over = partial(self._on_exit, status)
-            Bringing(self._batch, stage, self._spawn, status, self, over).begin()
+            Bringing(self._batch, stage, self._spawn, status, self, self._at, over).begin()
 
     # -- the interface of `Bringing` -----------------------------------------------------------------
 
-    def sent(self, job: BatchJob) -> None:
+    def sent(self, job: BatchJob | Bringing) -> None:
         self.job = job
 
     @property
@@ -126,8 +139,11 @@ class StagedJob:
 class Bringing:
     """The returns of one job on their way, after its end with `status`; then `over` is called.
 
-    Errors are put into `status`. `receiver` is told of each job that sends them.
+    Errors are put into `status`. `receiver` is told of each job that sends them; between two of them this stands in
+    their place.
     """
+
+    over = True  # it does not rest between two tries
 
     def __init__(
         self,
@@ -136,10 +152,11 @@ class Bringing:
         spawn: Spawn,
         status: Status,
         receiver: Receiver,
+        at: At,
         over: Callable[[], None],
     ) -> None:
         self._batch, self._stage, self._spawn = batch, stage, spawn
-        self._status, self._receiver, self._over = status, receiver, over
+        self._status, self._receiver, self._at, self._over = status, receiver, at, over
         self._tries = 0
         self._place = ""  # directory there, as the first job that sends them has told
 
@@ -165,10 +182,30 @@ class Bringing:
         self._taking.end(status)
         self._place = self._taking.place
         if self._taking.is_cut and self._tries < self._stage.tries and self._receiver.wanted:
+            self.over = False
+            self._receiver.sent(self)
+            self._at(time.monotonic() + pause_of_returns(self._tries), self._rested)
+        else:
+            self._end()
+
+    def _rested(self) -> None:
+        if self.over:
+            return
+        self.over = True
+        if self._receiver.wanted:
             self._taking.close()
             self.begin()
         else:
             self._end()
+
+    def abandon(self) -> None:
+        """Wait no longer for the next try: they have not come."""
+        self._at(time.monotonic(), self._rested)
+
+    def go_on(self) -> None:
+        """Leave them to the next process, which asks for them: `over` is not called."""
+        self.over = True
+        self._taking.close()
 
     def _end(self) -> None:
         taking, status = self._taking, self._status

@@ -172,6 +172,7 @@ class Crew:
             answers,
             task.stage,
             stdin,
+            self.at,
             task.write,
             lambda _: self._started(task, number),
             lambda status: self._over(task, status),

@@ -190,7 +190,7 @@ class Task:
         if self.outputs.write(stream, data):
             return None
         if self.job:
-            self.job.job.refuse(stream, f"its output cannot be kept: {self.outputs.fault}")
+            self.job.refuse(stream, f"its output cannot be kept: {self.outputs.fault}")
         return 0
 
     def judged(self, status: Status) -> Result[Any] | Exception:

@@ -288,7 +288,7 @@ def _runner(
     from quine.staging.caller_side import Staging
     from quine.staging.claim import Claim
 
-    stage = Staging(files, returns, os.getcwd(), data_directory.named(environ))
+    stage = Staging(files, returns, os.getcwd(), data_directory.named(environ)).moving()
     return partial(stage.run, claim=Claim(*race) if race else None)
 
 

@@ -41,6 +41,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0
 STILL_THERE = "the results are still on the host, in"
 
 
+def pause_of_returns(failed: int) -> float:
+    """Return the seconds after which returns that were cut so many times are asked for again."""
+    return backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE)
+
+
 class Staging:
     """The files and returns of one job; `folder` is the caller's directory. Raises Misconfigured for a bad name."""
 
@@ -60,6 +65,12 @@ class Staging:
         self.key = scan.key_of(*(name for _, name in self.sources))  # of the record on the remote host
         self._giving: Giving | None = None
         self._moves = True
+
+    def moving(self) -> Staging:
+        """Return the staging of a job elsewhere. Raises Misconfigured for results that would go through a link."""
+        for pattern in self._returns:
+            spec.check_way(pattern, self._folder)
+        return self
 
     def in_place(self, files: Sequence[str]) -> Staging:
         """Return the staging of a job in the caller's directory: nothing moves. Raises Misconfigured for FROM:NAME."""
@@ -217,7 +228,7 @@ class Staging:
             place = taking.place
             if not taking.is_cut or failed == self.tries:
                 break
-            time.sleep(backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE))
+            time.sleep(pause_of_returns(failed))
             out.id = os.urandom(16).hex()
         self.brought(taking, status)
         say(taking.note(status.host), stderr)

@@ -159,6 +159,20 @@ def returns(words: list[str]) -> list[str]:
     return [_inside("--returns", word.partition("/./")[2] or word) for word in words]
 
 
+def check_way(pattern: str, folder: str) -> None:
+    """Refuse results that could not be put in place after the job: they go through no link."""
+    path = folder
+    for part in pattern.split("/")[:-1]:
+        path = os.path.join(path, part)
+        if any(char in part for char in MAGIC) or not os.path.lexists(path):
+            return  # it is known when they come, or made for them
+        if os.path.islink(path) or not os.path.isdir(path):
+            raise Misconfigured(
+                f"--returns {pattern}: {os.path.relpath(path, folder)} is no directory, or a link to one",
+                "results go through no link: run it in the directory that the link leads to",
+            )
+
+
 def not_there(patterns: list[str]) -> str:
     """Return the fault of patterns without a match; "" if there are none."""
     return (

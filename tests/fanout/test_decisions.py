@@ -373,7 +373,7 @@ def test_a_log_that_cannot_be_written_still_tells_what_was_done_before() -> None
 def test_a_job_that_cannot_be_noted_is_not_sent_and_ends_the_batch() -> None:
     starter: Any = object.__new__(Starter)
     faults: list[Failure] = []
-    starter._files = SimpleNamespace(give=lambda task: None)
+    starter.files = SimpleNamespace(give=lambda task: None)
     starter._sink = SimpleNamespace(fail=faults.append)
     starter.make = lambda task, avoid: (Spawn(["x"]), SimpleNamespace(close=lambda: None), [])
     starter._batch = None  # a start would be an error

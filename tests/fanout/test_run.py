@@ -61,7 +61,7 @@ def test_the_next_try_of_an_adopted_item_is_a_start_of_its_own() -> None:
 def test_an_item_that_waits_at_the_end_of_its_batch_has_the_end_that_it_had(tries: int) -> None:
     """Here for --cleanup: it is not sent, and was not killed."""
     starter: Any = object.__new__(Starter)
-    starter._files = files = Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
+    starter.files = files = Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
     given: list[list[str]] = []
     files._cleanup = SimpleNamespace(  # type: ignore[assignment]
         names=lambda task: ["f"], begin=lambda names: None, wait=lambda names, call: True, give=given.append

@@ -1261,6 +1261,21 @@ def test_returns_stay_below(pattern: str) -> None:
         spec.returns([pattern])
 
 
+@pytest.mark.parametrize("pattern", ["link/x", "out/link/*", "plain/x"])
+def test_results_that_would_go_through_a_link_are_refused_before_the_job(
+    pattern: str, tmp_path: Path
+) -> None:
+    """They were refused after it, and hours of work had to be fetched from the host."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "plain").touch()
+    for link in ("link", "out/link"):
+        (tmp_path / link).symlink_to("/var")
+    with pytest.raises(Misconfigured, match="is no directory, or a link to one"):
+        Staging([], ["out/x", pattern], str(tmp_path)).moving()
+    Staging([], ["out/x", "new/dir/x", "out/*/x", "link"], str(tmp_path)).moving()
+    Staging([], [pattern], str(tmp_path)).in_place([])  # nothing is written
+
+
 @pytest.mark.parametrize(
     ("name", "pattern", "fine"),
     [

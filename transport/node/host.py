@@ -37,7 +37,7 @@ from transport.wire.resume import Line, hello
 log = logging.getLogger("quine.hosts")
 
 INSIST = 30.0  # seconds in which a connection that breaks off before the greeting is dialled again
-MOST_PROCESSORS = 1 << 16  # that another machine is believed to have
+MOST_PROCESSORS = 8192  # that another machine is believed to have: Linux counts no more
 HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
 FIRST_PAUSE = 0.1  # seconds between the second dial and the third; grows, and is random to spread the dials
 LAST_PAUSE = 5.0

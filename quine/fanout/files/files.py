@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from quine.fanout.journal import Journal
     from quine.fanout.tasks import Task, Work
+    from quine.jobs.staged import At
     from quine.staging.caller_side import Staging
     from transport.client.batch import Batch, BatchJob
     from transport.spawn import Spawn
@@ -49,7 +50,7 @@ class Held:
 
     # -- the interface of `Bringing` -----------------------------------------------------------------
 
-    def sent(self, job: BatchJob) -> None:
+    def sent(self, job: BatchJob | Bringing) -> None:
         self.task.after = job
 
     @property
@@ -78,6 +79,7 @@ class Files:
         self._work = work
         self.journal: Journal | None = None  # of a batch with a log
         self.fail: Callable[[Failure], None]  # called where that cannot be written
+        self.at: At  # calls a function at a time
 
     def begin(self, task: Task, stage: Staging, send: Callable[[], None]) -> None:
         """Have `send` called once the try may be sent, if `give` is not called before."""
@@ -168,7 +170,7 @@ class Files:
             remove()
         else:
             held.stage.on_put = partial(self._note_replaced, held.stage)
-            Bringing(self._batch, held.stage, spawn, status, held, brought).begin()
+            Bringing(self._batch, held.stage, spawn, status, held, self.at, brought).begin()
 
     def _note_arrival(self, task: Task, stage: Staging) -> bool:
         """Note that the returns of a job are here. False if that cannot be written: then they stay there, too."""

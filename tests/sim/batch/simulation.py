@@ -232,7 +232,6 @@ class BatchSimulation(Simulation):
         self._begun += 1
         os.environ["QUINE_ROOT_SESSION"] = f"{self._begun:032x}" if course.moves else ""
         starter = Starter(options, batch, work, sink, report)
-        starter._version = lambda: tuple(self.inventory().hosts)  # type: ignore[method-assign]
         log = Joblog(self.log, KEPT - ({outcome.LOST} if course.idempotent else set()))
         starter.record(log.journal)
         work.contents.replaced = log.replaced
@@ -287,7 +286,7 @@ def fanned(course: Course, world: World, sim: Callable[[], BatchSimulation]) -> 
         CLOCK_MONOTONIC=1,
     )
     for name, module in list(sys.modules.items()):
-        if name.startswith(("quine.fanout", "quine.jobs.adoption")):
+        if name.startswith(("quine.fanout", "quine.jobs.adoption", "quine.jobs.staged")):
             if getattr(module, "time", None) is time:
                 put(module, "time", clock)
             for constant, value in {**course.limits, "MEMORY": MEMORY}.items():
@@ -308,6 +307,7 @@ def fanned(course: Course, world: World, sim: Callable[[], BatchSimulation]) -> 
     put(sinks, "QUEUED", 4)
     put(os, "fsync", lambda fd: None)
     put(os, "getcwd", lambda: os.path.dirname(sim().log))
+    put(sys.modules[Starter.__module__], "version_of", lambda path: tuple(sim().inventory().hosts))
     put(remote, "hosts", lambda where, options: list(sim().inventory().hosts))
     try:
         yield

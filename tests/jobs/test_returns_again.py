@@ -1,0 +1,86 @@
+"""Returns that are cut are asked for again after a pause, and a pause can be ended: by a batch that ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quine.fanout.timers import Timers
+from quine.jobs import staged
+from quine.jobs.staged import Bringing
+from transport.status import Status
+
+
+class Course:
+    """Returns whose first `cuts` tries are cut; `begun` are the times of the tries."""
+
+    def __init__(self, cuts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.cuts, self.wanted, self.ended = 0.0, cuts, True, 0
+        self.begun: list[float] = []
+        self.timers = Timers()
+        self.sender: Any = None
+        monkeypatch.setattr(staged, "time", SimpleNamespace(monotonic=lambda: self.now))
+        taking = SimpleNamespace(place="", services=None, failure="", begin=lambda: None, close=lambda: None)
+        taking.end, taking.note = self._tried, lambda host: ""
+        stage = SimpleNamespace(
+            tries=5, taking=lambda: taking, sender=lambda *_: None, brought=lambda *_: None
+        )
+        self._taking = taking
+        self.bringing = Bringing(self, stage, None, Status("exited", 0), self, self.timers.at, self._over)  # type: ignore[arg-type]
+        self.bringing.begin()
+
+    def start(self, sender: object, on_output: object, on_exit: Any, services: object) -> object:
+        self.begun.append(self.now)
+        self._exit = on_exit
+        return SimpleNamespace(over=False)
+
+    def _tried(self, status: Status) -> None:
+        self._taking.is_cut = len(self.begun) <= self.cuts
+
+    def sent(self, job: object) -> None:
+        self.sender = job
+
+    def _over(self) -> None:
+        self.ended += 1
+
+    def cut(self) -> None:
+        """The try that is under way ends."""
+        self._exit(Status("lost", 74))
+
+    def rest(self) -> None:
+        """The time passes until the next try."""
+        self.now = self.timers.due
+        self.timers.tick(self.now)
+
+
+def test_each_try_is_after_a_longer_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An sshd that was started anew refused five tries in 0.4 s, and the results had to be fetched by --resume."""
+    course = Course(9, monkeypatch)
+    for _ in range(4):
+        course.cut()
+        assert course.sender is course.bringing and not course.bringing.over
+        course.rest()
+    assert course.begun == [0.0, 0.25, 0.75, 1.75, 3.75] and not course.ended
+    course.cut()
+    assert course.ended == 1 and not course.timers
+
+
+def test_a_pause_that_is_abandoned_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    course = Course(9, monkeypatch)
+    course.cut()
+    course.wanted = False
+    course.sender.abandon()
+    course.timers.tick(course.now)
+    assert course.ended == 1
+    course.rest()  # the end of the pause itself
+    assert course.ended == 1 and course.begun == [0.0]
+
+
+def test_one_that_is_left_to_the_next_process_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    course = Course(9, monkeypatch)
+    course.cut()
+    course.sender.go_on()
+    course.rest()
+    assert course.bringing.over and not course.ended and course.begun == [0.0]
