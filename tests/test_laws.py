@@ -39,7 +39,7 @@ IMPORTERS = {
         "transport/carrier/ssh/private.py",
         "transport/carrier/ssh/settings.py",
     },
-    "httpx": {"quine/providers/http.py"},
+    "httpx": {"quine/providers/connecting.py", "quine/providers/http.py"},
     "typer": {"quine/cli/app.py"},
     "fsspec": {
         "quine/files/stores/azure.py",

@@ -59,6 +59,7 @@ HEADERS = (
     "[CONTEXT]",
     "[CUT]",
     "[DROPPED]",
+    "[LOST]",
     "[LAST REPLY]",
     "[TIME LIMIT]",
     "[REMINDER]",

@@ -28,6 +28,7 @@ from quine.base.errors import DEADLINE, FAILED, Failure
 from quine.base.log import Log
 from quine.base.messages import (
     GuestError,
+    Malformed,
     Message,
     Overflow,
     Reply,
@@ -38,14 +39,17 @@ from quine.base.messages import (
 )
 from quine.providers import metering
 from quine.tape.writer import Tape
+from transport import quickjson
 from transport.address import boot_id
 from transport.lean import Any, contextlib, signal
+from transport.text import harmless
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.running import Process
 
 REMINDERS = 3  # consecutive replies without a call that end a session
+LINES, WIDTH = 5, 200  # of the last words of a guest that are shown
 REFUSALS = 10  # consecutive replies with only refused calls that end a session; REMINDERS after the deadline
 
 
@@ -78,9 +82,13 @@ class Loop:
         self.proxy = process.proxy
         self.jobs = Jobs()
         self.outputs = os.path.join(self.settings.data_dir, "outputs", spec.session)
+        self.signals.commands_first = spec.interrupt == "command"
         self.shell = Shell(spec.shell, here(), self.signals, self.outputs, spec.limits.truncate)
         self.messages: list[Message] = list(spec.context)
         self.answered = 0  # calls of the current reply that have a result
+        self.cut: ToolCall | None = (
+            None  # the call of the current reply that the limit of its output may have cut
+        )
         self._guest = process.guest
         self._far = origin.infers(process.ask, self.settings.memo)
         self._price = process.price
@@ -152,10 +160,12 @@ class Loop:
                 self._alarmed, self._silent, self._refused = True, 0, 0
             self._say(Message("user", prompt.TIME_LIMIT))
         reply = self._reply()
-        last, calls = self.account.last, reply.message.tool_calls
+        last, calls = self.account.last, tuple(map(self._fitted, reply.message.tool_calls))
+        self.cut = calls[-1] if calls and reply.stop == "length" else None
         if calls:
             self._silent = 0
-            self._refused = 0 if self._answer(calls) else self._refused + 1
+            names = [call.name for call in reply.message.tool_calls]
+            self._refused = 0 if self._answer(calls, names) else self._refused + 1
         else:
             self._silent += 1
         if last:
@@ -163,9 +173,7 @@ class Loop:
         if self.signals.alarm and max(self._silent, self._refused) >= REMINDERS:
             raise Ended(DEADLINE, "timeout", detail="the guest did not end when its time was over")
         if self._silent >= REMINDERS:
-            raise Ended(
-                FAILED, "error", detail=f"the guest made no tool call in {REMINDERS} replies in a row"
-            )
+            raise self._speechless(reply.message.text)
         if self._refused >= REFUSALS:
             raise Ended(
                 FAILED, "error", detail=f"every call of {REFUSALS} replies in a row had to be refused"
@@ -173,14 +181,38 @@ class Loop:
         if not calls:
             self._say(Message("user", prompt.CUT if reply.stop == "length" else prompt.REMINDER))
 
+    def _speechless(self, text: str) -> Ended:
+        """Return the end of a session whose guest only talks: on the first evening its server has no tools for it."""
+        lines = [line for line in text.strip().splitlines() if line.strip()][:LINES]
+        said = "".join(f"\n  {harmless(line[:WIDTH])}" for line in lines)
+        detail = f"the guest made no tool call in {REMINDERS} replies in a row"
+        hint = f"has this model tools, and the template of its server? `quine tape show {self.spec.session}` has all"
+        return Ended(FAILED, "error", detail=f"{detail}; it said:{said}" if said else detail, hint=hint)
+
+    def _fitted(self, call: ToolCall) -> ToolCall:
+        """Return the call as it is plainly meant."""
+        fitted = tools.fitted(call)
+        if fitted is not call:
+            meant = f"{fitted.name} {quickjson.readable(fitted.args)}"
+            self.log.note(f"a call of {call.name!r} was taken for {meant[:WIDTH]}")
+        return fitted
+
     def _reply(self) -> Reply:
-        """Infer; if the conversation does not fit, try again with results removed, in the stages of DROPS."""
+        """Infer; if the conversation does not fit, try again with results removed, in the stages of DROPS.
+
+        A guest whose call its server cannot read is told so, as often as one that makes no call.
+        """
         while True:
             try:
                 return self._infer()
             except Overflow:
                 if not self._drop():
                     raise
+            except Malformed:
+                self._silent += 1
+                if self._silent >= REMINDERS:
+                    raise
+                self._say(Message("user", prompt.LOST))
 
     def _drop(self) -> bool:
         """Remove long results from the messages: those of the last reply, then all. Return False if none is left.
@@ -266,8 +298,8 @@ class Loop:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def _answer(self, calls: tuple[ToolCall, ...]) -> bool:
-        """Answer all calls of a reply. Return whether any was executed, with whatever result."""
+    def _answer(self, calls: tuple[ToolCall, ...], names: list[str]) -> bool:
+        """Answer all calls of a reply, by the names that it has. Return whether any was executed, with any result."""
         ready: dict[int, Result] = {}
         carried = False
         self.answered = 0
@@ -283,7 +315,7 @@ class Loop:
             result = ready[index]
             carried = carried or not dispatch.had_no_effect(call, result)
             text = result.text if index < len(calls) - 1 else result.text + self._left(result.text)
-            self._say(Message("tool", result=ToolResult(call.id, call.name, text, result.is_error)))
+            self._say(Message("tool", result=ToolResult(call.id, names[index], text, result.is_error)))
             self.answered += 1
         return carried
 

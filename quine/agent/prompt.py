@@ -26,6 +26,11 @@ REMINDER = (
 TIME_LIMIT = "[TIME LIMIT] The time of this process is over. Call exit now with your verdict; anything else is refused."
 TIME_REFUSAL = "Refused: the time limit is reached, only exit is accepted now."
 CUT = "[CUT] Your reply was too long and was cut before any tool call. Say less, and call a tool."
+CUT_CALL = "[CUT] Your call is longer than one reply may be, and was cut. It was not run: write it in parts."
+LOST = (
+    "[LOST] Your last call did not arrive: the server of your model could not read it. Send it again, shorter or in "
+    "another form."
+)
 FULL = "[CONTEXT] {} % of your memory is used. Before it is full, exec with wisdom begins a new life."
 LATE = ", and then only exit is accepted: come to an end"
 DROPPED = "[DROPPED] This result did not fit into the context any more, and you cannot see it again."

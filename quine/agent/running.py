@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from quine.agent.shell import Shell
     from quine.agent.signals import Signals
     from quine.agent.usage import Account
-    from quine.base.messages import Guest, Message
+    from quine.base.messages import Guest, Message, ToolCall
     from quine.budget.ledger import Ledger
     from quine.providers.metering import Price
     from quine.tape.writer import Tape
@@ -51,6 +51,7 @@ class Running(Protocol):
     tape: Tape
     messages: list[Message]
     answered: int  # calls of the current reply that have a result
+    cut: ToolCall | None  # the call of the current reply that the limit of its output may have cut
     outputs: str  # directory
     record: str  # directory for its status file if the parent does not wait, else ""
     slots: list[int]

@@ -4,11 +4,13 @@ Laws
 1. A guest has no state that matters: all its knowledge is in the request.
 2. `raw` is the provider's own form of a reply. It is kept and sent back untouched (signatures, item ids, the order of
    keys), and only the dialect that made it reads it.
-3. Arguments that could not be parsed stay as they came, with the reason; they are never guessed.
+3. Arguments that are almost JSON are repaired, in the ways of `_repaired` and no other, and the call says so. Any other
+   ones stay as they came, with the reason; they are never guessed.
 
 Errors
     GuestError               the guest gave no reply
     ├── Unavailable          a later try may succeed (exit 75 when the tries are used up)
+    ├── Malformed            the server cannot read the call that its model wrote: the model is to be told
     ├── Overflow             the conversation does not fit the model's window
     └── Refused              another try would not help: key, quota, model, request
 """
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 
+CLOSING = 3  # brackets too many at the end that are passed over
 DEEPEST = 200  # levels of a value from a guest; Python's own JSON goes down to about 900
 
 
@@ -51,28 +54,31 @@ class ToolCall(NamedTuple):
     args: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
     raw: str = ""  # the argument string as received; "" if the provider sends an object
     fault: str = ""  # reason why `raw` could not be parsed
+    repair: str = ""  # a fault of `raw` that was repaired
 
     @classmethod
     def parse(cls, id: str, name: str, raw: str) -> ToolCall:
         """Return the call for an argument string, which may hold anything."""
         try:
-            args = quickjson.loads(raw) if raw.strip() else {}
-        except (ValueError, RecursionError):
-            return cls(id, name, {}, raw, f"the arguments are not JSON: {_why(raw)}")
-        if not isinstance(args, dict):
+            value, repair = _read(raw)
+        except _Unreadable as error:
+            return cls(id, name, {}, raw, str(error))
+        if not isinstance(value, dict):
             return cls(id, name, {}, raw, "the arguments are not a JSON object")
         try:
-            quickjson.dumps(args)
+            quickjson.dumps(value)
         except (ValueError, RecursionError):
             return cls(id, name, {}, raw, "the arguments hold a number that is too large")
-        if raw.count("[") + raw.count("{") > DEEPEST and too_deep(args, DEEPEST):
+        if raw.count("[") + raw.count("{") > DEEPEST and too_deep(value, DEEPEST):
             return cls(id, name, {}, raw, f"the arguments nest more than {DEEPEST} levels deep")
-        return cls(id, name, args, raw)
+        return cls(id, name, value, raw, "", repair)
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {"id": self.id, "name": self.name, "arguments": self.args}
         if self.raw:
             data["raw"] = self.raw
+        if self.repair:
+            data["repair"] = self.repair
         return data
 
     @classmethod
@@ -83,6 +89,49 @@ class ToolCall(NamedTuple):
         if raw := data.get("raw"):
             return cls.parse(str(data["id"]), str(data["name"]), str(raw))
         return cls(str(data["id"]), str(data["name"]), dict(data["arguments"]))
+
+
+class _Unreadable(ValueError):
+    """str() is the reason, for the guest."""
+
+
+def _read(raw: str) -> tuple[Any, str]:
+    """Return the value of an argument string, and the repair, or "". Raises _Unreadable."""
+    if not raw.strip():
+        return {}, ""
+    try:
+        value, repair = quickjson.loads(raw), ""
+    except (ValueError, RecursionError):
+        value, repair = _repaired(raw)
+    if value is None:
+        return {}, "null for no arguments"
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            return quickjson.loads(value), "encoded twice"
+        except (ValueError, RecursionError):
+            inner, also = _repaired(value)
+            return inner, f"encoded twice, {also}"
+    return value, repair
+
+
+def _repaired(raw: str) -> tuple[Any, str]:
+    """Return the value of a text that is JSON but for raw control characters in its strings, or brackets too many."""
+    import json
+
+    def unknown(name: str) -> None:
+        raise ValueError(name)
+
+    text = raw.strip()
+    try:
+        value, end = json.JSONDecoder(strict=False, parse_constant=unknown).raw_decode(text)
+    except (ValueError, RecursionError):
+        raise _Unreadable(f"the arguments are not JSON: {_why(raw)}") from None
+    rest = "".join(text[end:].split())
+    if len(rest) > CLOSING or rest.strip("}]"):
+        raise _Unreadable(f"the arguments are not JSON: {_why(raw)}")
+    if rest:
+        return value, f"{rest} too many at the end"
+    return value, "control characters in a string"
 
 
 def _why(raw: str) -> str:
@@ -255,7 +304,12 @@ def unheard(text: str) -> None:
 
 
 class GuestError(Exception):
-    """str() is a message for people: lower case, no full stop."""
+    """str() is a message for people: lower case, no full stop.
+
+    `usage` is what the provider counts of an answer that broke off, all 0 if it has not told; None: there was none.
+    """
+
+    usage: Usage | None = None
 
 
 class Unavailable(GuestError):
@@ -264,6 +318,10 @@ class Unavailable(GuestError):
     def __init__(self, detail: str, after: float | None = None) -> None:
         super().__init__(detail)
         self.after = after
+
+
+class Malformed(GuestError):
+    """The server could not read what its model wrote. Another try may succeed; the same again for ever does not."""
 
 
 class Overflow(GuestError):

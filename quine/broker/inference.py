@@ -19,6 +19,7 @@ from quine.base.messages import (
     GuestError,
     Message,
     Refused,
+    Remaining,
     Request,
     Spent,
     Tool,
@@ -28,7 +29,7 @@ from quine.base.messages import (
 from quine.base.strict import parse
 from quine.broker.payment import Payments, tree_of
 from quine.broker.turns import Passage, Patience, Turns
-from quine.budget.ledger import Ledger
+from quine.budget.ledger import Ledger, Reservation
 from quine.providers import metering, vendors
 from quine.providers.asking import Infer
 from quine.providers.dialects.faults import NO_QUOTA_LEFT
@@ -41,7 +42,8 @@ from transport.errors import RequestError
 
 if TYPE_CHECKING:
     from quine.broker.gate import Chain
-    from quine.providers.http import Connections, HttpGuest
+    from quine.providers.connecting import Connections
+    from quine.providers.http import HttpGuest
 
 MOST_MODELS = 256  # whose state is kept: anybody may ask for any name
 
@@ -105,9 +107,20 @@ class Inferences:
         """
         mask = Mask([*keys, *(key for key, _, _ in self._turns)])
         return [
-            {"key": key_name(key), "base": mask.of(_shown(base)), "model": mask.of(model), **turns.status()}
+            {
+                "key": key_name(key),
+                "base": mask.of(_shown(base)),
+                "model": mask.of(model),
+                **turns.status(),
+                "left_out": self._lessons(key, base, model),
+            }
             for (key, base, model), turns in self._turns.items()
         ]
+
+    def _lessons(self, key: str, base: str, model: str) -> list[str]:
+        """Return the optional parts that requests to this model go without, as its server refuses them."""
+        guests = (guest for config, guest in self._guests.items() if config[1:] == (base, model, key))
+        return sorted({part for guest in guests for part in guest.lessons})
 
     async def close(self) -> None:
         """Finish the payments that were begun, and close all connections."""
@@ -147,20 +160,39 @@ class Inferences:
     ) -> dict[str, object]:
         ledger, price = payer.ledger, payer.price
         due = metering.due(request, ledger, price, known)
-        hold = await self._payments.reserve(ledger, payer.concurrent, due)
+        hold: Reservation | None = await self._payments.reserve(ledger, payer.concurrent, due)
+        assert hold
+
+        async def settle(used: Usage) -> tuple[Remaining, Remaining]:
+            nonlocal hold
+            assert hold
+            settled, hold = hold, None
+            cost = metering.cost_of(guest, used, price)
+            return await self._payments.settle(ledger, settled, used.input + used.output, cost)
+
+        async def broke_off(usage: Usage) -> tuple[int, float]:
+            nonlocal hold, due
+            await settle(due.broke_off(usage))
+            due = due._replace(prompt=max(due.prompt, usage.input))
+            hold = await self._payments.reserve(ledger, payer.concurrent, due)
+            return hold.output, hold.cost
+
+        way.pay = broke_off
         used = Usage()
         try:
             reply = await guest.infer(request._replace(output=hold.output, cost=hold.cost), note, way)
             used = due.used(reply)
-        except GuestError:
+            left, surely = await settle(used)
+        except GuestError as error:
+            used = due.broke_off(error.usage) if error.usage is not None else Usage()
             raise
         except BaseException:
             # Cancelled. The provider has read the prompt of a request that was under way.
             used = Usage(due.prompt if way.sent else 0)
             raise
         finally:
-            cost = metering.cost_of(guest, used, price)
-            left, surely = await self._payments.settle(ledger, hold, used.input + used.output, cost)
+            if hold is not None:
+                await settle(used)
         cost = metering.cost_of(guest, reply.usage, price)
         return {**reply.to_json(), "left": left, "surely": surely, "cost": cost}
 
@@ -168,7 +200,7 @@ class Inferences:
         if config not in self._guests:
             if len(self._guests) >= MOST_MODELS:
                 del self._guests[next(iter(self._guests))]
-            from quine.providers.http import Connections
+            from quine.providers.connecting import Connections
 
             self._connections = self._connections or Connections()
             self._guests[config] = vendors.served(config, self._connections)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from quine.base.errors import DEADLINE
-from quine.base.messages import Refused, Reply, Unavailable
+from quine.base.messages import Refused, Reply, Unavailable, Usage
 from quine.broker.gate import Chain, Gate, Refusal, Ticket
 from quine.providers.way import PATIENCE, Outcome
 from transport.lean import NamedTuple
@@ -170,6 +170,7 @@ class Passage:
         self._patience = patience  # None: the tree is not paused
         self._ticket = Ticket(tree)
         self.sent = False  # a request is under way, or was when it was cancelled
+        self.pay: Callable[[Usage], Awaitable[tuple[int, float]]] | None = None
 
     async def enter(self) -> None:
         while True:
@@ -184,6 +185,9 @@ class Passage:
 
     def heard(self) -> None:
         self._turns.heard(self._ticket)
+
+    async def broke_off(self, usage: Usage) -> tuple[int, float] | None:
+        return await self.pay(usage) if self.pay else None
 
     def leave(self, outcome: Outcome | None) -> None:
         well = outcome is not None and isinstance(outcome.told, Reply)

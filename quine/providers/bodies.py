@@ -41,7 +41,13 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def is_stream(headers: Mapping[str, str]) -> bool:
+def is_stream(first: bytes, headers: Mapping[str, str]) -> bool:
+    """Return whether an answer that begins so is a stream of events. Its label counts if these do not tell."""
+    text = first.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
+        return True
+    if text.startswith((b"{", b"[", b"<")):
+        return False
     return headers.get("content-type", "").partition(";")[0].strip().lower() == "text/event-stream"
 
 

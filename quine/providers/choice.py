@@ -33,6 +33,8 @@ def choose(known: Mapping[str, str]) -> Config:
     kind, base, key, model = (
         known.get(f"QUINE_{name}", "") for name in ("API_TYPE", "API_BASE", "API_KEY", "MODEL_ID")
     )
+    if kind not in FILES:
+        base = base.strip()
     if kind and kind not in KNOWN:
         raise Misconfigured(f"QUINE_API_TYPE must be one of {', '.join(KNOWN)}, not {kind!r}")
     if kind in FILES:
@@ -75,6 +77,8 @@ def _vendor(known: Mapping[str, str], kind: str, key: str) -> tuple[str, str, st
 
 def _kind_of(base: str) -> str:
     """Return the dialect of an address without a configured one: most servers speak chat completions."""
+    if base.rstrip("/").endswith("/openai"):  # as Gemini's service does, too, at this address
+        return "openai"
     return next(
         (vendor.kind for vendor in VENDORS if vendor.base and _host(vendor.base) == _host(base)), "openai"
     )
@@ -95,6 +99,7 @@ def _ollama(host: str) -> str:
     scheme, _, rest = host.partition("://")
     server, _, path = rest.rstrip("/").partition("/")
     server = server.replace("0.0.0.0", "127.0.0.1")
+    server = f"127.0.0.1{server}" if server.startswith(":") else server
     if scheme == "http" and ":" not in server.rpartition("]")[2]:
         server += ":11434"
     path = path.removesuffix("v1").rstrip("/")

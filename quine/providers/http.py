@@ -4,9 +4,12 @@ Laws
 1. A dialect is pure: values to a request body, an answer to values. It never sees this file.
 2. Only Unavailable is tried again; a key, a quota, a model or a full context never is. The server can overrule this by
    `x-should-retry`, and sets the pause by Retry-After up to PATIENCE. A longer one ends the tries and is reported.
-3. An answer that was cut, in whatever way, is no answer: nothing of it was acted upon, so it is asked for again.
-4. A server's data is bounded in size and in the time without a byte, but not in its total time.
-5. A cancelled inference closes its request: the server sees its client go.
+3. An answer that was cut, in whatever way, is no answer: nothing of it was acted upon, so it is asked for again. It was
+   paid all the same: its way is told what it used before another try is made.
+4. A server's data is bounded in size and in the time without a byte, but not in its total time. Signs of life are no
+   data: after STALLED seconds of them alone an answer that has begun is given up.
+5. An answer is judged by its first bytes: servers and proxies label it wrongly.
+6. A cancelled inference closes its request: the server sees its client go.
 """
 
 from __future__ import annotations
@@ -15,21 +18,20 @@ import asyncio
 import contextlib
 import os
 import random
-import re
-import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import httpx
 
 from quine import __version__
 from quine.base import backoff
-from quine.base.errors import FAILED, USAGE, Misconfigured
-from quine.base.messages import GuestError, Refused, Reply, Request, Unavailable, unheard
+from quine.base.errors import USAGE, Misconfigured
+from quine.base.messages import GuestError, Malformed, Refused, Reply, Request, Unavailable, Usage, unheard
 from quine.providers.bodies import encoded, fed, is_stream, parse, pieces, retry_after
+from quine.providers.connecting import Connections, Route, route_of, why_unreached, without_password
 from quine.providers.dialects import sse
-from quine.providers.dialects.dialect import Dialect
+from quine.providers.dialects.dialect import Dialect, Stream
 from quine.providers.dialects.faults import Adapted, printable
+from quine.providers.lessons import Lesson, is_plain
 from quine.providers.way import PATIENCE, Open, Outcome, Way
 from quine.tape.redact import Mask
 from transport.lean import Any
@@ -37,94 +39,19 @@ from transport.lean import Any
 # Tries after the first one, by HTTP status: throttling is worth more tries than a defect of the server.
 RETRIES = {429: 5, 529: 5}
 OTHER_RETRIES = 3  # all other statuses, a network that fails, an answer that was cut or is not a reply
+MALFORMED_RETRIES = 2  # calls that the server itself cannot read: then the model is told
 FIRST_PAUSE = (
     0.5  # seconds, doubled with each try, and up to half of it more: agents of a tree must not retry in step
 )
 LONGEST_PAUSE = 8.0
 # Between two reads, not in total. Before the first byte a model may be loaded, or think, for minutes.
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
-MOST_CLIENTS = 64  # addresses; of more those that nobody uses are closed
-WARM = 60.0  # seconds that an unused connection is kept: a command between two inferences often takes more than 5
-# A proxy in the environment serves the outside: it cannot reach a server on this machine.
-HERE = ("127.0.0.1", "localhost", "[::1]")
-NO_PROXY: dict[str, httpx.AsyncBaseTransport | None] = {f"all://{host}": None for host in HERE}
 LARGEST = 64 << 20  # bytes of a body
 LARGEST_STREAM = 4 * LARGEST  # on the wire each token has an envelope of some 200 bytes around it
 LINGER = 0.5  # seconds that a complete answer may take to end
-
-
-class Connections:
-    """The HTTP clients of a process: one for each base, with its warm connections.
-
-    By HTTP/1.1, also where a server offers HTTP/2: over that, httpx does not reset the stream of a cancelled request,
-    and the provider would write to its end, and charge, what nobody reads.
-    """
-
-    def __init__(self) -> None:
-        self._clients: dict[tuple[str, str], _Client] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-        # httpcore imports it four times a request, and Python looks for a missing module in all folders each time.
-        if find_spec("sniffio") is None:
-            sys.modules["sniffio"] = None  # type: ignore[assignment]
-
-    @contextlib.contextmanager
-    def using(self, url: str) -> Iterator[httpx.AsyncClient]:
-        """Yield the client of a URL. One that nobody has used for a while is closed, with its connections."""
-        scheme, _, rest = url.partition("://")
-        base = (scheme, rest.partition("/")[0])
-        found = self._clients.get(base)
-        if found is None:
-            self._make_room()
-            found = self._clients[base] = _Client(_made(url))
-        if found.timer:
-            found.timer.cancel()
-            found.timer = None
-        found.users += 1
-        try:
-            yield found.client
-        finally:
-            found.users -= 1
-            self._clients[base] = self._clients.pop(base)  # in the order of their last use
-            if not found.users:
-                found.timer = asyncio.get_running_loop().call_later(WARM, self._drop, base)
-
-    def _make_room(self) -> None:
-        """Close the client that has been unused for longest, if there are many: anybody may name an address."""
-        unused = [base for base, found in self._clients.items() if not found.users]
-        if len(self._clients) >= MOST_CLIENTS and unused:
-            self._drop(unused[0])
-
-    def _drop(self, base: tuple[str, str]) -> None:
-        dropped = self._clients.pop(base)
-        if dropped.timer:
-            dropped.timer.cancel()
-        task = asyncio.get_running_loop().create_task(dropped.client.aclose())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
-    async def close(self) -> None:
-        for base in list(self._clients):
-            self._drop(base)
-        await asyncio.gather(*self._closing, return_exceptions=True)
-
-
-class _Client:
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.client = client
-        self.users = 0
-        self.timer: asyncio.TimerHandle | None = None  # to close it
-
-
-def _made(url: str) -> httpx.AsyncClient:
-    # Plain HTTP on this machine needs no CA certificates; loading them takes longer than all the rest.
-    plain = url.startswith(tuple(f"http://{host}{end}" for host in HERE for end in ":/"))
-    return httpx.AsyncClient(
-        timeout=TIMEOUT,
-        follow_redirects=False,
-        mounts=NO_PROXY,
-        verify=not plain,
-        limits=httpx.Limits(keepalive_expiry=WARM),  # no bound on their number: the gate has one
-    )
+LATE = 10.0  # seconds in which the rest may come, usage or a last part, behind the reason of an end
+STALLED = 300.0
+TOO_LARGE = "the server's answer is larger than {} MiB"
 
 
 class HttpGuest:
@@ -144,11 +71,11 @@ class HttpGuest:
             raise Misconfigured(f"QUINE_API_BASE is no URL: {error}") from None
         if not base.startswith(("http://", "https://")):
             raise Misconfigured(
-                f"QUINE_API_BASE must begin with http:// or https://, not {_without_password(base)!r}"
+                f"QUINE_API_BASE must begin with http:// or https://, not {without_password(base)!r}"
             )
         self._dialect = dialect
         self._url = dialect.url(base.rstrip("/"))
-        self._shown = _without_password(self._url)
+        self._shown = without_password(self._url)
         self._mask = Mask([key])  # some servers quote the key that they refuse
         self._headers = {
             "Content-Type": "application/json",
@@ -158,35 +85,48 @@ class HttpGuest:
         self._timeout = timeout
         self._pause = pause
         self._connections = connections or Connections()
+        self._left_out: frozenset[str] = frozenset()  # parts that this server refuses for this model
+
+    @property
+    def lessons(self) -> list[str]:
+        """The optional parts of a request that are left out, since this server refuses them for this model."""
+        return sorted(self._left_out)
 
     async def infer(
         self, request: Request, note: Callable[[str], None] = unheard, way: Way | None = None
     ) -> Reply:
         """Return the reply. `note` is called with the reason of every try but the first. Raise a GuestError."""
-        body, way = self._body(request), way or Open()
-        failed = 0
+        way, failed, lesson = way or Open(), 0, Lesson(self._left_out)
+        body = self._body(request, lesson.without)
         while True:
             outcome = await self._try(body, way)
             fault = outcome.told
             if isinstance(fault, Reply):
+                self._left_out = lesson.kept(self._left_out)
+                for call in fault.message.tool_calls:
+                    if call.repair:
+                        note(f"the arguments of {call.name} were repaired: {call.repair}")
                 return fault
+            if lesson.learn(fault) and (changed := self._body(request, lesson.without)) != body:
+                note(f"asked again {lesson.change}: {fault}")
+                body = changed
+                continue
             if isinstance(fault, Adapted):
-                changed = self._body(request)
-                if changed != body:
-                    note(f"asked again without what the server refused: {fault}")
-                    body = changed
-                    continue
                 fault = self._masked(fault.fault)
-            if not isinstance(fault, Unavailable):
+            if not isinstance(fault, (Unavailable, Malformed)):
                 raise fault
             failed += 1
-            await self._wait(failed, 0 if outcome.final else _tries(outcome.status), fault, note)
+            await self._wait(failed, 0 if outcome.final else _tries(outcome.status, fault), fault, note)
+            if fault.usage is not None:
+                output, cost = await way.broke_off(fault.usage) or (request.output, request.cost)
+                request = request._replace(output=output, cost=cost)
+                body = self._body(request, lesson.without)
 
     async def _try(self, body: list[bytes], way: Way) -> Outcome:
         outcome, status, final = None, 0, False
         await way.enter()
         try:
-            with self._connections.using(self._url) as client:
+            with self._connections.using(self._url, self._route()) as client:
                 response = await self._send(client, body)
                 try:
                     status = response.status_code
@@ -200,13 +140,18 @@ class HttpGuest:
             way.leave(outcome)
         return outcome
 
-    async def _wait(self, failed: int, limit: int, fault: Unavailable, note: Callable[[str], None]) -> None:
+    async def _wait(
+        self, failed: int, limit: int, fault: Unavailable | Malformed, note: Callable[[str], None]
+    ) -> None:
         """Wait until the next try; raise `fault` if there is none."""
-        if fault.after is not None and fault.after > PATIENCE:
-            raise Unavailable(f"{fault}; it asks to wait {fault.after:.0f} s", fault.after)
+        after = fault.after if isinstance(fault, Unavailable) else None
+        if after is not None and after > PATIENCE:
+            told = Unavailable(f"{fault}; it asks to wait {after:.0f} s", after)
+            told.usage = fault.usage
+            raise told
         if failed > limit:
             raise fault
-        seconds = _pause(failed, fault.after)
+        seconds = _pause(failed, after)
         note(f"try {failed + 1} of {limit + 1} in {seconds:.1f} s: {fault}")
         await self._pause(seconds)
 
@@ -217,8 +162,12 @@ class HttpGuest:
     async def close(self) -> None:
         await self._connections.close()
 
-    def _body(self, request: Request) -> list[bytes]:
-        return list(encoded(self._dialect.body(request)))
+    def _body(self, request: Request, without: frozenset[str] = frozenset()) -> list[bytes]:
+        return list(encoded(self._dialect.body(request, without)))
+
+    def _route(self) -> Route:
+        """Return the way to the server by the environment of now. Raises Refused, naming the variable at fault."""
+        return route_of(self._url, os.environ)
 
     async def _send(self, client: httpx.AsyncClient, body: list[bytes]) -> httpx.Response:
         """Return the response, of which only the head has been read."""
@@ -234,93 +183,132 @@ class HttpGuest:
                 "the request cannot be sent", "see QUINE_API_BASE and QUINE_API_KEY", USAGE
             ) from None
         except httpx.HTTPError as error:
-            raise Unavailable(self._why(error)) from None
+            raise self._fault(error) from None
+
+    def _fault(self, error: httpx.HTTPError) -> GuestError:
+        """Return the error of the network as one of a guest."""
+        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)):
+            return why_unreached(error, self._shown, self._route())
+        return Unavailable(self._why(error))
 
     def _why(self, error: httpx.HTTPError) -> str:
         silent = isinstance(error, httpx.ReadTimeout)
         text = f"nothing came for {self._timeout.read:.0f} s" if silent else printable(str(error))
-        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-            return (
-                f"cannot reach the model server at {self._shown}: {_unreached(error) or 'it does not answer'}"
-            )
         return f"{self._shown}: {text or type(error).__name__}"
 
     async def _read(self, response: httpx.Response, heard: Callable[[], None]) -> Reply:
-        if response.is_success and is_stream(response.headers):
-            return self._dialect.reply(await self._streamed(response, heard))
         if response.is_success:
-            heard()
-        try:
-            raw = b"".join([chunk async for chunk in _chunks(response, LARGEST)])
-        except httpx.HTTPError as error:
-            raise Unavailable(self._why(error)) from None
+            return await self._answered(response, heard)
+        raw = await self._whole(_chunks(response, LARGEST))
         if response.has_redirect_location:
             # Not followed: the key would be sent to wherever the redirect points.
-            to = printable(_without_password(response.headers["location"]))
+            to = printable(without_password(response.headers["location"]))
             raise Refused(f"{self._shown} has moved to {to}", "see QUINE_API_BASE", USAGE)
-        try:
-            data = parse(raw)
-        except ValueError:
-            data = raw.decode("utf-8", "replace")
-        if response.is_success:
-            return self._dialect.reply(data)
-        fault = self._dialect.fault(response.status_code, self._mask.of(data))
+        fault = self._dialect.fault(response.status_code, self._mask.of(_value(raw)))
         after = retry_after(response.headers)
-        if _is_plain(fault) and response.headers.get("x-should-retry") == "true":
+        if is_plain(fault) and response.headers.get("x-should-retry") == "true":
             fault = Unavailable(str(fault))
         if isinstance(fault, Unavailable) and after is not None:
             fault.after = after
         raise fault
 
-    async def _streamed(self, response: httpx.Response, heard: Callable[[], None]) -> Any:
-        """Return the whole of a streamed answer."""
-        stream, decoder = self._dialect.stream(), sse.Decoder()
+    async def _answered(self, response: httpx.Response, heard: Callable[[], None]) -> Reply:
+        """Return the reply of an answer that began well, streamed or not."""
         chunks = _chunks(response, LARGEST_STREAM)
-        broken = ""
+        first = b""
         try:
             async for chunk in chunks:
                 heard()
-                if fed(stream, decoder.feed(chunk)):
-                    await _drain(chunks)
+                first += chunk
+                if first.strip() or len(first) > LARGEST:
                     break
+            if is_stream(first, response.headers):
+                return await self._streamed(first, chunks)
+            data = _value(await self._whole(chunks, first))
+        except httpx.HTTPError as error:
+            raise self._fault(error) from None
+        finally:
+            await chunks.aclose()
+        try:
+            return self._dialect.reply(data)
+        except GuestError as error:
+            used = self._dialect.usage(data) if isinstance(data, dict) else Usage()
+            error.usage = used if used.input or used.output else None
+            raise
+
+    async def _whole(self, chunks: AsyncIterator[bytes], first: bytes = b"") -> bytes:
+        """Return a body that is no stream, and begins with `first`."""
+        raw = bytearray(first)
+        try:
+            async for chunk in chunks:
+                raw += chunk
+                if len(raw) > LARGEST:
+                    break
+        except httpx.HTTPError as error:
+            raise self._fault(error) from None
+        if len(raw) > LARGEST:
+            raise Refused(TOO_LARGE.format(LARGEST >> 20))
+        return bytes(raw)
+
+    async def _streamed(self, first: bytes, chunks: AsyncGenerator[bytes, None]) -> Reply:
+        """Return the reply of a streamed answer whose `first` bytes have been read."""
+        stream, decoder, broken = self._dialect.stream(), sse.Decoder(), ""
+        try:
+            over = fed(stream, decoder.feed(first))
+            while not over and (chunk := await _next(chunks, stream)) is not None:
+                over = fed(stream, decoder.feed(chunk))
+            if over:
+                await _drain(chunks)
             else:
                 fed(stream, decoder.close())
         except httpx.HTTPError as error:
             broken = self._why(error)
         except sse.TooLong as error:
             raise Refused(str(error)) from None
-        finally:
-            await chunks.aclose()
+        except GuestError as error:
+            raise self._counted(error, stream) from None
         try:
-            return stream.whole()
+            return self._dialect.reply(stream.whole())
         except Unavailable as cut:
-            raise Unavailable(f"{cut}: {broken}" if broken else str(cut), cut.after) from None
+            told = Unavailable(f"{cut}: {broken}" if broken else str(cut), cut.after)
+            raise self._counted(told, stream) from None
+        except GuestError as error:
+            raise self._counted(error, stream) from None
+
+    def _counted(self, fault: GuestError, stream: Stream) -> GuestError:
+        """Return the error of an answer, with what its provider counts if it had begun."""
+        if stream.events and not isinstance(fault, Adapted):
+            with contextlib.suppress(Exception):  # it is what the server said that cannot be read
+                fault.usage = Usage()
+                fault.usage = self._dialect.usage(stream.begun())
+        return fault
 
 
-def _tries(status: int) -> int:
-    return RETRIES.get(status, OTHER_RETRIES)
+def _value(raw: bytes) -> Any:
+    """Return what is in a body: JSON, or its text."""
+    try:
+        return parse(raw)
+    except ValueError:
+        return raw.decode("utf-8", "replace")
 
 
-def _unreached(error: BaseException) -> str:
-    """Return the reason why there is no connection, in the words of the system. The libraries wrap its error."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno:
-            # asyncio puts the address into the text of a refused connection, where the address is shown already.
-            text = os.strerror(seen.errno) if seen.errno > 0 else seen.strerror or ""
-            return printable(text[:1].lower() + text[1:])
-        seen = seen.__cause__ or seen.__context__
-    return printable(str(error))
+async def _next(chunks: AsyncGenerator[bytes, None], stream: Stream) -> bytes | None:
+    """Return the next bytes; None if the answer is over, also where its server leaves it open.
+
+    Raise Unavailable if it stalls.
+    """
+    if stream.events and stream.quiet > STALLED:
+        raise Unavailable(f"nothing but signs of life came for {STALLED:.0f} s")
+    try:
+        if not stream.complete:
+            return await chunks.__anext__()
+        return await asyncio.wait_for(chunks.__anext__(), LINGER if stream.settled else LATE)
+    except (StopAsyncIteration, asyncio.TimeoutError):
+        return None
 
 
-def _without_password(url: str) -> str:
-    """Return `url` as it may be shown, without the user:password@ that authenticates at a proxy."""
-    return re.sub(r"//[^/?#]*@", "//", url)
-
-
-def _is_plain(fault: GuestError) -> bool:
-    """Return True for a refusal without a known cause."""
-    return isinstance(fault, Refused) and fault.status == FAILED
+def _tries(status: int, fault: GuestError) -> int:
+    return MALFORMED_RETRIES if isinstance(fault, Malformed) else RETRIES.get(status, OTHER_RETRIES)
 
 
 async def _chunks(response: httpx.Response, most: int) -> AsyncGenerator[bytes, None]:
@@ -330,7 +318,7 @@ async def _chunks(response: httpx.Response, most: int) -> AsyncGenerator[bytes, 
         async for chunk in chunks:
             size += len(chunk)
             if size > most:
-                raise Refused(f"the server's answer is larger than {most >> 20} MiB")
+                raise Refused(TOO_LARGE.format(most >> 20))
             yield chunk
     finally:
         await chunks.aclose()

@@ -68,6 +68,11 @@ class Due(NamedTuple):
             return Usage(self.prompt, tokens([reply.message]))
         return reply.usage
 
+    def broke_off(self, usage: Usage) -> Usage:
+        """Return the usage to charge for an answer that broke off: as it was told, else the prompt, which was read."""
+        told = usage.input or usage.output or not self.counted
+        return usage if told else Usage(self.prompt)
+
 
 def due(request: Request, ledger: Ledger, price: Price | None, known: int = 0) -> Due:
     """Return the bill of `request`. `known` is a lower bound of the prompt in tokens, with the tools."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from quine.base.errors import LOST, Failure
 from quine.base.messages import (
     GuestError,
+    Malformed,
     Overflow,
     Refused,
     Remaining,
@@ -27,6 +28,7 @@ Ask = Callable[[str, bytes], bytes]
 
 _ERRORS: dict[str, type[GuestError]] = {
     "unavailable": Unavailable,
+    "malformed": Malformed,
     "overflow": Overflow,
     "refused": Refused,
 }

@@ -13,7 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from quine.providers.http import Connections, HttpGuest
+    from quine.providers.connecting import Connections
+    from quine.providers.http import HttpGuest
 
 
 class Vendor(NamedTuple):

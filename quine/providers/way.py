@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quine.base.messages import GuestError, Reply
+from quine.base.messages import GuestError, Reply, Usage
 from transport.lean import NamedTuple, Protocol
 
 PATIENCE = 120.0  # seconds, as in the vendors' own clients: a longer Retry-After is a refusal
@@ -19,6 +19,12 @@ class Way(Protocol):
 
     def leave(self, outcome: Outcome | None) -> None:
         """Called at the end of a try; None: it was cancelled."""
+
+    async def broke_off(self, usage: Usage) -> tuple[int, float] | None:
+        """Pay an answer that broke off, and return the output and the cost that the next try may have; None: as before.
+
+        `usage` is what its provider has told, all 0 if nothing. Raises Spent if there can be no other try.
+        """
 
 
 class Outcome(NamedTuple):
@@ -40,3 +46,6 @@ class Open:
 
     def leave(self, outcome: Outcome | None) -> None:
         pass
+
+    async def broke_off(self, usage: Usage) -> tuple[int, float] | None:
+        return None

@@ -17,7 +17,8 @@ from quine.broker.gate import Gate, Refusal, Ticket
 from quine.broker.inference import Inferences, Payer
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
-from quine.providers.http import Connections, HttpGuest
+from quine.providers.connecting import Connections
+from quine.providers.http import HttpGuest
 from quine.providers.relay import RelayGuest
 from quine.providers.vendors import Config
 from tests.vendors.server import KEY, Provider

@@ -49,7 +49,7 @@ def test_gates_have_a_line_and_every_fact_in_json(served: Served, capfd: pytest.
     keeper, worker = served.brokers()
     assert lines[0].split() == ["BROKER", "SECONDS", "AGENTS", "KEYS"]
     assert lines[1].split()[0] in (str(keeper), str(worker)) and lines[1].split()[3] == "QUINE_API_KEY"
-    assert re.fullmatch(r" *\d+ +QUINE_API_KEY +m +http://127\S+/v1 +0/20 +0 +2 +0 +-", lines[3]), lines[3]
+    assert re.fullmatch(r" *\d+ +QUINE_API_KEY +m +http://127\S+/v1 +0/20 +0 +2 +0 +- +-", lines[3]), lines[3]
     assert "\x1b" not in told and "\x07" not in told and len(lines) == 6
     assert lines[5].startswith(f"the broker at {strange} does not tell: ")
     assert code == 1 and "no node of this build runs here" in errors

@@ -20,6 +20,7 @@ OF_ORIGINS = {
     "quine/budget/prices.py": {"tomllib"},
     "quine/cli/app.py": {"typer"},
     "quine/cli/visits.py": {"asyncio TaskGroup"},
+    "quine/providers/connecting.py": {"httpx"},
     "quine/providers/http.py": {"httpx"},
     "quine/providers/dialects/dialect.py": {"pydantic"},
     "transport/carrier/ssh/cipher.py": {"asyncssh"},

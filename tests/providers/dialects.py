@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quine.base.messages import GuestError, Message, Overflow, Refused, Reply, Request, Unavailable
+from quine.providers.dialects.faults import Adapted
 from tests.broker.inferring import Guest
 from tests.support.agents import Agents
 from tests.tape.conversations import (
@@ -73,7 +74,7 @@ class Conformance:
         """The body that these events make."""
         stream = self.dialect(self.model).stream()
         complete = [stream.feed(*event) for event in events]
-        assert complete[-1] and not any(complete[:-1])
+        assert stream.complete and not any(complete[:-1])
         return stream.whole()
 
     def infer(self, *plan: Turn, request: Request = ASKED) -> tuple[Reply, Guest, Provider]:
@@ -169,6 +170,9 @@ class Conformance:
         for length in range(len(events)):
             stream = self.dialect(self.model).stream()
             assert sum(stream.feed(*event) for event in events[:length]) == 0
+            if stream.complete:  # nothing is missing but the mark of the end
+                assert length == len(events) - 1
+                continue
             with pytest.raises(Unavailable, match="cut"):
                 stream.whole()
 
@@ -250,7 +254,6 @@ class Conformance:
 
     def test_tried_again_until_it_works(self) -> None:
         """One server and one client for all: a turn leaves nothing behind that breaks the next."""
-        captive = Raw(200, b"<html>a captive portal</html>", "text/html")
         plans: list[tuple[Turn, ...]] = [
             (HI,),
             (Slow(HI),),
@@ -263,7 +266,6 @@ class Conformance:
             (Cut(HI, 1), HI),
             (Cut(HI, 1, torn=True), HI),
             (Raw(502, b"<html><title>Bad Gateway</title></html>", "text/html"), HI),
-            (captive, HI),
             (Raw(200, b'{"choices": ['), HI),
             (Raw(200, b"data: {not json\n\n", "text/event-stream"), HI),
             (Raw(200, b"", "text/event-stream"), HI),
@@ -292,6 +294,7 @@ class Conformance:
             (Fault(413, "bad"), Overflow),
             (Inside("overflow"), Overflow),
             (Inside("auth", HI, 1), Refused),
+            (Raw(200, b"<html>a login page</html>", "text/html"), Refused),
         ]
         with Patient(self.vendor, *(turn for turn, _ in final)) as provider:
             guest = Guest(self.dialect(self.model), provider.base + self.path)
@@ -310,19 +313,21 @@ class Conformance:
         self.check(self.dialect(self.model).body(ASKED._replace(messages=[*ASKED.messages, reply.message])))
 
     def test_it_is_learned_what_a_server_does_not_take(self) -> None:
-        """One request more, the first time; afterwards it is not sent again. The same refusal once more is final."""
+        """One request more, the first time; afterwards it is not sent again, but where it is refused without it."""
         for message, gone in self.refusals():
             refusal = Fault(400, "bad", message=message)
-            with Patient(self.vendor, refusal, HI, HI, refusal) as provider:
+            learned = self.dialect(self.model).fault(400, self.vendor.error(400, "bad", message))
+            if isinstance(learned, Adapted) and isinstance(learned.fault, Overflow):
+                continue  # a full context: a part that is left out for it is so for one conversation alone
+            with Patient(self.vendor, refusal, HI, HI, refusal, refusal) as provider:
                 guest = Guest(self.dialect(self.model), provider.base + self.path)
                 for _ in range(2):
                     assert guest.infer(ASKED).message.text == HI.text
                 with pytest.raises((Refused, Overflow)):
                     guest.infer(ASKED)
                 guest.close()
-            assert [gone in json.dumps(body) for body in provider.bodies] == [True, False, False, False], (
-                message
-            )
+            sent_with = [gone in json.dumps(body) for body in provider.bodies]
+            assert sent_with == [True, False, False, False, True], message
             assert guest.pauses == []
 
     def refusals(self) -> list[tuple[str, str]]:

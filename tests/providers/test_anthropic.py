@@ -177,7 +177,7 @@ def test_arguments_that_were_cut() -> None:
     (call,) = got.message.tool_calls
     assert call.fault and call.raw == '{"command": "ec' and got.stop == "length"
     (block,) = body(*answered(got.message))["messages"][1]["content"]
-    assert block["input"] == {}
+    assert block["input"] == {"unreadable": '{"command": "ec'}
 
 
 def test_a_piece_that_is_no_text_is_no_answer_and_an_unknown_one_is_left_out() -> None:
@@ -253,8 +253,9 @@ def test_thinking_with_which_the_vendor_finds_fault_is_no_longer_sent() -> None:
     request = ASKED._replace(messages=[*ASKED.messages, *answered(reply(*CALLS, reasoning="so"))])
     assert "signature" in json.dumps(dialect.body(request))
     text = "messages.3.content.8: `thinking` blocks in the latest assistant message cannot be modified"
-    assert isinstance(dialect.fault(400, anthropic.error(400, "bad", text)), Adapted)
-    made = dialect.body(request)
+    fault = dialect.fault(400, anthropic.error(400, "bad", text))
+    assert isinstance(fault, Adapted)
+    made = dialect.body(request, fault.parts)
     assert "thinking" in made and "signature" not in json.dumps(made["messages"])
     anthropic.check_body(sent(made))
     text = "messages.1.content.0: Invalid `signature` in `thinking` block"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.base.messages import GuestError, Refused, Unavailable
-from quine.providers.dialects.faults import judge, overflow, printable, told
+from quine.base.messages import GuestError, Overflow, Refused, Unavailable
+from quine.providers.dialects.faults import Told, judge, printable, told
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from quine.providers.dialects.faults import judge, overflow, printable, told
     ],
 )  # fmt: skip
 def test_overflow(status: int, code: str, kind: str, message: str) -> None:
-    assert overflow(status, code, kind, message)
+    assert type(judge(status, Told(code, kind, message, message.lower()))) is Overflow
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_overflow(status: int, code: str, kind: str, message: str) -> None:
     ],
 )
 def test_no_overflow(status: int, code: str, kind: str, message: str) -> None:
-    assert not overflow(status, code, kind, message)
+    assert type(judge(status, Told(code, kind, message, message.lower()))) is not Overflow
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,6 @@ JSON = st.recursive(
 @settings(max_examples=50)
 @given(st.text(max_size=50) | st.from_regex(r"<html>.*<title>.*", fullmatch=True), JSON)
 def test_error_text_can_always_be_shown(text: str, body: Any) -> None:
-    for shown in (printable(text), told(text).message, *told(body), *told({"error": body})):
+    for shown in (printable(text), told(text).message, *told(body)[:3], *told({"error": body})[:3]):
         assert shown.isprintable() and len(shown) <= 500
         shown.encode()

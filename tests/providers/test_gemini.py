@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quine.base.messages import Message, Refused, ToolCall, ToolResult, Unavailable
+from quine.base.messages import Malformed, Message, Refused, ToolCall, ToolResult, Unavailable
 from quine.providers.dialects.faults import Adapted
 from quine.providers.dialects.gemini import GeminiDialect
 from tests.providers.dialects import Conformance
@@ -130,8 +130,9 @@ def test_signatures_with_which_the_vendor_finds_fault_are_no_longer_sent(text: s
     dialect = GeminiDialect(MODEL)
     request = ASKED._replace(messages=[*ASKED.messages, *answered(reply(Said("x", CALLS)))])
     assert gemini.SIGNED in json.dumps(dialect.body(request))
-    assert isinstance(dialect.fault(400, gemini.error(400, "bad", text)), Adapted)
-    made = dialect.body(request)
+    fault = dialect.fault(400, gemini.error(400, "bad", text))
+    assert isinstance(fault, Adapted)
+    made = dialect.body(request, fault.parts)
     gemini.check_body(made)
     signatures = [part.get("thoughtSignature") for part in made["contents"][1]["parts"]]
     assert signatures == [None, gemini.UNSIGNED, None, None]
@@ -142,7 +143,8 @@ def test_a_signature_on_an_empty_part_of_a_stream() -> None:
     stream = GeminiDialect(MODEL).stream()
     for part in ({"text": "a"}, {"text": "b"}, {"text": "", "thoughtSignature": "QUJD"}, {"text": ""}):
         assert not stream.feed("", {"candidates": [{"content": {"role": "model", "parts": [part]}}]})
-    assert stream.feed("", {"candidates": [{"finishReason": "STOP"}]})
+    assert not stream.complete
+    stream.feed("", {"candidates": [{"finishReason": "STOP"}]})
     message = GeminiDialect(MODEL).reply(stream.whole()).message
     assert message.text == "ab"
     made = body(message, Message("user", "go on"))
@@ -170,14 +172,14 @@ def test_an_answer_in_hops() -> None:
     "reason", ["MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE", "OTHER", "NEW"]
 )
 def test_a_fault_of_the_model_is_worth_another_try(reason: str) -> None:
-    with pytest.raises(Unavailable, match=reason):
+    with pytest.raises((Unavailable, Malformed), match=reason):
         GeminiDialect(MODEL).reply(answer(reason=reason))
 
 
 def test_a_prompt_that_was_blocked() -> None:
     blocked = {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": {}}
     stream = GeminiDialect(MODEL).stream()
-    assert stream.feed("", blocked)
+    stream.feed("", blocked)
     for whole in (blocked, stream.whole()):
         with pytest.raises(Refused, match="PROHIBITED_CONTENT"):
             GeminiDialect(MODEL).reply(whole)

@@ -207,7 +207,6 @@ CUTS: dict[str, Turn] = {
     "429": Fault(429, "rate"),
     "408": Fault(408, "server"),
     "a proxy's page": Raw(502, b"<html><head><title>502 Bad Gateway</title></head></html>", "text/html"),
-    "a captive portal": Raw(200, b"<html><body>log in</body></html>", "text/html"),
     "no JSON": Raw(200, b'{"choices": [{"mess'),
     "an event that is no JSON": Raw(200, b'data: {"choices": [\n\n', "text/event-stream"),
     "nothing": Raw(200, b""),
@@ -376,8 +375,50 @@ def test_what_was_learned_already_is_a_refusal_the_second_time() -> None:
     assert "stream_options" in str(error) and guest.pauses == []
 
 
+def test_a_login_page_is_not_asked_again() -> None:
+    error, guest, _ = fails(Refused, Raw(200, b"<html><title>Log in</title></html>", "text/html"))
+    assert str(error) == "the server answered with an HTML page: Log in" and "QUINE_API_BASE" in error.hint
+    assert guest.pauses == []
+
+
+EVENTS = "".join(
+    f"data: {each if each == '[DONE]' else json.dumps(each)}\n\n" for _, each in chat.reply_events(HI)
+)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        Raw(200, EVENTS.encode(), "application/json"),
+        Raw(200, EVENTS.encode(), "text/plain"),
+        Raw(200, b"\n\n: OPENROUTER PROCESSING\n\n" + EVENTS.encode(), "application/json"),
+        Raw(200, json.dumps(chat.reply_json(HI)).encode(), "text/event-stream"),
+    ],
+)
+def test_an_answer_with_a_wrong_label(turn: Turn) -> None:
+    """Servers and proxies label them wrongly: four paid tries, and a class name of ours in the message."""
+    reply, guest, _ = infer(turn)
+    assert (reply.message.text, guest.notes) == (HI.text, [])
+
+
+def test_an_answer_of_another_form_is_shown_as_it_begins() -> None:
+    for body, says in (
+        (b'"text"', "it begins with 'text'"),
+        (b"[1]", "it is [1]"),
+        (b'{"choices": [5]}', "should be an object"),
+    ):
+        error, _, _ = fails(Unavailable, *[Raw(200, body)] * 4)
+        assert says in str(error) and "_answer" not in str(error).lower(), error
+
+
+def test_signs_of_life_alone_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "STALLED", -1.0)
+    error, _, _ = fails(Unavailable, *[Slow(HI)] * 4)
+    assert "signs of life" in str(error)
+
+
 def test_a_server_that_cannot_stream() -> None:
-    _, _, provider = infer(Fault(500, "server", message="Cannot use tools with stream"), HI)
+    _, _, provider = infer(Fault(400, "bad", message="Cannot use tools with stream"), HI)
     assert provider.bodies[1].keys() & {"stream", "stream_options"} == set()
 
 

@@ -94,8 +94,11 @@ def test_one_cache_for_a_parent_and_its_clones() -> None:
 
 def test_the_refused_field_is_named_by_param() -> None:
     dialect = ResponsesDialect(MODEL)
-    dialect.fault(400, {"error": {"message": "Not with this model.", "param": "include", "code": None}})
-    assert "include" not in dialect.body(ASKED)
+    fault = dialect.fault(
+        400, {"error": {"message": "Not with this model.", "param": "include", "code": None}}
+    )
+    assert isinstance(fault, Adapted)
+    assert "include" not in dialect.body(ASKED, fault.parts)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +114,9 @@ def test_reasoning_with_which_the_vendor_finds_fault_is_no_longer_sent(text: str
     dialect = ResponsesDialect(MODEL)
     request = ASKED._replace(messages=[*ASKED.messages, *answered(reply(Said("x", CALLS, "why")))])
     assert "encrypted_content" in dialect.body(request)["input"][1]
-    assert isinstance(dialect.fault(400, responses.error(400, "bad", text)), Adapted)
-    made = dialect.body(request)
+    fault = dialect.fault(400, responses.error(400, "bad", text))
+    assert isinstance(fault, Adapted)
+    made = dialect.body(request, fault.parts)
     responses.check_body(made)  # it misses no partner
     assert "include" in made and not [item for item in made["input"] if item.get("type") == "reasoning"]
 
@@ -205,4 +209,5 @@ def test_arguments(arguments: object, args: dict[str, object], bad: bool) -> Non
     made = body(*answered(message))
     responses.check_body(made)
     if isinstance(arguments, str) and arguments:
-        assert made["input"][1]["arguments"] == arguments
+        sent_back = json.dumps({"unreadable": arguments}) if bad else arguments
+        assert made["input"][1]["arguments"] == sent_back

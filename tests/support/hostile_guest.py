@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
+from quine.agent import tools
+from quine.base.messages import ToolCall
 from tests.support.agents import OK, call, says, sh
 
 MEGABYTE = 1 << 20
@@ -60,7 +63,18 @@ def mutated(drawn: random.Random, value: Any) -> Any:
 
 
 def bad_call(drawn: random.Random) -> dict[str, Any]:
-    """A call that no tool can carry out."""
+    """A call that no tool can carry out, also as it may be meant."""
+    while True:
+        found = _odd_call(drawn)
+        given = found["arguments"]
+        one = ToolCall.parse("c", found["name"], given if isinstance(given, str) else json.dumps(given))
+        meant = tools.fitted(one)
+        same = meant is one and not one.repair
+        if same or meant.fault or tools.fault(meant.name, meant.args):
+            return found
+
+
+def _odd_call(drawn: random.Random) -> dict[str, Any]:
     one = drawn.choice
     kind = drawn.randrange(8)
     if kind == 0:

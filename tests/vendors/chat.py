@@ -1,7 +1,8 @@
 """A server of chat completions that is as strict as any of them.
 
 The id of a call is a digest of its argument string and of the reasoning before it: a client that spells the one anew
-or loses the other is found out from its request alone.
+or loses the other is found out from its request alone. Arguments that are no object of JSON are refused, as vLLM,
+llama.cpp and Ollama refuse them, also where they are its own; and so is a user after a tool, as by Mistral.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ def _messages(messages: Any) -> str | None:
             if message["tool_call_id"] not in unanswered:
                 return "messages with role 'tool' must be a response to a preceding message with 'tool_calls'"
             unanswered.remove(message["tool_call_id"])
+        elif role == "user" and messages[index - 1].get("role") == "tool":
+            return "Unexpected role 'user' after role 'tool'"
         elif unanswered:
             return f"An assistant message with 'tool_calls' must be followed by tool messages: {unanswered}"
         if role == "assistant":
@@ -109,11 +112,20 @@ def _assistant(message: dict[str, Any]) -> str | None:
     for index, call in enumerate(calls or ()):
         if call.keys() != {"id", "type", "function"} or call["function"].keys() != {"name", "arguments"}:
             return f"tool_calls[{index}]: {call}"
+        if not is_object(call["function"]["arguments"]):
+            return f"tool_calls[{index}]: invalid tool call arguments"
         if call["id"].startswith("call_q") and call["id"] != _id(
             index, call["function"]["arguments"], reasoning
         ):
             return f"tool_calls[{index}]: the arguments or the reasoning are not what was sent: {message}"
     return None
+
+
+def is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _id(index: int, arguments: str, reasoning: str) -> str:
@@ -133,7 +145,8 @@ def _calls(said: Said) -> list[dict[str, Any]]:
         # spelled as no serialiser would
         arguments = given if isinstance(given, str) else json.dumps(given, separators=(" ,  ", " : "))
         function = {"name": call["name"], "arguments": arguments}
-        calls.append({"id": _id(index, arguments, said.reasoning), "type": "function", "function": function})
+        own = _id(index, arguments, said.reasoning) if is_object(arguments) else f"call_bad{index}"
+        calls.append({"id": own, "type": "function", "function": function})
     return calls
 
 

@@ -38,10 +38,8 @@ def objection(loop: Running, call: ToolCall) -> str:
         return prompt.TIME_REFUSAL
     if loop.account.last and call.name not in ("exec", "exit"):
         return prompt.last_refusal(loop.account.last)
-    if call.fault:
-        return f"Bad call: {call.fault}; send it again"
-    if fault := tools.fault(call.name, call.args):
-        return f"Bad call: {fault}; send it again"
+    if fault := call.fault or tools.fault(call.name, call.args):
+        return prompt.CUT_CALL if call is loop.cut else f"Bad call: {fault}; send it again"
     if call.name == "fork":
         return fork.fault(call.args)
     if call.name == "sh" and loop.account.out_of_turns:
@@ -51,5 +49,5 @@ def objection(loop: Running, call: ToolCall) -> str:
 
 def had_no_effect(call: ToolCall, result: Result) -> bool:
     """Return whether a call had no effect. exec and exit return only to say why they failed."""
-    nothing = ("Bad call:", "Refused:", "[FORK ERROR]", "[SHELL ERROR]")
+    nothing = ("Bad call:", "[CUT]", "Refused:", "[FORK ERROR]", "[SHELL ERROR]")
     return call.name not in ("sh", "fork") or (result.is_error and result.text.startswith(nothing))

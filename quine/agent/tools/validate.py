@@ -8,6 +8,7 @@ Laws
 
 from __future__ import annotations
 
+from transport import quickjson
 from transport.lean import Any
 
 KNOWN = {
@@ -51,6 +52,33 @@ def check(value: Any, schema: dict[str, Any], where: str = "") -> str:
         if (low is not None and value < low) or (high is not None and value > high) or value != value:
             return f"{name} must be between {low} and {high}, not {short(str(value))}"
     return ""
+
+
+def fitted(value: Any, schema: dict[str, Any]) -> Any:
+    """Return the value that is meant, of the type that the schema wants: 30 for "30", nothing for null."""
+    if "anyOf" in schema:
+        options = (fitted(value, option) for option in schema["anyOf"])
+        return next((one for one in options if not check(one, schema)), value)
+    wanted = schema.get("type")
+    if isinstance(value, str) and wanted in ("integer", "number", "boolean", "array", "object"):
+        try:
+            meant = quickjson.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        value = meant if _is(meant, wanted) else value
+    if wanted == "integer" and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        rules, needed = schema.get("properties", {}), schema.get("required", ())
+        others = schema.get("additionalProperties")
+        other = others if isinstance(others, dict) else {}
+        kept = {
+            key: item for key, item in value.items() if item is not None or key in needed or key not in rules
+        }
+        return {key: fitted(item, rules.get(key, other)) for key, item in kept.items()}
+    if isinstance(value, list):
+        return [fitted(item, schema.get("items", {})) for item in value]
+    return value
 
 
 def short(text: str) -> str:

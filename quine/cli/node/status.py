@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LINKS = ("LINK", "STATE", "CHANNELS", "QUEUED", "JOBS")
 BROKERS = ("BROKER", "SECONDS", "AGENTS", "KEYS")
-GATES = ("BROKER", "KEY", "MODEL", "BASE", "RUNNING", "WAITING", "STARTED", "429", "PAUSED")
+GATES = ("BROKER", "KEY", "MODEL", "BASE", "RUNNING", "WAITING", "STARTED", "429", "PAUSED", "WITHOUT")
 
 
 def show(as_json: bool) -> int:
@@ -104,7 +104,9 @@ def _gate(gate: dict[str, Any]) -> tuple[str, ...]:
     running = f"{_word(gate, 'under_way')}/{_word(gate, 'limit')}"
     names = [_word(gate, name) or "-" for name in ("key", "model", "base")]
     counts = [_word(gate, name) for name in ("waiting", "started", "answered_429")]
-    return (*names, running, *counts, _pauses(gate) or "-")
+    left_out = gate.get("left_out")
+    without = ", ".join(map(str, left_out)) if isinstance(left_out, list) else ""
+    return (*names, running, *counts, _pauses(gate) or "-", plain(without, newlines=False) or "-")
 
 
 def _pauses(gate: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ Laws
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import index as integer
 from typing import Any, ClassVar
 
@@ -50,12 +50,6 @@ STATUS = {  # of an error that comes in the stream, after a 200
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-STOPS = {
-    "max_tokens": "length",
-    "model_context_window_exceeded": "context",
-    "refusal": "refusal",
-    "pause_turn": "pause",
-}
 
 
 class _Block(Foreign):
@@ -75,6 +69,7 @@ class _Answer(Foreign):
 
 
 class AnthropicDialect(Dialect):
+    KIND = NAME
     SPARE: ClassVar = {
         "output": re.compile(
             r"max_tokens: \d+ >|exceed context limit|max_(completion_)?tokens\W.{0,40}too large"
@@ -88,7 +83,7 @@ class AnthropicDialect(Dialect):
         "cache": re.compile(r"cache_control"),
     }
 
-    def url(self, base: str) -> str:
+    def _url(self, base: str) -> str:
         return f"{base}/messages" if base.endswith("/v1") else f"{base}/v1/messages"
 
     def headers(self, key: str) -> dict[str, str]:
@@ -99,8 +94,8 @@ class AnthropicDialect(Dialect):
             headers["x-api-key"] = key
         return headers
 
-    def body(self, request: Request) -> dict[str, Any]:
-        told, without = split(request.messages, NAME), self._without
+    def body(self, request: Request, without: Collection[str] = ()) -> dict[str, Any]:
+        told = split(request.messages, NAME)
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": output(request, "output" in without),
@@ -134,14 +129,18 @@ class AnthropicDialect(Dialect):
             text = _refusal(answer.stop_details or {})
         thinking = "\n".join(block.thinking for block in answer.content if block.thinking)
         message = Message("assistant", text, calls, reasoning=thinking, raw={NAME: raw})
-        stop = STOPS.get(answer.stop_reason or "", "tool" if calls else "end")
+        end = faults.end_of(answer.stop_reason)
+        stop = "pause" if answer.stop_reason == "pause_turn" else end or ("tool" if calls else "end")
         return Reply(message, _usage(answer.usage), stop)
+
+    def usage(self, data: dict[str, Any]) -> Usage:
+        return _usage(data.get("usage"))
 
     def fault(self, status: int, data: Any) -> GuestError:
         said = faults.told(data)
         if status == 200:
             status = STATUS.get(said.kind, status)
-        return self._adapted(faults.judge(status, said), status, said.message)
+        return self._adapted(self._judged(status, said), status, said.message)
 
 
 class _Stream(Stream):
@@ -150,23 +149,25 @@ class _Stream(Stream):
     def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
         super().__init__(fault)
         self._message: dict[str, Any] = {}
-        self._blocks: dict[int, dict[str, Any]] = {}
-        self._pieces: dict[int, dict[str, list[str]]] = {}  # joined once: a long text comes in thousands
+        self._blocks: list[dict[str, Any]] = []
+        self._pieces: list[dict[str, list[str]]] = []  # joined once: a long text comes in thousands
+        self._at: dict[int, int] = {}  # index -> place in both; some servers give every block the same index
 
     def _take(self, event: str, data: Any) -> bool:
         kind = data["type"]
         if kind == "message_start":
             self._message = dict(data["message"])
         elif kind == "content_block_start":
-            index = integer(data["index"])
-            self._blocks[index] = dict(data["content_block"])
-            self._pieces[index] = {}
+            self._blocks.append(dict(data["content_block"]))
+            self._pieces.append({})
+            self._at[integer(data["index"])] = len(self._blocks) - 1
         elif kind == "content_block_delta":
-            self._delta(data["index"], data["delta"])
+            self._delta(self._at[data["index"]], data["delta"])
         elif kind == "message_delta":
             usage = {k: v for k, v in (data.get("usage") or {}).items() if v is not None}
             usage = {**(self._message.get("usage") or {}), **usage}  # cumulative: the later one counts
             self._message = {**self._message, **data["delta"], "usage": usage}
+            self.complete = bool(self._message.get("stop_reason"))  # some servers send no message_stop
         elif kind == "message_stop":
             if not self._message:
                 raise ValueError("a stream without a beginning")
@@ -174,30 +175,30 @@ class _Stream(Stream):
         return False
 
     def _body(self) -> dict[str, Any]:
-        return {**self._message, "content": [self._block(index) for index in sorted(self._blocks)]}
+        return {**self._message, "content": [self._block(place) for place in range(len(self._blocks))]}
 
-    def _delta(self, index: int, delta: dict[str, Any]) -> None:
-        block = self._blocks[index]
+    def _delta(self, place: int, delta: dict[str, Any]) -> None:
+        block = self._blocks[place]
         kind = delta["type"]
         if kind == "text_delta":
-            self._piece(index, "text", delta["text"])
+            self._piece(place, "text", delta["text"])
         elif kind == "thinking_delta":
-            self._piece(index, "thinking", delta["thinking"])
+            self._piece(place, "thinking", delta["thinking"])
         elif kind == "input_json_delta":
-            self._piece(index, "input", delta["partial_json"])
+            self._piece(place, "input", delta["partial_json"])
         elif kind == "signature_delta":
             block["signature"] = delta["signature"]
         elif kind == "citations_delta":
             block["citations"] = [*(block.get("citations") or []), delta["citation"]]
 
-    def _piece(self, index: int, field: str, piece: object) -> None:
+    def _piece(self, place: int, field: str, piece: object) -> None:
         if not isinstance(piece, str):
             raise TypeError("a piece that is no text")
-        self._pieces[index].setdefault(field, []).append(piece)
+        self._pieces[place].setdefault(field, []).append(piece)
 
-    def _block(self, index: int) -> dict[str, Any]:
-        block = self._blocks[index]
-        for field, pieces in self._pieces[index].items():
+    def _block(self, place: int) -> dict[str, Any]:
+        block = self._blocks[place]
+        for field, pieces in self._pieces[place].items():
             text = "".join(pieces)
             if field == "input":
                 # Arguments that are not JSON, as in a reply that was cut, stay text: `_calls` reports the fault.
@@ -275,8 +276,9 @@ def _calls(blocks: list[_Block], raw: list[Any]) -> tuple[ToolCall, ...]:
         else:
             call = ToolCall.parse(call_id, block.name, block.input if isinstance(block.input, str) else "")
         calls.append(call)
-        if raw[index].get("id") != call_id or not isinstance(block.input, dict):
-            raw[index] = {**raw[index], "id": call_id, "input": call.args}
+        sent = {"id": call_id, "input": arguments(call)}
+        if {name: raw[index].get(name) for name in sent} != sent:
+            raw[index] = {**raw[index], **sent}
     return tuple(calls)
 
 

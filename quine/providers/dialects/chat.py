@@ -3,20 +3,20 @@
 Laws
 1. Requests use the least that all servers take: role system, text contents, no tool_choice. Fields of a message that
    only some know (reasoning, signatures) are sent only if they came from the server itself.
-2. A tool call keeps the argument string that was received; another spelling of it would cost the prefix cache.
+2. A tool call keeps the argument string that was received, as long as that is an object of JSON: another spelling of it
+   would cost the prefix cache. Any other text goes back as an object that holds it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from quine.base.messages import (
     GuestError,
     Message,
-    Overflow,
     Refused,
     Reply,
     Request,
@@ -27,16 +27,15 @@ from quine.base.messages import (
 )
 from quine.providers.dialects import turns
 from quine.providers.dialects.chatstream import ChatStream, plain
-from quine.providers.dialects.dialect import Dialect, Foreign, amount, number, spelled, unused
-from quine.providers.dialects.faults import judge, told
+from quine.providers.dialects.dialect import Dialect, Foreign, amount, number, refusing, spelled, unused
+from quine.providers.dialects.faults import end_of, told
 
 # Fields sent back to the server as they came; the rest of its message is for the client alone.
 REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 RETURNED = ("content", "tool_calls", *REASONING, "refusal")
 
-CUT = ("length", "model_length")  # finish reasons: the limit of the output
-BROKEN = ("error", "abort", "insufficient_system_resource")  # the server failed on the way
 OPENAI, OPENROUTER = "api.openai.com", "openrouter.ai"
+AZURE = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 
 
 class _Function(Foreign):
@@ -69,38 +68,47 @@ class _Answer(Foreign):
 
 
 class ChatDialect(Dialect):
+    KIND = "openai"
     SPARE: ClassVar = {
-        "usage": re.compile(r"\bstream_options\b"),
+        "usage": refusing(r"\bstream_options\b"),
         "stream": re.compile(
             r"tools with stream|\bstream(ing)?\b.{0,40}(not |un)(supported|permitted|allowed)"
         ),
         "max_tokens": re.compile(r"\bmax_completion_tokens\b"),
-        "reasoning": re.compile(r"\breasoning(_content|_details)?\b"),
+        "reasoning": refusing(r"\breasoning(_content|_details)?\b"),
         "effort": re.compile(r"tools with reasoning_effort"),
+        # Replies without a reasoning of their own, where the server demands one of each: they get an empty one.
+        "unreasoned": re.compile(
+            r"missing.{0,40}\breasoning_content\b|\breasoning_content\b.{0,40}(missing|required)",
+            re.IGNORECASE,
+        ),
     }
-    REFUSALS: ClassVar = (400, 422, 500)
 
     def __init__(self, model: str) -> None:
         super().__init__(model)
-        self._base = self._host = ""
+        self._base = ""
 
-    def url(self, base: str) -> str:
+    def _url(self, base: str) -> str:
         self._base = base
-        self._host = re.sub(r"^https?://|[:/].*$", "", base.lower())
         if self._host == OPENAI:
-            self._without |= {"max_tokens"}  # the vendor need not teach it
             base = base if "/" in base.partition("://")[2] else f"{base}/v1"
-        return base if base.endswith("/chat/completions") else f"{base}/chat/completions"
+        base, mark, query = base.partition("?")
+        base = base.rstrip("/").removesuffix("/chat/completions")
+        return f"{base}/chat/completions{mark}{query}"  # Azure's address has a query
 
-    def body(self, request: Request) -> dict[str, Any]:
-        without = self._without
+    def headers(self, key: str) -> dict[str, str]:
+        headers = super().headers(key)
+        return {**headers, "api-key": key} if key and self._host.endswith(AZURE) else headers
+
+    def body(self, request: Request, without: Collection[str] = ()) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self._model}
         if request.tools:  # some servers refuse an empty list
             body["tools"] = [_tool(tool) for tool in request.tools]
         system = "developer" if self._host == OPENAI else "system"
-        body["messages"] = [_message(message, system, "reasoning" in without) for message in request.messages]
+        body["messages"] = _messages(request.messages, system, without)
         if request.output > 0:
-            limit = "max_completion_tokens" if "max_tokens" in without else "max_tokens"
+            newer = self._host == OPENAI or "max_tokens" in without
+            limit = "max_completion_tokens" if newer else "max_tokens"
             body[limit] = request.output
         if "effort" in without and request.tools:
             body["reasoning_effort"] = "none"
@@ -125,8 +133,7 @@ class ChatDialect(Dialect):
             raise Unavailable("the server's answer holds no choice")
         choice = answer.choices[0]
         said = choice.message
-        if choice.finish_reason in BROKEN:
-            raise Unavailable(f"the server's answer ends in an error: {choice.finish_reason}")
+        end = end_of(choice.finish_reason)
         given = data["choices"][0]["message"]
         raw = {k: v for k, v in given.items() if k in RETURNED and v not in (None, [])}
         message = Message(
@@ -136,12 +143,15 @@ class ChatDialect(Dialect):
             reasoning=plain(said.reasoning_content) or plain(said.reasoning),
             raw={"chat": raw},
         )
-        return Reply(message, _usage(answer.usage), _stop(choice))
+        return Reply(message, _usage(answer.usage), end or _stop(said))
+
+    def usage(self, data: dict[str, Any]) -> Usage:
+        return _usage(data.get("usage"))
 
     def fault(self, status: int, data: Any) -> GuestError:
         said = told(data)
-        fault = _hinted(judge(status, said), status, said.message, self._base)
-        return fault if isinstance(fault, Overflow) else self._adapted(fault, status, said.message)
+        fault = _hinted(self._judged(status, said), status, said.message, self._base)
+        return self._adapted(fault, status, said.message)
 
 
 def _hinted(fault: GuestError, status: int, message: str, base: str) -> GuestError:
@@ -155,6 +165,26 @@ def _hinted(fault: GuestError, status: int, message: str, base: str) -> GuestErr
 def _tool(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.schema}
     return {"type": "function", "function": function}
+
+
+def _messages(messages: Sequence[Message], system: str, without: Collection[str]) -> list[dict[str, Any]]:
+    """Return the messages as they are sent.
+
+    A text behind results, which are notes of the host, goes into the last one: Mistral and others refuse a user there.
+    """
+    sent: list[dict[str, Any]] = []
+    for message in messages:
+        one = _message(message, system, "reasoning" in without)
+        if one["role"] == "assistant":
+            if "unreasoned" in without:
+                one.setdefault("reasoning_content", "")
+            if not one.get("tool_calls") and not str(one.get("content") or "").strip():
+                one["content"] = turns.EMPTY  # refused by some: neither content nor calls
+        if one["role"] == "user" and sent and sent[-1]["role"] == "tool":
+            sent[-1]["content"] += f"\n\n{one['content']}"
+        else:
+            sent.append(one)
+    return sent
 
 
 def _message(message: Message, system: str, bare: bool) -> dict[str, Any]:
@@ -176,12 +206,8 @@ def _message(message: Message, system: str, bare: bool) -> dict[str, Any]:
 
 
 def _sent_call(call: ToolCall) -> dict[str, Any]:
-    arguments = call.raw or json.dumps(call.args, ensure_ascii=False)
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": turns.fit(call.name), "arguments": arguments},
-    }
+    function = {"name": turns.fit(call.name), "arguments": turns.argument_text(call)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _calls(said: _Message, raw: dict[str, Any], answer: str) -> tuple[ToolCall, ...]:
@@ -199,7 +225,7 @@ def _calls(said: _Message, raw: dict[str, Any], answer: str) -> tuple[ToolCall, 
                 "type": "function",
                 **given,
                 "id": call.id,
-                "function": {**given["function"], "arguments": call.raw},
+                "function": {**given["function"], "arguments": turns.argument_text(call)},
             }
             for call, given in zip(calls, raw["tool_calls"])
         ]
@@ -217,11 +243,7 @@ def _usage(usage: dict[str, Any] | None) -> Usage:
     )
 
 
-def _stop(choice: _Choice) -> str:
-    if choice.finish_reason in CUT:
-        return "length"
-    if choice.message.tool_calls:
+def _stop(said: _Message) -> str:
+    if said.tool_calls:
         return "tool"
-    if choice.message.refusal or choice.finish_reason == "content_filter":
-        return "refusal"
-    return "end"
+    return "refusal" if said.refusal else "end"

@@ -37,12 +37,17 @@ class ChatStream(Stream):
         if data == "[DONE]":
             return True
         self._id = self._id or str(data.get("id") or "")
-        if isinstance(data.get("usage"), dict):
-            self._usage = data["usage"]
+        usage = data.get("usage") or (data.get("x_groq") or {}).get("usage")
+        if isinstance(usage, dict):
+            self._usage = usage
         choices = data.get("choices")
         if isinstance(choices, list) and choices and isinstance(choices[0], dict):
             self._choice(choices[0])
         return False
+
+    @property
+    def settled(self) -> bool:
+        return self.complete and self._usage is not None
 
     def _body(self) -> dict[str, Any]:
         if not self._begun:
@@ -62,12 +67,14 @@ class ChatStream(Stream):
         self._begun = True
         if isinstance(choice.get("finish_reason"), str):
             self._finish = choice["finish_reason"]
-            self._complete = True
+            self.complete = True
         delta = choice.get("delta") or choice.get("message")
         if not isinstance(delta, dict):
             return
         for name in _TEXTS:
-            if text := plain(delta.get(name)):
+            text = plain(delta.get(name))
+            # An empty reasoning is demanded back as it came.
+            if text or (name == "reasoning_content" and delta.get(name) == ""):
                 self._texts.setdefault(name, []).append(text)
         for piece in _dicts(delta.get("reasoning_details")):
             self._detail(piece)

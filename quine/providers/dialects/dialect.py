@@ -5,7 +5,7 @@ Laws
    else, and the events of a stream raise nothing else but the error that they hold.
 2. Data that passes can be kept on a tape and sent back.
 3. A streamed answer is assembled into the body that it is without streaming, so each dialect reads only that.
-4. An optional part of a request that a server refuses is left out from then on. A dialect learns nothing else.
+4. A dialect knows which optional part of a request an error refuses. It learns nothing: that is for whoever asks.
 """
 
 from __future__ import annotations
@@ -14,16 +14,45 @@ import abc
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from quine.base.messages import DEEPEST, GuestError, Reply, Request, Unavailable, too_deep
-from quine.providers.dialects.faults import Adapted
+from quine.base.messages import (
+    DEEPEST,
+    GuestError,
+    Malformed,
+    Overflow,
+    Reply,
+    Request,
+    Unavailable,
+    Usage,
+    too_deep,
+)
+from quine.providers.dialects.faults import Adapted, Told, judge, no_reply, printable
 from transport import quickjson
 
 HUGE = 1e15  # no count of tokens and no price is larger
+OBJECT = (
+    "model_type",
+    "model_attributes_type",
+    "dict_type",
+)  # pydantic's errors, whose texts name our classes
+# Words of a server that refuses a field. "missing reasoning_content" names one, too, and demands it.
+REFUSES = (
+    r"unknown|unsupported|unrecognized|unexpected|extra (inputs|fields)|extra_forbidden|forbidden|"
+    r"(not|n't) (be )?(support|permit|allow|accept|recogni|used|valid)\w*|invalid (param|arg|field|prop)\w*"
+)
+NEAR = 120  # characters between such a word and the field
+
+
+def refusing(field: str) -> re.Pattern[str]:
+    """Return the pattern of an error that refuses a field, which is a pattern itself."""
+    return re.compile(
+        rf"({REFUSES}).{{0,{NEAR}}}{field}|{field}.{{0,{NEAR}}}({REFUSES})", re.IGNORECASE | re.DOTALL
+    )
 
 
 class Foreign(BaseModel):
@@ -37,6 +66,8 @@ Model = TypeVar("Model", bound=Foreign)
 
 def read(model: type[Model], data: Any) -> Model:
     """Return `data` as the model; the data can also be written as JSON again."""
+    if not isinstance(data, dict):
+        raise Unavailable(f"the server's answer is no reply: it is {printable(repr(data), 100)}")
     if too_deep(data, DEEPEST):
         raise Unavailable(f"the server's answer is no reply: it nests more than {DEEPEST} levels deep")
     try:
@@ -45,7 +76,8 @@ def read(model: type[Model], data: Any) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise Unavailable(f"the server's answer is no reply: {where}: {first['msg'].lower()}") from None
+        what = "should be an object" if first["type"] in OBJECT else first["msg"].lower()
+        raise Unavailable(f"the server's answer is no reply: {where}: {what}") from None
     except (ValueError, TypeError) as error:
         raise Unavailable(f"the server's answer is no reply: {error}") from None
 
@@ -82,7 +114,9 @@ def spelled(arguments: str | dict[str, Any] | None) -> str:
 def failed(data: Any) -> bool:
     """Return True for an error in the place of an answer; it may be the one element of an array."""
     data = data[0] if isinstance(data, list) and data else data
-    return isinstance(data, dict) and bool(data.get("error") or data.get("type") == "error")
+    return isinstance(data, dict) and bool(
+        data.get("error") or data.get("type") == "error" or data.get("object") == "error"
+    )
 
 
 class Stream(abc.ABC):
@@ -90,7 +124,9 @@ class Stream(abc.ABC):
 
     def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
         self._fault = fault
-        self._complete = False  # set with the last event, or by the dialect before optional ones
+        self.complete = False  # set with the last event, or by the dialect before optional ones
+        self.events = 0  # that were more than a sign of life
+        self._last = 0.0  # when the last of them came
 
     def feed(self, event: str, data: Any) -> bool:
         """Take one event; return True if it is the last one.
@@ -99,20 +135,38 @@ class Stream(abc.ABC):
         """
         if event == "error" or failed(data):
             raise self._fault(200, data)
+        if event == "ping" or (isinstance(data, dict) and data.get("type") == "ping"):
+            return False
         try:
             last = self._take(event, data)
+            self.events += 1
+            self._last = time.monotonic()
         except (KeyError, TypeError, ValueError, AttributeError):
             where = f" at {event}" if event else ""
             raise Unavailable(f"the server's stream cannot be read{where}") from None
-        self._complete = self._complete or last
+        self.complete = self.complete or last
         return last
+
+    @property
+    def quiet(self) -> float:
+        """The seconds since the last event that was more than a sign of life."""
+        return time.monotonic() - self._last
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is awaited any more of a complete answer but its end."""
+        return self.complete
+
+    def begun(self) -> dict[str, Any]:
+        """Return the body as far as it has come."""
+        return self._body()
 
     def whole(self) -> Any:
         """Return the body of the same answer without streaming.
 
         Raise Unavailable if the stream was cut before its end.
         """
-        if not self._complete:
+        if not self.complete:
             raise Unavailable("the server's answer was cut")
         return self._body()
 
@@ -127,23 +181,28 @@ class Stream(abc.ABC):
 class Dialect(abc.ABC):
     """Pure: values to a request, an answer to values. It never sees a socket."""
 
+    KIND: ClassVar[str]  # its name among the dialects, as in QUINE_API_TYPE
     SPARE: ClassVar[Mapping[str, re.Pattern[str]]] = {}  # optional parts, and the error that refuses each
-    REFUSALS: ClassVar[tuple[int, ...]] = (400, 422)  # statuses of such an error
+    REFUSALS: ClassVar[tuple[int, ...]] = (400, 422)  # statuses of such an error; a 500 has other causes
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._without: frozenset[str] = frozenset()  # replaced, never changed: threads share a dialect
+        self._host = ""
 
-    @abc.abstractmethod
     def url(self, base: str) -> str:
         """Return the URL to POST to. `base` is as configured, without a slash at its end. Called before `body`."""
+        self._host = re.sub(r"^https?://(?:[^/?#]*@)?|[:/?#].*$", "", base.lower())
+        return self._url(base)
+
+    @abc.abstractmethod
+    def _url(self, base: str) -> str: ...
 
     def headers(self, key: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     @abc.abstractmethod
-    def body(self, request: Request) -> dict[str, Any]:
-        """Return the request body. It asks for a stream, unless the URL already does."""
+    def body(self, request: Request, without: Collection[str] = ()) -> dict[str, Any]:
+        """Return the request body, `without` parts of SPARE. It asks for a stream, unless the URL already does."""
 
     @abc.abstractmethod
     def stream(self) -> Stream: ...
@@ -153,6 +212,10 @@ class Dialect(abc.ABC):
         """Return the reply in a whole body. Raise a GuestError if `data` is an error, or not a reply."""
 
     @abc.abstractmethod
+    def usage(self, data: dict[str, Any]) -> Usage:
+        """Return the usage that a body tells, which may have been cut."""
+
+    @abc.abstractmethod
     def fault(self, status: int, data: Any) -> GuestError:
         """Return the error for an HTTP status and a body (parsed JSON, or text) that is not a reply."""
 
@@ -160,12 +223,22 @@ class Dialect(abc.ABC):
         """Return `data` as the model. Raise the error that stands in its place."""
         if failed(data):
             raise self.fault(200, data)
+        if isinstance(data, str):
+            raise no_reply(data)
         return read(model, data)
 
+    def _judged(self, status: int, said: Told) -> GuestError:
+        return judge(status, said, self._host, self.KIND)
+
     def _adapted(self, fault: GuestError, status: int, message: str) -> GuestError:
-        """Leave out from now on what the error refuses; return Adapted if that is something, else `fault`."""
-        refused = {part for part, refusal in self.SPARE.items() if refusal.search(message)}
-        if status not in self.REFUSALS or not refused:
+        """Return Adapted if the error refuses an optional part, else `fault`.
+
+        A full context refuses none but the length of the reply. An error may hold words of the model, too: a server
+        that cannot read it quotes it, and other agents were to go without what it spoke of.
+        """
+        if status not in self.REFUSALS or isinstance(fault, (Malformed, Unavailable)):
             return fault
-        self._without |= refused
-        return Adapted(fault)
+        refused = frozenset(part for part, refusal in self.SPARE.items() if refusal.search(message))
+        if isinstance(fault, Overflow):
+            refused &= {"output"}
+        return Adapted(fault, refused) if refused else fault

@@ -2,8 +2,7 @@
 
 Laws
 1. An error is classified before any retry: a full context, a key, a quota, a model never get better by asking again.
-2. "overloaded" is not an overflow. The word "context" alone proves nothing: only a 400 (or an error inside a 200, which
-   has no status of its own) is searched for the sentences that do.
+2. The meaning of an error stands in the table of servers. Its status decides only where no rule of the table fits.
 3. A server's text is untrusted: people see one bounded line of it without control characters.
 """
 
@@ -11,52 +10,91 @@ from __future__ import annotations
 
 import re
 
-from quine.base.errors import USAGE
-from quine.base.messages import GuestError, Overflow, Refused, Unavailable
+from quine.base.errors import FAILED, USAGE
+from quine.base.messages import GuestError, Malformed, Overflow, Refused, Unavailable
+from quine.providers import servers
+from transport import quickjson
 from transport.lean import Any, NamedTuple
 from transport.text import harmless
 
 SHOWN = 500  # characters of a server's text in a message
-TRY_AGAIN = (200, 408, 409, 425, 429)  # and all from 500; 200: an error inside an answer that began well
-FULL_CODES = {"context_length_exceeded", "exceed_context_size_error"}
-FULL = re.compile(
-    r"prompt is too long|input is too long for requested model|exceed context limit|"
-    r"input token count .* exceeds|maximum (context|model|prompt) length|context length is only|"
-    r"context (window|size|length)|number of tokens to keep from the initial prompt",
-    re.IGNORECASE | re.DOTALL,
-)
+READ = 4000  # of those that are judged
+TRY_AGAIN = (200, 408, 409, 425, 429, 499)  # and all from 500; 200: an error inside an answer that began well
 NO_QUOTA_LEFT = "the account has no quota left"  # the hint of such a refusal
-NO_QUOTA = {
-    "insufficient_quota",
-    "credit_balance_exhausted",
-    "billing_error",
-    "billing_not_active",
-    "billing_hard_limit_reached",
-    "organization_spend_limit_exceeded",
-    "project_spend_limit_exceeded",
-    "organization_usage_limit_exceeded",
-    "enforced_spend_limit_reached",
-    "contract_spend_limit_reached",
+KEY = "see QUINE_API_KEY, or the vendor's own variable"
+MODEL = "see --model and QUINE_API_BASE"
+# Troubles that are refusals: the hint, and the status of the agent.
+REFUSALS = {
+    "quota": (NO_QUOTA_LEFT, USAGE),
+    "auth": (KEY, USAGE),
+    "nomodel": (MODEL, USAGE),
+    "refusal": ("its provider refuses the content of this conversation", FAILED),
+    "notools": (
+        "this model has no tools there, or its server was started without them (llama.cpp: --jinja; vLLM: "
+        "--enable-auto-tool-choice --tool-call-parser)",
+        FAILED,
+    ),
+    "environment": ("the machine of the server lacks what it names", FAILED),
+    "field": ("", FAILED),
+    "demand": ("", FAILED),
+    "badargs": ("", FAILED),
 }
+ERRORS: dict[str, type[GuestError]] = {
+    "overflow": Overflow,
+    "too_big": Overflow,
+    "malformed": Malformed,
+    **dict.fromkeys(("rate", "overloaded", "loading", "unavailable"), Unavailable),
+}
+# "Please retry after 22 seconds", "Try again in 60s"
+PAUSE = re.compile(
+    r"(?:retry|again|wait)\D{0,20}?(\d{1,6}(?:\.\d{1,9})?) ?(ms|s\b|sec|m\b|min)", re.IGNORECASE
+)
+UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0}
+
+# Words in the reasons of an end, in small letters: servers spell one meaning in a dozen ways.
+ENDS = (
+    ("context", ("context_window", "context_length", "contextwindow", "error_limit")),
+    ("length", ("max_tokens", "max_output_tokens", "max_completion_tokens", "length", "token_limit")),
+    ("refusal", (
+        "content_filter", "sensitive", "safety", "refus", "recitation", "blocklist", "prohibited", "spii", "guardrail",
+        "moderat", "toxic", "language",
+    )),
+    ("malformed", ("malformed", "unexpected_tool", "too_many_tool")),
+    ("failed", ("error", "timeout", "cancel", "abort", "insufficient", "fail", "overload")),
+)  # fmt: skip
+
+
+def end_of(reason: str | None) -> str:
+    """Return what the reason of an end says: context, length or refusal; "" for a normal or unknown end.
+
+    Raise Malformed or Unavailable for one that leaves no reply, since that was not finished.
+    """
+    small = (reason or "").lower()
+    end = next((end for end, words in ENDS if any(word in small for word in words)), "")
+    if end == "malformed":
+        raise Malformed(f"the server cannot read the call of its model: {printable(reason or '', 100)}")
+    if end == "failed":
+        raise Unavailable(f"the server's answer ends in an error: {printable(reason or '', 100)}")
+    return end
 
 
 class Adapted(GuestError):
-    """The server refused an optional part of a request, and the dialect has learned to leave it out.
+    """The server refused optional `parts` of a request. If it was sent without them already, `fault` is the meaning."""
 
-    If the next body differs, it is sent at once; if not, `fault` is the meaning of the refusal.
-    """
-
-    def __init__(self, fault: GuestError) -> None:
+    def __init__(self, fault: GuestError, parts: frozenset[str]) -> None:
         super().__init__(str(fault))
         self.fault = fault
+        self.parts = parts
 
 
 class Told(NamedTuple):
-    """The content of an error body: `code` and `kind` are names for machines, "" if absent."""
+    """The content of an error body: `code` and `kind` are names for machines, "" if absent; `text` is judged."""
 
     code: str
     kind: str
     message: str
+    text: str = ""
+    more: tuple[str, ...] = ()  # other names for machines
 
 
 def told(data: Any) -> Told:
@@ -65,39 +103,54 @@ def told(data: Any) -> Told:
         data = data[0]
     error = data.get("error") or data if isinstance(data, dict) else data
     if not isinstance(error, dict):
-        return Told("", "", printable(_page(error) if isinstance(error, str) else str(error)))
+        said = _page(error) if isinstance(error, str) else str(error)
+        kind = data.get("error_type") if isinstance(data, dict) else None
+        return Told("", _name(kind), printable(said), said[:READ].lower())
     details = error.get("details")
     code = error.get("code")
     if isinstance(details, dict) and details.get("error_code"):
         code = details["error_code"]
     kind = error.get("status") if isinstance(error.get("status"), str) else error.get("type")
-    message = error.get("message") or error.get("detail") or error
-    return Told(_name(code), _name(kind), printable(str(message)))
+    message = str(error.get("message") or error.get("detail") or error)
+    inner = error.get("innererror")
+    more = (error.get("code"), error.get("type"), inner.get("code") if isinstance(inner, dict) else None)
+    behind = [value for name in ("details", "metadata") if (value := error.get(name)) is not None]
+    text = f"{message[:READ]} {_json(behind)[:READ] if behind else ''}".rstrip().lower()
+    return Told(_name(code), _name(kind), printable(message), text, tuple(map(_name, more)))
 
 
-def overflow(status: int, code: str, kind: str, message: str) -> bool:
-    """Return True if the conversation exceeds the model's window. `status` is 200 for an error inside an answer."""
-    if {code, kind} & FULL_CODES or status == 413:
-        return True
-    return status in (200, 400) and "overloaded" not in kind and FULL.search(message) is not None
-
-
-def judge(status: int, said: Told) -> GuestError:
-    """Return the error for an HTTP status and the content of its body."""
+def judge(status: int, said: Told, host: str = "", kind: str = "openai") -> GuestError:
+    """Return the error for an HTTP status and the content of its body, from a host that is asked in a dialect."""
     if status == 200 and said.code.isdigit() and 400 <= int(said.code) < 600:
         status = int(said.code)  # as with OpenRouter, whose errors come inside a 200
     detail = f"{said.message or said.kind or said.code or 'no reason given'} (HTTP {status})"
-    if overflow(status, said.code, said.kind, said.message):
-        return Overflow(detail)
-    if {said.code, said.kind} & NO_QUOTA or status == 402:
-        return Refused(detail, NO_QUOTA_LEFT, USAGE)
+    codes = {name.lower() for name in (said.code, said.kind, *said.more) if name}
+    trouble = servers.trouble(host, kind, 0 if status == 200 else status, codes, said.text) or _by_status(
+        status
+    )
+    if trouble in REFUSALS:
+        return Refused(detail, *REFUSALS[trouble])
+    fault = ERRORS[trouble](detail)
+    if isinstance(fault, Unavailable) and trouble == "rate" and (pause := PAUSE.search(said.text)):
+        fault.after = float(pause[1]) * UNITS[pause[2].lower()]
+    return fault
+
+
+def _by_status(status: int) -> str:
+    """Return the trouble that a status alone tells."""
     if status in (401, 403):
-        return Refused(detail, "see QUINE_API_KEY, or the vendor's own variable", USAGE)
+        return "auth"
     if status == 404:
-        return Refused(detail, "see --model and QUINE_API_BASE", USAGE)
-    if status in TRY_AGAIN or status >= 500:
-        return Unavailable(detail)
-    return Refused(detail)
+        return "nomodel"
+    return "unavailable" if status in TRY_AGAIN or status >= 500 else "field"
+
+
+def no_reply(text: str) -> GuestError:
+    """Return the error for an answer of status 200 that is no JSON."""
+    page = _page(text)
+    if page is not text:
+        return Refused(f"the server answered with {printable(page, 200)}", "see QUINE_API_BASE", USAGE)
+    return Unavailable(f"the server's answer is no reply: it begins with {printable(text, 100)!r}")
 
 
 def printable(text: str, limit: int = SHOWN) -> str:
@@ -116,3 +169,10 @@ def _page(text: str) -> str:
         title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
         return f"an HTML page: {title[1].strip() if title else 'without a title'}"
     return text
+
+
+def _json(value: Any) -> str:
+    try:
+        return quickjson.dumps(value)
+    except (ValueError, TypeError, RecursionError):
+        return ""

@@ -11,7 +11,7 @@ Laws
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 from urllib.parse import quote
 
@@ -74,6 +74,7 @@ class _Answer(Foreign):
 
 
 class GeminiDialect(Dialect):
+    KIND = NAME
     SPARE: ClassVar = {
         "output": re.compile(r"max_?output_?tokens", re.IGNORECASE),
         "signatures": re.compile(r"thought.?signature", re.IGNORECASE),
@@ -83,7 +84,7 @@ class GeminiDialect(Dialect):
         super().__init__(model.removeprefix("models/"))
         self._signs = not re.match(r"gemini-[12]\b", self._model)
 
-    def url(self, base: str) -> str:
+    def _url(self, base: str) -> str:
         if not re.search(r"/v\d+\w*$", base):
             # Only the beta knows the aliases that follow the newest model.
             base += "/v1beta" if self._model.endswith("-latest") else "/v1"
@@ -92,11 +93,9 @@ class GeminiDialect(Dialect):
     def headers(self, key: str) -> dict[str, str]:
         return {"x-goog-api-key": key} if key else {}
 
-    def body(self, request: Request) -> dict[str, Any]:
+    def body(self, request: Request, without: Collection[str] = ()) -> dict[str, Any]:
         told = split(request.messages, NAME)
-        body: dict[str, Any] = {
-            "generationConfig": {"maxOutputTokens": output(request, "output" in self._without)}
-        }
+        body: dict[str, Any] = {"generationConfig": {"maxOutputTokens": output(request, "output" in without)}}
         if told.system:
             body["systemInstruction"] = {"parts": [{"text": told.system}]}
         if request.tools:
@@ -105,7 +104,7 @@ class GeminiDialect(Dialect):
         _add(contents, "user", _texts(told.first))
         token = ""
         for reply, said in told.rest:
-            _add(contents, "model", self._parts(reply))
+            _add(contents, "model", self._parts(reply, "signatures" not in without))
             token = str((reply.raw or {}).get(TOKEN, ""))
             if not token:  # else the answer goes on where it stopped: the messages since are left out
                 _add(contents, "user", _responses(said, reply))
@@ -131,6 +130,7 @@ class GeminiDialect(Dialect):
         reason = candidate.finishReason or "no reason"
         told = faults.printable(candidate.finishMessage or reason)
         if reason not in STOPS:
+            faults.end_of(reason)  # which raises if it is known to leave no reply
             raise Unavailable(f"the answer failed: {told}")
         parts = candidate.content.parts or [] if candidate.content else []
         raw = list(data["candidates"][0]["content"]["parts"]) if parts else []
@@ -148,6 +148,9 @@ class GeminiDialect(Dialect):
         message = Message("assistant", text, calls, reasoning=thoughts, raw=kept)
         return Reply(message, _usage(answer.usageMetadata), stop)
 
+    def usage(self, data: dict[str, Any]) -> Usage:
+        return _usage(data.get("usageMetadata"))
+
     def fault(self, status: int, data: Any) -> GuestError:
         said, error = faults.told(data), _error(data)
         if status == 200 and said.code.isdigit():
@@ -158,18 +161,18 @@ class GeminiDialect(Dialect):
             return Refused(shown, "see QUINE_API_KEY, or the vendor's own variable", USAGE)
         if status == 429 and _used_up(details, said.message):
             return Refused(shown, faults.NO_QUOTA_LEFT, USAGE)
-        fault = faults.judge(status, said)
+        fault = self._judged(status, said)
         if isinstance(fault, Unavailable):
             fault.after = _delay(details)
         return self._adapted(fault, status, said.message)
 
-    def _parts(self, reply: Message) -> list[dict[str, Any]]:
+    def _parts(self, reply: Message, signed: bool) -> list[dict[str, Any]]:
         kept = own(reply, NAME)
-        if kept is not None and "signatures" not in self._without:
+        if kept is not None and signed:
             return [part for part in kept if part not in ({}, {"text": ""})]
         if kept is not None:
-            bare = [{k: v for k, v in part.items() if k != "thoughtSignature"} for part in kept]
-            parts = [part for part in bare if part not in ({}, {"text": ""})]
+            unsigned = [{k: v for k, v in part.items() if k != "thoughtSignature"} for part in kept]
+            parts = [part for part in unsigned if part not in ({}, {"text": ""})]
         else:
             parts = [{"text": reply.text}] if reply.text.strip() else []
             parts += [{"functionCall": {"name": c.name, "args": arguments(c)}} for c in reply.tool_calls]
@@ -195,7 +198,8 @@ class _Stream(Stream):
             self._parts += [dict(part) for part in _list(content.get("parts"))]
             self._candidate.update(candidate)
         feedback = data.get("promptFeedback") or {}
-        return bool(self._candidate.get("finishReason") or feedback.get("blockReason"))
+        self.complete = bool(self._candidate.get("finishReason") or feedback.get("blockReason"))
+        return False  # parts, a call among them, may come behind the reason
 
     def _body(self) -> dict[str, Any]:
         if not self._candidate:

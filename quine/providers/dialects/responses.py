@@ -2,7 +2,8 @@
 
 Laws
 1. The items of a reply are kept and sent back in their order as they came: ids, phases, encrypted reasoning, the
-   spelling of arguments. Left out is only reasoning that nothing follows, or that has no content: the API refuses both.
+   spelling of arguments that are JSON. Left out is only reasoning that nothing follows, or that has no content: the API
+   refuses both.
 2. `prompt_cache_key` comes from the system prompt alone, so that a parent and its clones share one cache.
 3. A failed reply comes after a 200 and is an error all the same.
 """
@@ -10,16 +11,15 @@ Laws
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import index as integer
 from typing import Any, ClassVar
 
 from quine.base.messages import GuestError, Message, Reply, Request, Tool, ToolCall, Unavailable, Usage
 from quine.providers.dialects import faults
 from quine.providers.dialects.dialect import Dialect, Foreign, Stream, number, spelled, unused
-from quine.providers.dialects.turns import User, arguments, output, own, split
+from quine.providers.dialects.turns import User, argument_text, output, own, split
 
 NAME = "responses"
 LEAST = 16  # tokens; the API refuses less
@@ -31,6 +31,7 @@ STATUS = {  # of an error inside a reply or a stream, after a 200
     "vector_store_timeout": 504,
     "context_length_exceeded": 400,
 }
+DELTAS = {"response.function_call_arguments.delta", "response.output_text.delta"}
 END = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 
 
@@ -57,6 +58,7 @@ class _Answer(Foreign):
 
 
 class ResponsesDialect(Dialect):
+    KIND = NAME
     SPARE: ClassVar = {  # the message is "param: message"
         "output": re.compile(r"max_(output_)?tokens"),
         "include": re.compile(r"^include\b|['\"`]include['\"`]|encrypted content is not", re.IGNORECASE),
@@ -67,11 +69,11 @@ class ResponsesDialect(Dialect):
         "prompt_cache_key": re.compile(r"prompt_cache_key"),
     }
 
-    def url(self, base: str) -> str:
+    def _url(self, base: str) -> str:
         return f"{base}/responses"
 
-    def body(self, request: Request) -> dict[str, Any]:
-        told, without = split(request.messages, NAME), self._without
+    def body(self, request: Request, without: Collection[str] = ()) -> dict[str, Any]:
+        told = split(request.messages, NAME)
         items = _user(told.first)
         for reply, said in told.rest:
             items += [*_assistant(reply, "thoughts" not in without), *_user(said)]
@@ -113,37 +115,59 @@ class ResponsesDialect(Dialect):
         )
         return Reply(message, _usage(answer.usage), _stop(answer, unwilling, bool(calls)))
 
+    def usage(self, data: dict[str, Any]) -> Usage:
+        return _usage(data.get("usage"))
+
     def fault(self, status: int, data: Any) -> GuestError:
         said = faults.told(data)
         if status == 200:
             status = STATUS.get(said.code, STATUS.get(said.kind, status))
             if said.code.startswith(("invalid_", "bio_", "data_residency", "misalignment")):
                 status = 400  # another try would not help
-        return self._adapted(faults.judge(status, said), status, f"{_param(data)}: {said.message}")
+        return self._adapted(self._judged(status, said), status, f"{_param(data)}: {said.message}")
 
 
 class _Stream(Stream):
-    """Collects the items as they are done, then the whole reply; the deltas add nothing to them."""
+    """Collects the items as they are done, then the whole reply.
+
+    The deltas count for an item that is never done: some servers send nothing else. Others give two items one index.
+    """
 
     def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
         super().__init__(fault)
-        self._items: dict[int, dict[str, Any]] = {}
+        self._items: list[tuple[int, dict[str, Any]]] = []
+        self._begun: dict[int, tuple[dict[str, Any], list[str]]] = {}  # and their pieces
         self._reply: dict[str, Any] = {}
 
     def _take(self, event: str, data: Any) -> bool:
         kind = data.get("type") or event
         if kind == "response.output_item.done":
-            self._items[integer(data.get("output_index", len(self._items)))] = dict(data["item"])
+            index = integer(data.get("output_index", len(self._items)))
+            self._items.append((index, dict(data["item"])))
+            self._begun.pop(index, None)
+        elif kind == "response.output_item.added":
+            self._begun[integer(data.get("output_index", len(self._items)))] = dict(data["item"]), []
+        elif kind in DELTAS and (begun := self._begun.get(data.get("output_index", len(self._items)))):
+            begun[1].append(str(data["delta"]))
         elif kind in END:
             self._reply = dict(data["response"])
             return True
         return False
 
     def _body(self) -> dict[str, Any]:
-        done = [self._items[index] for index in sorted(self._items)]
+        begun = [(index, _joined(item, "".join(pieces))) for index, (item, pieces) in self._begun.items()]
+        items = sorted([*self._items, *begun], key=lambda pair: pair[0])
+        done = [item for _, item in items if item]
         told = self._reply.get("output")
         # Some servers leave the list at the end empty, others send no event for each item.
         return {**self._reply, "output": told if isinstance(told, list) and len(told) > len(done) else done}
+
+
+def _joined(item: dict[str, Any], text: str) -> dict[str, Any]:
+    """Return the item that a server began and brought in pieces; {} if it brought nothing."""
+    if item.get("type") == "function_call":
+        return {**item, "arguments": text or item.get("arguments")}
+    return {**item, "content": [{"type": "output_text", "text": text}]} if text else {}
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
@@ -178,9 +202,7 @@ def _assistant(reply: Message, thoughts: bool) -> list[dict[str, Any]]:
             "type": "function_call",
             "call_id": call.id,
             "name": call.name,
-            "arguments": json.dumps(arguments(call), ensure_ascii=False)
-            if call.fault or not call.raw
-            else call.raw,
+            "arguments": argument_text(call),
         }
         for call in reply.tool_calls
     ]
@@ -198,11 +220,11 @@ def _calls(items: list[_Item], raw: list[Any]) -> tuple[ToolCall, ...]:
     for index, item in enumerate(items):
         if item.type != "function_call":
             continue
-        text = spelled(item.arguments)
-        call = ToolCall.parse(unused(item.call_id, taken), item.name, text)
+        call = ToolCall.parse(unused(item.call_id, taken), item.name, spelled(item.arguments))
         calls.append(call)
-        if item.call_id != call.id or item.arguments != text:
-            raw[index] = {**raw[index], "call_id": call.id, "arguments": text}
+        sent = {"call_id": call.id, "arguments": argument_text(call)}
+        if {name: getattr(item, name) for name in sent} != sent:
+            raw[index] = {**raw[index], **sent}
     return tuple(calls)
 
 
@@ -217,7 +239,9 @@ def _reasoning(items: list[_Item]) -> str:
 
 def _stop(answer: _Answer, refused: bool, called: bool) -> str:
     if answer.status == "incomplete":
-        return "refusal" if (answer.incomplete_details or {}).get("reason") == "content_filter" else "length"
+        reason = (answer.incomplete_details or {}).get("reason")
+        end = faults.end_of(reason if isinstance(reason, str) else None)
+        return end if end in ("refusal", "context") else "length"
     return "tool" if called else "refusal" if refused else "end"
 
 

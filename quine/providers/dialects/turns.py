@@ -11,6 +11,7 @@ Laws
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterable, Sequence
 
@@ -98,6 +99,15 @@ def fit(name: str) -> str:
 def arguments(call: ToolCall) -> dict[str, Any]:
     """Return the arguments as the object that a provider requires, even if they could not be parsed."""
     return {"unreadable": call.raw} if call.fault else call.args
+
+
+def argument_text(call: ToolCall) -> str:
+    """Return the arguments as they came if they are an object of JSON, else as such a one.
+
+    vLLM, llama.cpp and Ollama parse the arguments of old calls: one that is not JSON ends the session.
+    """
+    as_came = call.raw.strip() and not (call.fault or call.repair)
+    return call.raw if as_came else json.dumps(arguments(call), ensure_ascii=False)
 
 
 def _paired(

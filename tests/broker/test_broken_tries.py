@@ -1,0 +1,91 @@
+"""Answers that break off are paid: a provider counts what it has read and said, whatever becomes of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from quine.providers import metering
+from tests.broker.inferring import inferences, ledger, payer, request, run
+from tests.vendors import chat
+from tests.vendors.server import Cut, Fault, Provider, Raw, Said, Seen, Turn
+
+LONG = Said("long work", usage=(40_000, 5_000, 0))
+PROMPT = metering.TOOLS + 1
+LIMIT = 100_000
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quine.providers.http.FIRST_PAUSE", 0.001)
+
+
+class Telling:
+    """A vendor that tells its usage with each event."""
+
+    check, error, reply_json = chat.check, chat.error, chat.reply_json
+
+    @staticmethod
+    def reply_events(said: Said) -> Any:
+        for name, data in chat.reply_events(said):
+            yield name, data if data == "[DONE]" else {**data, "usage": chat._usage(said)}
+
+
+def asked(provider: Provider, paying: Any, count: int = 1, known: int = 0) -> list[Any]:
+    async def work() -> list[Any]:
+        notes: list[str] = []
+        async with inferences() as made:
+            return [
+                json.loads(await made.infer(payer(provider, paying), request(known=known), notes.append))
+                for _ in range(count)
+            ]
+
+    found: list[Any] = run(work())
+    return found
+
+
+def test_a_budget_is_never_passed_by_answers_that_break_off() -> None:
+    """Six answers of 45,000 tokens each passed a limit of 100,000, of which none was charged."""
+    told = 0
+
+    def choose(seen: Seen) -> Turn:
+        nonlocal told
+        told += 45_000
+        return Cut(LONG, 3) if told // 45_000 % 2 else LONG
+
+    with Provider(Telling, choose=choose) as provider, ledger(tokens=LIMIT) as paid:
+        ends = asked(provider, paid, 8, known=40_000)
+        used = paid.totals()[1]
+    assert used == told <= LIMIT
+    assert ends[-1]["error"] == "spent" and ends[-1]["option"] == "--max-tokens"
+
+
+def test_what_was_not_told_is_charged_by_estimate() -> None:
+    with (
+        Provider(chat, Cut(LONG, 3), Said("hi", usage=(100, 10, 0))) as provider,
+        ledger(tokens=LIMIT) as paid,
+    ):
+        (answer,) = asked(provider, paid)
+        assert answer["message"]["content"] == "hi"
+        assert paid.totals()[1] == PROMPT + 110
+
+
+def test_the_last_try_is_charged_too() -> None:
+    with Provider(Telling, *[Cut(LONG, 3)] * 4) as provider, ledger(tokens=10 * LIMIT) as paid:
+        (answer,) = asked(provider, paid)
+        assert answer["error"] == "unavailable"
+        assert paid.totals()[1] == 4 * 45_000
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [Fault(500, "server"), Raw(200, b"<html>login</html>", "text/html"), Raw(200, b"{}"), Cut(LONG, 0)],
+)
+def test_what_never_began_costs_nothing(turn: Turn) -> None:
+    tries = 1 if isinstance(turn, Raw) and b"html" in turn.body else 4
+    with Provider(chat, *[turn] * tries) as provider, ledger(tokens=LIMIT) as paid:
+        (answer,) = asked(provider, paid)
+        assert answer["error"] in ("unavailable", "refused")
+        assert paid.totals()[1] == 0 and paid.left() == (LIMIT, None)
