@@ -154,6 +154,10 @@ def dispatch(words: list[str]) -> int:
         from quine.cli.tape import main as tape
 
         return tape(words[1:])
+    if verb == "help" and (len(words) == 1 or words[1] in cli_options.VERBS):
+        return dispatch([*words[1:], "--help"])
+    if words == ["version"]:
+        return dispatch(["--version"])
     if verb in cli_options.UNBUILT:
         complain(f"not built yet: quine {verb}")
         return 2
@@ -262,15 +266,10 @@ def agent(words: list[str]) -> int:
 
         print(script(options.completion), end="")
         return 0
-    if mission and mission[0] in (*cli_options.VERBS, *cli_options.UNBUILT):
-        from quine.jobs.did_you_mean import misplaced
+    if mission:
+        from quine.jobs.did_you_mean import mistake
 
-        if wrong := misplaced(words, mission):
-            raise wrong
-    if "--" in mission[1:]:
-        from quine.jobs.did_you_mean import slip
-
-        if wrong := slip(words, mission):
+        if wrong := mistake(words, [] if options.file else mission):
             raise wrong
     # Before anything is read, made or prepared: the process may begin anew here.
     if not options.detach and (options.file or any(map(str.strip, mission))):

@@ -18,7 +18,7 @@ import time
 
 from quine.agent import personas
 from quine.agent.session import SessionSpec
-from quine.base import data_directory, dirs, exposure
+from quine.base import data_directory, dirs, exposure, sizes
 from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
@@ -51,13 +51,13 @@ OPTIONS = {
     "max_tokens": "QUINE_MAX_TOKENS",
     "max_cost": "QUINE_MAX_COST",
     "deadline": "QUINE_DEADLINE",
+    "interrupt": "QUINE_INTERRUPT",
     "inventory": "QUINE_INVENTORY",
     "fs": "QUINE_FS",
 }
+INTERRUPTS = ("agent", "command")
 WISDOM = "QUINE_WISDOM_"
 WITHHELD = "withheld"  # in the memo: names of variables
-# greatest value of any limit: more is a typing error, and overflows clocks and counters
-MOST = 10**9
 
 
 class Settings(NamedTuple):
@@ -66,6 +66,7 @@ class Settings(NamedTuple):
     limits: Limits
     model: str
     shell: str
+    interrupt: str  # one of INTERRUPTS
     data_dir: str
     node: str
     wisdom: dict[str, str]
@@ -121,6 +122,7 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
         limits=_limits(environ, memo),
         model=environ.get("QUINE_MODEL_ID", ""),
         shell=environ.get("QUINE_SHELL") or "/bin/sh",
+        interrupt=_interrupt(environ),
         data_dir=environ["QUINE_DATA_DIR"],
         node=environ.get("QUINE_NODE_NAME") or "local",
         wisdom=wisdom,
@@ -266,7 +268,7 @@ def lineage(settings: Settings, tree: Tree) -> tuple[str, str, int]:
         record = {
             "session": os.environ.get("QUINE_SESSION_ID"),
             "root": os.environ.get("QUINE_ROOT_SESSION"),
-            "depth": _integer(os.environ, "QUINE_DEPTH", 0),
+            "depth": sizes.integer(os.environ, "QUINE_DEPTH", 0),
         }
     parent, root = record.get("session"), record.get("root")
     if not is_session(parent) or not is_session(root):
@@ -334,16 +336,16 @@ def ensure_quine(data_dir: str) -> None:
 def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:
     default = Limits()
     limits = Limits(
-        turns=_integer(environ, "QUINE_MAX_TURNS", default.turns),
-        depth=_integer(environ, "QUINE_MAX_DEPTH", default.depth),
-        agents=_integer(environ, "QUINE_MAX_AGENTS", default.agents),
-        concurrent=_integer(environ, "QUINE_MAX_CONCURRENT", default.concurrent),
-        sh_timeout=_integer(environ, "QUINE_SH_TIMEOUT", int(default.sh_timeout)),
-        truncate=_integer(environ, "QUINE_OUTPUT_TRUNCATE", default.truncate),
-        window=_integer(environ, "QUINE_CONTEXT_WINDOW", default.window),
-        tokens=_integer(environ, "QUINE_MAX_TOKENS", default.tokens),
-        cost=_number(environ, "QUINE_MAX_COST", default.cost),
-        deadline=_number(environ, "QUINE_DEADLINE", default.deadline),
+        turns=sizes.integer(environ, "QUINE_MAX_TURNS", default.turns),
+        depth=sizes.integer(environ, "QUINE_MAX_DEPTH", default.depth),
+        agents=sizes.integer(environ, "QUINE_MAX_AGENTS", default.agents),
+        concurrent=sizes.integer(environ, "QUINE_MAX_CONCURRENT", default.concurrent),
+        sh_timeout=sizes.integer(environ, "QUINE_SH_TIMEOUT", int(default.sh_timeout), sizes.TIMES),
+        truncate=sizes.integer(environ, "QUINE_OUTPUT_TRUNCATE", default.truncate, sizes.BYTES),
+        window=sizes.integer(environ, "QUINE_CONTEXT_WINDOW", default.window),
+        tokens=sizes.integer(environ, "QUINE_MAX_TOKENS", default.tokens),
+        cost=sizes.number(environ, "QUINE_MAX_COST", default.cost),
+        deadline=sizes.number(environ, "QUINE_DEADLINE", default.deadline, sizes.TIMES),
         stored=stored(environ),
     )
     record = memo.get("lineage")
@@ -357,40 +359,21 @@ def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:
     return limits
 
 
-def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name, "")
-    if not text:
-        return default
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()):
-        raise Misconfigured(f"{name} must be an integer, not {text[:80]!r}")
-    if digits != text:
-        raise Misconfigured(f"{name} must not be negative, and is {text[:80]}")
-    if len(text) > 20 or int(text) > MOST:
-        raise Misconfigured(f"{name} must not be more than {MOST}")
-    return int(text)
-
-
-def _number(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name, "")
-    if not text:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        raise Misconfigured(f"{name} must be a number, not {text[:80]!r}") from None
-    if not 0 <= value <= MOST:
-        raise Misconfigured(f"{name} must be 0 or more, and not more than {MOST}, and is {text[:80]}")
-    return value
+def _interrupt(environ: Mapping[str, str]) -> str:
+    """Return whom the first SIGINT is for."""
+    found = environ.get("QUINE_INTERRUPT") or INTERRUPTS[0]
+    if found not in INTERRUPTS:
+        raise Misconfigured(f"QUINE_INTERRUPT must be one of {', '.join(INTERRUPTS)}, not {found[:80]!r}")
+    return found
 
 
 NUMBERS: Mapping[str, Callable[[Mapping[str, str], str, int], float]] = {
-    "max_turns": _integer,
-    "max_depth": _integer,
-    "max_agents": _integer,
-    "max_tokens": _integer,
-    "max_cost": _number,
-    "deadline": _number,
+    "max_turns": sizes.integer,
+    "max_depth": sizes.integer,
+    "max_agents": sizes.integer,
+    "max_tokens": sizes.integer,
+    "max_cost": sizes.number,
+    "deadline": lambda environ, name, default: sizes.number(environ, name, default, sizes.TIMES),
 }
 
 

@@ -378,6 +378,7 @@ def _own(settings: Settings, tree: Tree, mission: str, options: RunOptions) -> S
         depth=depth,
         model=settings.model,
         shell=settings.shell,
+        interrupt=settings.interrupt,
         limits=tree.limits,
         material=prompt.material(),
         hidden=bool(options.file),

@@ -27,6 +27,7 @@ class SessionSpec(NamedTuple):
     depth: int = 0
     model: str = ""
     shell: str = "/bin/sh"
+    interrupt: str = "agent"  # whom the first SIGINT is for; or "command"
     limits: Limits = Limits()
     material: str = ""
     material_file: str = ""  # path of the file written by -b

@@ -47,6 +47,14 @@ QUESTION = (
     "{ command eval %s\n} </dev/null 2>/dev/null >&6 6>&- 7>&- 8>&- || ! :\n"
     "command printf '\\n%s %%s\\n' \"$?\" >&6\n"
 )
+# There is nobody to answer a question: `git commit` waited for an editor to the end of its time.
+UNATTENDED = {
+    "GIT_EDITOR": "true",
+    "GIT_TERMINAL_PROMPT": "0",
+    "EDITOR": "false",
+    "PAGER": "cat",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
 ANSWER = 8 << 20  # bytes; more than the kernel lets a process have of environment
 
 
@@ -191,7 +199,7 @@ class Shell:
             self._pid = os.posix_spawnp(
                 self._program,
                 [self._program, "-s"],
-                environ,
+                {**UNATTENDED, **environ},
                 file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for source, target in pairs],
                 setpgroup=0,
                 setsigdef=PYTHON_IGNORES,

@@ -6,7 +6,9 @@ and raise in one place: inside `interruptible()`, which is open exactly while th
 Laws
 1. A handler raises `Terminated` only inside `interruptible()`, and never after the end of the agent has begun.
 2. A signal that was ignored when the process was started (nohup, `&` in a shell) stays ignored.
-3. SIGINT goes to the running command or children, if there are any; a second one within a second ends the agent.
+3. SIGINT ends the agent: a script that goes on after ^C, since a command had been interrupted and the agent ended well,
+   has deployed what nobody had looked at. With --interrupt=command it goes to the running command or children, if there
+   are any, and a line says so; a second one within a second ends the agent.
 4. A program that replaces this one (execve) gets the mask back and no disposition of Python's: CPython ignores SIGPIPE
    and SIGXFSZ, and an ignored signal stays ignored through execve.
 5. A write of this process to a peer that has gone raises SIGPIPE, too. `block_sigpipe()` tells it from a sent one.
@@ -23,6 +25,7 @@ import select
 import time
 
 from quine.base import procs
+from quine.base.errors import say
 from transport.lean import contextlib, signal
 from transport.status import signal_name
 from transport.stop import TOGETHER, stop_process
@@ -49,6 +52,7 @@ KICK = signal.SIGURG  # sent by this process to itself; ignored by default
 KICKS = (200, 1000, 5000)  # milliseconds to wait for a call to end by itself before each kick
 TWICE = 1.0  # seconds between two SIGINT that together end the agent
 HURRY = 3.0  # seconds without a byte from a peer after a fatal signal; a node sends KILL 5 s after TERM
+INTERRUPTED = "quine: the running command was interrupted; ^C twice ends the agent\n"
 STEP = 0.25  # seconds between two checks of `fatal`
 # minimum and maximum seconds for the last answer of the guest after the deadline of the tree
 ANSWER = (10.0, 60.0)
@@ -68,6 +72,7 @@ class Signals:
         self.alarm = False
         self._resumed = -TWICE  # when SIGCONT was handled; -TWICE: not since the last SIGTSTP
         self._stopping = False
+        self.commands_first = False  # SIGINT is for the running command, if there is one
         self.interrupts = 0  # SIGINTs for the running command, since it began
         self.others: Callable[[], list[int]] = list  # pids stopped and continued with this process
         self._running = False
@@ -332,6 +337,10 @@ class Signals:
         self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
 
+    def _for_command(self) -> bool:
+        """Whether SIGINT is for the running command."""
+        return self.commands_first and self._running and time.monotonic() - self._last >= TWICE
+
     def _stop(self) -> None:
         """Stop this process and the others until SIGCONT; within another call, leave it to that one."""
         if self._stopping:
@@ -358,9 +367,10 @@ class Signals:
         elif number == signal.SIGCONT:
             _tell(self.others(), signal.SIGCONT)
             self._resumed = time.monotonic()
-        elif number == signal.SIGINT and self._running and time.monotonic() - self._last >= TWICE:
+        elif number == signal.SIGINT and self._for_command():
             self._last = time.monotonic()
             self.interrupts += 1
+            say(INTERRUPTED)
         else:
             self.fatal = self.fatal or number
             if self._open and not self._ending:

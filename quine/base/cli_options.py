@@ -39,6 +39,13 @@ TABLE: tuple[Row, ...] = (
     ("max-tokens", "", "N", "agent", "tokens of the tree (QUINE_MAX_TOKENS)"),
     ("max-cost", "", "USD", "agent", "cost of the tree (QUINE_MAX_COST)"),
     ("deadline", "", "SECONDS", "agent", "time of the tree (QUINE_DEADLINE)"),
+    (
+        "interrupt",
+        "",
+        "agent|command",
+        "agent",
+        "whom ^C ends first; with `command` a second one ends the agent (QUINE_INTERRUPT, agent)",
+    ),
     ("max-cost", "", "USD", "budget", "cost of all agents below"),
     ("max-tokens", "", "N", "budget", "tokens of all agents below, as 500k or 2M"),
     ("max-agents", "", "N", "budget", "live agents at one time; one too many is refused with 77"),
@@ -197,6 +204,7 @@ class RunOptions:
     fs: str = ""
     help: bool = False
     idempotent: bool = False
+    interrupt: str = ""
     inventory: str = ""
     iterations: str = ""
     job: str = ""

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MULTIPLES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+BYTES = {"k": 1 << 10, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+UNITS = {unit: float(seconds) for unit, seconds in TIMES.items()}
+# the greatest value of any limit: more is a typing error, and overflows clocks and counters
+MOST = 10**9
 
 
 def parse(text: str, name: str) -> int:
@@ -28,6 +32,39 @@ def parse(text: str, name: str) -> int:
 def of(environ: Mapping[str, str], name: str) -> int:
     """Return the size in a variable in bytes; 0 if it is unset or empty."""
     return parse(environ[name], name) if environ.get(name) else 0
+
+
+def integer(environ: Mapping[str, str], name: str, default: int, units: Mapping[str, int] = MULTIPLES) -> int:
+    """Return the whole number in a variable, which may have a unit. Raises Misconfigured."""
+    text = environ.get(name, "")
+    if not text:
+        return default
+    unit = units.get(text[-1:], 0)
+    digits = (text[:-1] if unit else text).removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise Misconfigured(f"{name} must be an integer, not {text[:80]!r}")
+    if text.startswith("-"):
+        raise Misconfigured(f"{name} must not be negative, and is {text[:80]}")
+    if len(digits) > 20 or int(digits) * (unit or 1) > MOST:
+        raise Misconfigured(f"{name} must not be more than {MOST}")
+    return int(digits) * (unit or 1)
+
+
+def number(
+    environ: Mapping[str, str], name: str, default: float, units: Mapping[str, int] | None = None
+) -> float:
+    """Return the number in a variable, which may have a unit. Raises Misconfigured."""
+    text = environ.get(name, "")
+    if not text:
+        return default
+    unit = (units or {}).get(text[-1:], 0)
+    try:
+        value = float(text[:-1] if unit else text) * (unit or 1)
+    except ValueError:
+        raise Misconfigured(f"{name} must be a number, not {text[:80]!r}") from None
+    if not 0 <= value <= MOST:
+        raise Misconfigured(f"{name} must be 0 or more, and not more than {MOST}, and is {text[:80]}")
+    return value
 
 
 def count(text: str, name: str) -> int:

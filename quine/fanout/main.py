@@ -54,12 +54,15 @@ def main(words: list[str]) -> int:
     if options.help:
         print(usage())
         return 0
-    items = Items(options, rest)
+    items = Items(options, [options.mission, *rest] if options.mission else rest)
     if not items.command:
         raise Misconfigured("no command", EXAMPLE)
     mission = not dashes
+    if options.mission and dashes:
+        raise Misconfigured("--mission is for agents, and a command stands behind --")
     if mission:
-        _check_mission(rest)
+        if not options.mission:
+            _check_mission(items.command)
         items.command = [" ".join(items.command)]
     elif of_agents := next((name for name in OF_AGENTS if getattr(options.spawn, name)), ""):
         raise Misconfigured(f"--{of_agents.replace('_', '-')} is about agents, and this is a command")
@@ -121,14 +124,15 @@ def _detach(options: Options, words: list[str], shown: str, mission: bool) -> in
 
 def _check_mission(words: list[str]) -> None:
     """Refuse words that were probably meant as a command: agents would be paid for them."""
-    from shutil import which
+    from quine.jobs.did_you_mean import accidental_command
 
-    if which(words[0]):
-        from shlex import join
+    if accidental_command(words):
+        from shlex import quote
 
+        text = " ".join(words)
         raise Misconfigured(
-            f"{words[0]} is a command, and a mission for agents stands here",
-            f"for a command: quine xargs [OPTIONS] -- {join(words)}; for a mission: quote it as one word",
+            f"{text.split()[0]} is a command, and a mission for agents stands here",
+            f"for a command: quine xargs [OPTIONS] -- {text}; for a mission: --mission {quote(text)}",
         )
 
 

@@ -127,6 +127,7 @@ OPTIONS: tuple[Row, ...] = (
         V,
         "with --resume: the batch of the log ran on another machine, and has ended there",
     ),
+    ("mission", "", "TEXT", V, "the mission of agents, also where it reads like a command"),
     ("model", "", "NAME", V, "of agents: model name sent to the API (QUINE_MODEL_ID)"),
     ("max-turns", "", "N", V, "of agents: sh calls of a life, 0 = unlimited (QUINE_MAX_TURNS, 20)"),
     ("max-depth", "", "N", V, "of agents: levels of the tree (QUINE_MAX_DEPTH, 5)"),
@@ -207,6 +208,7 @@ class Options:
     load: str = ""
     max_args: str = ""
     max_lines: str = ""
+    mission: str = ""
     no_run_if_empty: bool = False
     null: bool = False
     pipe: bool = False

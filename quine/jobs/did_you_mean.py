@@ -1,15 +1,14 @@
 """Additions to messages: the command that they are about, and the command that was probably meant.
 
-Loaded only after an error.
+Loaded after an error, and by an agent at its start: so the modules that it needs are imported where they are used.
 """
 
 from __future__ import annotations
 
-from shlex import join, quote
+import os
 
 from quine.base.cli_options import UNBUILT, VERBS
 from quine.base.errors import Misconfigured
-from quine.base.text import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +16,51 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 SHOWN = 200  # characters of a command in a message
+HEX = 6  # letters of an id without a digit
 FOR_A_SHELL = frozenset(" |&;<>()$`*?\n")
+# Verbs of docker, git, tmux, kubectl, ssh, llm and other agents, as far as they are no tasks in English. Whoever types
+# one of them alone, or before an id, does not mean a mission, and would pay for an agent with a shell.
+_FOREIGN = """
+    add api-resources app-server apply attach-session auth blame branch checkout clone cluster-info commit config
+    continue cordon cp create delete detach drain events exec expose fetch get help history images info init inspect
+    install kill-server kill-session keys list list-sessions load log login logout ls lsk mcp models mv network new
+    new-session pause plugin plugins port prune pull push rebase remote rename reset restart restore resume rm rollout
+    save scp send-keys serve session sessions set setup-token split-window ssh start stash stats status stop switch tag
+    templates uninstall update upgrade version volume
+"""
+FOREIGN = frozenset(_FOREIGN.split())
+FEW = 2  # words behind such a verb
+# Programs that people put before `{}`; not the PATH, in which `summarize` may be one.
+_PROGRAMS = """
+    awk base64 bash bunzip2 bzip2 cat chmod chown cksum convert cp curl cut df diff du echo egrep false ffmpeg ffprobe
+    file find gcc git grep gunzip gzip head identify jq kill ln ls magick make md5sum mkdir mv node pandoc pdftotext
+    perl printf python python3 rg rm rsync ruby scp sed sh sha1sum sha256sum sha512sum sleep sort sox split ssh stat tac
+    tail tar tee touch tr true uniq unxz unzip unzstd wc wget xz yq zcat zip zstd
+"""
+PROGRAMS = frozenset(_PROGRAMS.split())
+# Commands of quine that are meant by some of them.
+OURS = {
+    "attach-session": "attach ID",
+    "config": "doctor",
+    "info": "doctor",
+    "kill-session": "kill ID",
+    "list": "ps",
+    "list-sessions": "ps",
+    "ls": "ps",
+    "models": "doctor --guest",
+    "rm": "kill ID",
+    "sessions": "tape ls",
+    "history": "tape ls",
+    "status": "ps",
+    "stop": "kill ID",
+}
+
+
+def join(words: list[str]) -> str:
+    """Return a command line of these words."""
+    import shlex
+
+    return shlex.join(words)
 
 
 def complete(status: Status, command: list[str], options: RunOptions) -> None:
@@ -25,6 +68,8 @@ def complete(status: Status, command: list[str], options: RunOptions) -> None:
     if status.code == 127 and not status.hint:
         status.hint = not_found(command, options)
     if status.detail and status.host and status.state in ("unreachable", "lost"):
+        from quine.base.text import plain
+
         shown = plain(join(command), newlines=False)  # one line, whatever the command holds
         shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
         status.detail += f"; {'not run' if status.state == 'unreachable' else 'lost'}: {shown}"
@@ -33,6 +78,8 @@ def complete(status: Status, command: list[str], options: RunOptions) -> None:
 def not_found(command: list[str], options: RunOptions) -> str:
     """Return the cure for a command that was not found; "" if there is none to suggest."""
     if FOR_A_SHELL & set(command[0]):
+        from shlex import quote
+
         return f"no shell reads the command; to use one: sh -c {quote(' '.join(command))}"
     if not options.on and command[0] in _hosts(options):
         return f"to run it on that host: quine run --on {command[0]} -- {join(command[1:]) or 'CMD'}"
@@ -43,6 +90,17 @@ def near_verb(mission: list[str]) -> str:
     """Return a hint, to stand before another, if the mission is one word and one edit away from a verb; else ""."""
     near = [verb for verb in VERBS if is_one_edit(mission[0], verb)] if len(mission) == 1 else []
     return f"did you mean quine {near[0]}? for a mission: " if near else ""
+
+
+def mistake(words: list[str], mission: list[str]) -> Misconfigured | None:
+    """Return the error if words were probably not meant as a mission, which ends them."""
+    if not mission:
+        return None
+    return (
+        misplaced(words, mission)
+        or accident(words, mission)
+        or (slip(words, mission) if "--" in mission[1:] else None)
+    )
 
 
 def misplaced(words: list[str], rest: list[str]) -> Misconfigured | None:
@@ -63,6 +121,33 @@ def slip(words: list[str], mission: list[str]) -> Misconfigured | None:
     if not hint or before[-1:] == ["--"]:
         return None
     return Misconfigured(f"no such verb: {mission[0]}", hint + join(["quine", *before, "--", *mission]))
+
+
+def accident(words: list[str], mission: list[str]) -> Misconfigured | None:
+    """Return the error if the words are a command of another program, as `rm ID` or `login`; `mission` ends them."""
+    before = words[: len(words) - len(mission)]
+    if not mission or mission[0] not in FOREIGN or before[-1:] == ["--"]:
+        return None
+    if len(mission) > 1 + FEW or not all(map(_is_no_prose, mission[1:])):
+        return None
+    ours = OURS.get(mission[0])
+    hint = f"did you mean quine {ours}? for a mission: " if ours else "for a mission: "
+    return Misconfigured(f"no such verb: {mission[0]}", hint + join(["quine", *before, "--", *mission]))
+
+
+def accidental_command(mission: list[str]) -> bool:
+    """Return whether a mission for the items of `xargs` is a command: a program with options, names, replacements."""
+    words = " ".join(mission).split()
+    program = words[:1]
+    runs = program and (program[0] in PROGRAMS or ("/" in program[0] and os.access(program[0], os.X_OK)))
+    return bool(runs) and all("{" in word or _is_no_prose(word) for word in words[1:])
+
+
+def _is_no_prose(word: str) -> bool:
+    """Return whether a word is an option, an id, a path or the name of something that is there."""
+    if word.startswith(("-", ".", "~")) or "/" in word or any(map(str.isdigit, word)):
+        return True
+    return (len(word) >= HEX and not set(word) - set("abcdef")) or os.path.lexists(word)
 
 
 def is_one_edit(one: str, other: str) -> bool:

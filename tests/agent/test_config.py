@@ -21,6 +21,7 @@ from transport import inherit
     [
         ({"QUINE_MAX_TURNS": "x"}, b"QUINE_MAX_TURNS must be an integer"),
         ({"QUINE_MAX_TURNS": "1_0"}, b"QUINE_MAX_TURNS must be an integer"),
+        ({"QUINE_MAX_TURNS": "5m"}, b"QUINE_MAX_TURNS must be an integer"),
         ({"QUINE_MAX_TOKENS": "9" * 30}, b"QUINE_MAX_TOKENS must not be more than"),
         ({"QUINE_MAX_AGENTS": str(2**32)}, b"QUINE_MAX_AGENTS must not be more than"),
         ({"QUINE_SH_TIMEOUT": "9" * 400}, b"QUINE_SH_TIMEOUT must not be more than"),

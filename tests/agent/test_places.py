@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from quine.agent.shell import UNATTENDED
 from tests.lab.machine import UNSHARE
 from tests.support.agents import OK, QUINE, Started, call, left, running, says, section, sh
 from tests.support.places import Shell, needs_mounts
@@ -31,7 +32,8 @@ def place(tmp_path: Path) -> Shell:
 def test_cron(place: Shell) -> None:
     """Its four variables, an empty pipe, one pipe for both outputs, a session without a terminal, the home directory.
 
-    The commands of the agent find exactly that, and what quine adds is named QUINE_* or stands behind the PATH.
+    The commands of the agent find exactly that. Variables of quine are named QUINE_*, stands behind the PATH, or keeps
+    programs from asking questions.
     """
     place.script(
         says(sh("env >&4; echo to-err >&5; quine nested >&4 && cat <&3 >&4"), match="^job"),
@@ -51,7 +53,7 @@ def test_cron(place: Shell) -> None:
     assert seen.pop("PATH").startswith(given.pop("PATH") + ":")
     of_shells = {"PWD", "OLDPWD", "SHLVL", "_"}
     ours = {name for name in seen if name.startswith("QUINE_")}
-    assert {name: seen[name] for name in seen.keys() - of_shells - ours} == given
+    assert {name: seen[name] for name in seen.keys() - of_shells - ours} == {**given, **UNATTENDED}
     assert len(list((place.directory / ".quine").glob("*.jsonl"))) == 2
 
 

@@ -27,6 +27,7 @@ def signals() -> Iterator[Signals]:
     numbers = (*HANDLED, *PYTHON_IGNORES, signal.SIGTTIN, signal.SIGTTOU, KICK)
     before = {number: signal.getsignal(number) for number in numbers}
     ours = Signals()
+    ours.commands_first = True
     ours.install()
     yield ours
     ours.remove()

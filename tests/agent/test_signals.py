@@ -23,15 +23,30 @@ def end(process: subprocess.Popen[bytes], number: int) -> tuple[bytes, bytes]:
     return process.communicate(timeout=PATIENCE)
 
 
-def test_int_is_for_the_command(agents: Agents) -> None:
+def test_int_ends_the_agent_and_its_command(agents: Agents) -> None:
+    """It ended with 0, and `quine … && deploy` deployed."""
     agents.script(says(sh("touch up; sleep 72298")), says(sh("echo alive >&4")), says(OK))
     with agents.start("work") as process:
         wait_for(agents.directory / "up")
         out, _ = end(process, signal.SIGINT)
+    assert (process.returncode, out) == (-signal.SIGINT, b"")
+    assert agents.outcome()["exit_code"] == 130
+    assert not left("72298")
+
+
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_int_is_for_the_command_if_that_is_asked_for(agents: Agents, way: str) -> None:
+    agents.script(says(sh("touch up; sleep 72298")), says(sh("echo alive >&4")), says(OK))
+    agents.env |= {"QUINE_INTERRUPT": "command"} if way == "variable" else {}
+    with agents.start("work", *["--interrupt=command"] * (way == "option")) as process:
+        wait_for(agents.directory / "up")
+        out, err = end(process, signal.SIGINT)
     assert (process.returncode, out) == (0, b"alive\n")
+    assert err == b"quine: the running command was interrupted; ^C twice ends the agent\n"
     assert agents.results()[0].startswith("[EXIT CODE] 130\n")
 
 
+COMMAND = {"QUINE_INTERRUPT": "command"}
 # a command that does not end of it, and tells that it came
 TAKES_INT = """
 import signal
@@ -44,6 +59,7 @@ while True:
 
 def test_int_twice_is_for_the_agent(agents: Agents) -> None:
     agents.script(says(sh(f"{sys.executable} -c '{TAKES_INT}' 72296")))
+    agents.env |= COMMAND
     told = agents.directory / "told"
     with agents.start("work") as process:
         wait_for(agents.directory / "up")

@@ -740,7 +740,11 @@ REFUSED = [
     (["--"], "no command"),
     (["--max-cost", "1", "--", "true"], "--max-cost is about agents, and this is a command"),
     (["cat", "{}"], "cat is a command, and a mission for agents stands here"),
-    (["cat", "{}", ":::", "a b"], "for a command: quine xargs [OPTIONS] -- cat '{}' ::: 'a b'; "),
+    (
+        ["cat", "{}", ":::", "a b"],
+        "for a command: quine xargs [OPTIONS] -- cat {}; for a mission: --mission 'cat {}'",
+    ),
+    (["--mission", "cat {}", "--", "true"], "--mission is for agents, and a command stands behind --"),
 ]
 
 

@@ -205,7 +205,7 @@ def test_a_command_learns_that_nobody_reads_any_more(agents: Agents) -> None:
 def test_an_interrupt_ends_the_whole_command(agents: Agents) -> None:
     """As ^C does in a terminal: an interrupt of `make; deploy` must not deploy."""
     agents.script(says(sh("sh -c 'echo up >&4; exec sleep 71381'; echo deployed >&4")), says(OK))
-    with agents.start("work") as process:
+    with agents.start("work", "--interrupt=command") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGINT)

@@ -105,7 +105,7 @@ def test_defect_13_an_interrupt_is_for_what_runs(agents: Agents, provider: Provi
     """SIGINT kills the shell with the command; after a fork that was waited for it kills the agent instead."""
     command = sh("sh -c 'echo up >&4; exec sleep 71584'")
     provider.plan = [*having(after), Said(calls=(command, sh("echo $X >&4"))), DONE]
-    with agents.start("work", env=at(provider)) as process:
+    with agents.start("work", "--interrupt=command", env=at(provider)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGINT)

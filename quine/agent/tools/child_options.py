@@ -8,10 +8,10 @@ Laws
 
 from __future__ import annotations
 
-from quine.agent import env
 from quine.agent.tools import validate
 from quine.agent.tools.exec import LONGEST, WHOLE
 from quine.agent.tools.exported import Exported, is_plain
+from quine.base import sizes
 from quine.base.text import unfit
 from quine.budget.ledger import LEAST_REPLY
 from quine.budget.limits import Limits
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from quine.agent.session import SessionSpec
     from quine.budget.ledger import Ledger
 
-_COUNT = {"type": "integer", "minimum": 1, "maximum": env.MOST}
+_COUNT = {"type": "integer", "minimum": 1, "maximum": sizes.MOST}
 SCHEMA: dict[str, Any] = {
     "model": {"type": "string", "minLength": 1, "maxLength": 200},
     "turns": _COUNT,
     "tokens": _COUNT,
-    "cost": {"type": "number", "minimum": 1e-6, "maximum": env.MOST, "description": "US dollars"},
-    "deadline": {"type": "number", "minimum": 0.001, "maximum": env.MOST, "description": "seconds"},
+    "cost": {"type": "number", "minimum": 1e-6, "maximum": sizes.MOST, "description": "US dollars"},
+    "deadline": {"type": "number", "minimum": 0.001, "maximum": sizes.MOST, "description": "seconds"},
     "env": {"type": "object", "additionalProperties": {"type": "string"}},
     "cwd": {"type": "string", "minLength": 1},
     "limits": {

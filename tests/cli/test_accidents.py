@@ -1,0 +1,242 @@
+"""No agent starts by accident: verbs of other programs are refused, and missions that people write are not."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from quine.base.cli_options import VERBS
+from quine.jobs.did_you_mean import FOREIGN, accident, accidental_command
+from tests.lab.lab import Lab
+
+TYPED = (
+    *(
+        "help",
+        "version",
+        "login",
+        "logout",
+        "ls",
+        "list",
+        "rm",
+        "stop",
+        "cp",
+        "update",
+        "start",
+        "restart",
+        "exec",
+    ),
+    *(
+        "pull",
+        "push",
+        "clone",
+        "commit",
+        "checkout",
+        "rebase",
+        "stash",
+        "status",
+        "log",
+        "branch",
+        "fetch",
+        "reset",
+    ),
+    *(
+        "images",
+        "inspect",
+        "prune",
+        "get",
+        "delete",
+        "apply",
+        "rollout",
+        "new-session",
+        "kill-session",
+        "send-keys",
+    ),
+    *("resume", "mcp", "config", "models", "keys", "install", "uninstall"),
+)
+MISSIONS = """
+summarize
+summarise this
+explain this code
+describe the data
+review my changes
+review
+fix the tests
+fix
+test everything
+find bugs
+find bugs in {}
+sort these by date
+sort these
+translate to German
+translate
+write tests
+write a README
+merge the two tables
+diff the two versions
+build it
+build the project
+search for secrets
+edit the introduction
+clean the data
+clean up
+show the largest files
+show me the errors
+what is this
+why does it fail
+count the words
+count lines
+list the files
+list all open questions
+help me
+help me write tests
+update the docs
+update dependencies in the lockfile
+create a parser
+create tests for everything
+add types
+add a test for it
+remove dead code
+rename the functions
+start a server and test
+stop the flaky test
+get the weather in Berlin
+delete unused imports
+install the dependencies
+log the results nicely
+check the links
+check {}
+classify
+classify each review
+extract the names
+extract all dates
+label the images
+tag these photos
+plan a trip
+plan
+draft a reply
+draft an email
+reply politely
+rewrite in plain English
+shorten
+shorten this text
+compare a and b
+benchmark it
+profile the program
+optimize the query
+optimise this
+refactor the module
+document the API
+document it
+lint and fix
+format the code
+convert to markdown
+convert this to JSON
+make it faster
+make a plot
+plot the data
+draw a diagram
+debug
+debug this crash
+solve it
+solve the puzzle
+answer the question
+answer
+research the topic
+investigate the failure
+analyse the logs
+analyze
+audit the code
+port this to Rust
+restore the old behaviour
+save the results as CSV
+run the tests
+inspect the logs carefully please
+configure the build
+status of the project
+commit the changes
+push the changes upstream please
+switch to tabs
+set up the project
+serve the docs
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("verb", TYPED)
+def test_a_verb_of_another_program_is_no_mission(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "web").touch()
+    monkeypatch.chdir(tmp_path)
+    assert verb in FOREIGN and verb not in VERBS
+    for rest in ([], ["3f2a9c1d"], ["-a"], ["-f", "web"], ["deadbeef"], ["./x", "y/z"]):
+        wrong = accident([verb, *rest], [verb, *rest])
+        assert wrong and wrong.hint.endswith(" ".join(["quine", "--", verb, *rest]))
+        assert accident(["--", verb, *rest], [verb, *rest]) is None
+    assert accident([f"{verb} web"], [f"{verb} web"]) is None  # one word with a space in it
+
+
+def test_what_people_write_is_a_mission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a directory of that name is there."""
+    for name in ("tests", "data", "docs", "logs", "build"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert len(MISSIONS) >= 100
+    for mission in MISSIONS:
+        words = mission.split()
+        if words[0] not in VERBS:
+            assert accident(words, words) is None, mission
+        assert accident([mission], [mission]) is None, mission
+        assert not accidental_command(words) and not accidental_command([mission]), mission
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "gzip {}",
+        "gzip -9 {}",
+        "wc",
+        "wc -l",
+        "convert {} {.}.png",
+        "sha256sum {} ./x",
+        "python3 ./x.py {}",
+        "/bin/ls {}",
+    ],
+)
+def test_a_command_for_items_is_no_mission(command: str) -> None:
+    assert accidental_command([command]) and accidental_command(command.split())
+
+
+def test_the_refusals_say_how_to_say_it(lab: Lab) -> None:
+    for words, told in (
+        (
+            ["stop", "3f2a9c1d"],
+            "quine: hint: did you mean quine kill ID? for a mission: quine -- stop 3f2a9c1d\n",
+        ),
+        (["--max-turns", "3", "login"], "quine: hint: for a mission: quine --max-turns 3 -- login\n"),
+        (
+            ["xargs", "gzip {}", ":::", "f"],
+            "quine: hint: for a command: quine xargs [OPTIONS] -- gzip {}; for a mission: --mission 'gzip {}'\n",
+        ),
+    ):
+        done = lab.run(words)
+        assert done.returncode == 2 and done.stderr.decode().endswith(told), done.stderr
+
+
+def test_help_and_version_do_what_they_say(lab: Lab) -> None:
+    for words, same in (
+        (["help"], ["--help"]),
+        (["version"], ["--version"]),
+        (["help", "ps"], ["ps", "--help"]),
+    ):
+        one, other = lab.run(words), lab.run(same)
+        assert one.returncode == other.returncode == 0 and one.stdout == other.stdout
+
+
+def test_each_hint_names_a_verb_that_is_there() -> None:
+    from quine.jobs.did_you_mean import OURS
+
+    assert OURS.keys() <= FOREIGN
+    assert {ours.split()[0] for ours in OURS.values()} <= VERBS.keys()
+    assert not any(one in VERBS for one in itertools.chain(TYPED))
