@@ -41,7 +41,7 @@ LAWS := $(addprefix tests/,test_laws.py docs deploy/test_host_python.py remote/t
 	transport/carrier/test_private.py)
 
 CLOCKED = $(shell grep -rl --include='test_*.py' 'mark[.]clock' tests)# to collect all others for a few takes longer than these
-HALVES = 'tests/[a-f]*' 'tests/[g-z]*'
+HALVES = 'tests/[a-f]*/' 'tests/[g-z]*/'
 
 # FAILED=FILE: tests that fail are noted in FILE, for `suite.py judge`, and the run goes on.
 FAILED ?=
