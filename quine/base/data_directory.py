@@ -8,7 +8,8 @@ Laws
 3. A directory without a mark is marked at its first use, unless it holds links or git tracks it; of one that was found
    that is said. One that is made here is marked at once. Where no secret can be kept there are no marks: each use looks
    at all the rest.
-4. A directory with a mark is the user's wherever it is. Without one, and named by an option, the way to it must be
+4. Other things that quine obeys where it finds them are sealed under the same secret, in a way that makes no mark.
+5. A directory with a mark is the user's wherever it is. Without one, and named by an option, the way to it must be
    safe, too (transport/provenance/safe_path.py).
 """
 
@@ -36,6 +37,7 @@ SECRET = "mark-secret"  # in the state directory
 _SIZE = 16  # bytes of a random number, and of a digest
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ELSEWHERE = "or name another directory with QUINE_DATA_DIR"
+_fleeting = b""  # a secret of this process, where none can be kept
 _judged: set[tuple[int, int]] = set()  # (device, inode) of those that this process has found to be the user's
 
 
@@ -198,6 +200,31 @@ def marked_at(place: str) -> int | None:
             return os.stat(MARK, dir_fd=fd, follow_symlinks=False).st_ctime_ns if marked else None
     finally:
         os.close(fd)
+
+
+def seal(text: bytes) -> str:
+    """Return a digest of `text` that this user alone can make; where no secret can be kept, this process alone."""
+    global _fleeting
+    if secret := _kept_secret(make=True):
+        return _sealed(secret, text)
+    _fleeting = _fleeting or os.urandom(32)
+    return _sealed(_fleeting, text)
+
+
+def is_sealed(text: bytes, digest: str) -> bool:
+    """Return whether `digest` is the seal of `text`."""
+    return any(digest == _sealed(secret, text) for secret in (_kept_secret(make=False), _fleeting) if secret)
+
+
+def _sealed(secret: bytes, text: bytes) -> str:
+    return blake2b(text, key=secret, digest_size=_SIZE, person=b"quine-seal").hexdigest()
+
+
+def _kept_secret(make: bool) -> bytes:
+    try:
+        return _secret(make)
+    except safe_path.Unsafe:
+        return b""
 
 
 def _write(name: str, data: bytes, directory: int | None = None) -> None:

@@ -4,7 +4,8 @@ Laws
 1. A put, get or sync of a tree leaves out the data directory and a local store, and `--delete` does not remove them:
    `quine fs sync --delete tier:src .` once removed the tapes, and the very store that it had read.
 2. A tree that comes from another machine lacks the names that quine or git obeys at its top: otherwise an agent that is
-   not trusted could write the user's next inventory, persona or hook. Each name left out is said.
+   not trusted could write the user's next inventory, persona or hook. Each name left out is said. So is a directory
+   of an interrupted staging, whose renames quine would finish if it were the user's.
 3. A path that names one of them, or something in it, explicitly is not excluded.
 """
 
@@ -15,6 +16,7 @@ import os
 from quine.base import data_directory
 from quine.base.errors import say
 from quine.files import paths
+from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,10 +26,20 @@ if TYPE_CHECKING:
 
 
 OBEYED = (".git", ".quine", "inventory.toml", "personas")  # a file or a link of that name, too
+ASIDE = ".quine-aside-"  # prefix of the names of the private directories of staging
+
+
+def obeyed(path: str) -> str:
+    """Return the first name of a path if quine or git obeys it there; "" if not."""
+    first = path.partition("/")[0]
+    return first if first in OBEYED or first.startswith(ASIDE) else ""
 
 
 def own(tier: Tier, top: str) -> frozenset[str]:
-    """Paths of quine's own directories below `top`, relative to it; a link to one counts as one. Raises OSError."""
+    """Paths of quine's own directories below `top`, relative to it; a link to one counts as one. Raises OSError.
+
+    Private directories of staging are among them.
+    """
     places = [data_directory.named()]
     if tier.directory_here():
         places.append(tier.directory_here())
@@ -39,6 +51,8 @@ def own(tier: Tier, top: str) -> frozenset[str]:
             relative = os.path.relpath(path, top)
             if relative != "." and relative.partition("/")[0] != "..":
                 found.add(relative)
+    with contextlib.suppress(OSError):
+        found.update(name for name in os.listdir(top) if name.startswith(ASIDE))
     return frozenset(found)
 
 

@@ -6,7 +6,8 @@ Laws
 2. No write follows a symlink, and no name above the base is used.
 3. With `undo`, either everything appears or nothing. Replaced entries are kept until the last rename, and a journal
    lets the next process finish renames that a crash interrupted (`recover`).
-4. The owner of the private directory holds a lock on it that dies with the owner. An unlocked directory is removed.
+4. The owner of the private directory holds a lock on it that dies with the owner. An unlocked directory is removed,
+   if it has the seal that its owner has made (`renames`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quine.files.stores.local.dirfd import FOLDER
 from quine.staging.content import measure
 from quine.staging.filling import Filling
 from quine.staging.manifest import IMPLIED, PERMISSIONS, Manifest
-from quine.staging.renames import Conflict, Met, Parents, keep_old, move, remove
+from quine.staging.renames import Conflict, Met, Parents, keep_old, move, remove, seal
 from quine.staging.scan import ASIDE, FACTS, facts_of
 
 TYPE_CHECKING = False
@@ -134,6 +135,7 @@ class Layout:
                 raise OSError(error.errno, error.strerror, os.path.abspath(self._path)) from None
             self._top = os.open(self._name, FOLDER, dir_fd=self._base)
             fcntl.flock(self._top, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            seal(self._top)
         finally:
             fcntl.flock(self._base, fcntl.LOCK_UN)
         for name in ("new", "old"):

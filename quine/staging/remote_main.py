@@ -23,7 +23,7 @@ import signal
 import time
 
 from quine.base.data_directory import named
-from quine.base.errors import NOT_STARTED, complain
+from quine.base.errors import NOT_STARTED, complain, say
 from quine.files.exclusions import OBEYED
 from quine.staging import scan
 from quine.staging.apply import Layout
@@ -39,7 +39,7 @@ from quine.staging.content import (
     tell,
 )
 from quine.staging.manifest import BadManifest, Manifest, digest_of, parse
-from quine.staging.renames import recover
+from quine.staging.renames import left_alone, recover
 from quine.staging.source import Tree, bits
 from quine.staging.store import Objects, Pack
 from transport.errors import RequestError
@@ -182,7 +182,9 @@ def _staged(relay: Relay, key: str) -> bool:
     mask = os.umask(0)
     try:
         with objects.turn("place", place):
-            recover(b".")
+            foreign = recover(b".")
+            if foreign and not scan.recall(record).digest:  # once: there is a record from then on
+                say(f"quine: {os.environ.get('QUINE_NODE_NAME', '')}: {left_alone(foreign)}\n")
             for left in reversed(range(ROUNDS)):
                 try:
                     return _lay_out(relay, record, objects)

@@ -4,6 +4,9 @@ Laws
 1. A name is reached from the base, one directory at a time, each opened without following a symlink.
 2. With a journal, the process that began the renames undoes them on failure, and the next process finishes them after
    a crash. A private directory that no process holds is removed.
+3. An archive, a repository or an agent elsewhere can bring such a directory. Nothing in it is obeyed, and it is not
+   removed, without the seal of the user: over inode and ctime of a file in it, which no copy has and nobody can set,
+   and over the bytes of the journal.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import fcntl
 import os
 import stat
 
+from quine.base import data_directory
 from quine.files.stores.local import dirfd
 from quine.files.stores.local.dirfd import FOLDER
 from quine.staging.scan import ASIDE
+from transport.text import harmless
 
 NO_LINKS = (
     errno.EPERM,
@@ -25,6 +30,10 @@ NO_LINKS = (
     errno.ENOSYS,
     errno.EMLINK,
 )  # errors of link() that mean: this file cannot be linked
+BEGUN, SEAL = "begun", "seal"  # in a private directory
+LONGEST = 256 << 20  # bytes of a journal: two million names
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Conflict(OSError):
@@ -172,18 +181,46 @@ def keep_old(top: int, moves: list[tuple[bytes, bytes]], parents: Parents, folde
         except OSError as refused:
             if refused.errno not in NO_LINKS:
                 raise
+    write_journal(top, moves)
+
+
+def write_journal(top: int, moves: list[tuple[bytes, bytes]]) -> None:
+    """Write the journal of a private directory, synced: a line with its seal, then the moves."""
     text = b"".join(spot + b"\0" + name + b"\0" for spot, name in moves)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open("journal.new", flags, 0o600, dir_fd=top), "wb") as file:
-        file.write(text)
+    with open(os.open("journal.new", NEW, 0o600, dir_fd=top), "wb") as file:
+        file.write(data_directory.seal(_sealed(top, text)).encode() + b"\n" + text)
         file.flush()
         os.fsync(file.fileno())
     os.rename("journal.new", "journal", src_dir_fd=top, dst_dir_fd=top)
     dirfd.sync(top)
 
 
-def recover(base: bytes) -> None:
-    """Finish the renames, or remove the private directories, that killed processes left in `base`."""
+def seal(top: int) -> None:
+    """Make a private directory the user's: `recover` may remove it. Raises OSError."""
+    os.close(os.open(BEGUN, NEW, 0o600, dir_fd=top))
+    with open(os.open(SEAL, NEW, 0o600, dir_fd=top), "wb") as file:
+        file.write(data_directory.seal(_sealed(top)).encode())
+
+
+def _sealed(top: int, journal: bytes = b"") -> bytes:
+    """Return what is sealed: a private directory, as one that is no copy, and its journal. Raises OSError."""
+    facts = os.stat(BEGUN, dir_fd=top, follow_symlinks=False)
+    return b"aside %d %d\0%b" % (facts.st_ino, facts.st_ctime_ns, journal)
+
+
+def _is_sealed(top: int, digest: bytes, journal: bytes = b"") -> bool:
+    try:
+        return data_directory.is_sealed(_sealed(top, journal), digest.decode("ascii", "replace"))
+    except OSError:
+        return False
+
+
+def recover(base: bytes) -> list[str]:
+    """Finish the renames, or remove the private directories, that killed processes left in `base`.
+
+    Return the names of those that have no seal of this user, and are left alone.
+    """
+    foreign: list[str] = []
     with contextlib.suppress(OSError):
         fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -192,34 +229,74 @@ def recover(base: bytes) -> None:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for name in left:
                 with contextlib.suppress(OSError):
-                    _recover(name, fd)
+                    if not _recover(name, fd):
+                        foreign.append(os.fsdecode(name))
         finally:
             os.close(fd)
+    return foreign
 
 
-def _recover(name: bytes, base: int) -> None:
+def left_alone(foreign: list[str]) -> str:
+    """Return the message about directories that `recover` left alone; "" if there are none."""
+    if not foreign:
+        return ""
+    named = ", ".join(map(harmless, sorted(foreign)))
+    return f"{named} left alone, not sealed by quine of this user here, and may have come with a repository"
+
+
+def _recover(name: bytes, base: int) -> bool:
+    """Return False for a directory that is left alone, since it is not the user's."""
     top = os.open(name, FOLDER, dir_fd=base)
     try:
         if os.fstat(top).st_uid != os.getuid():
-            return
+            return True
         fcntl.flock(top, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with contextlib.suppress(FileNotFoundError), Parents(base) as parents:
-            fd = os.open("journal", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=top)
-            with open(fd, "rb") as file:
-                words = file.read().split(b"\0")[:-1]
+        if (text := _read("journal", top)) is not None:
+            digest, _, text = text.partition(b"\n")
+            if not _is_sealed(top, digest, text):
+                return False
+            words = text.split(b"\0")[:-1]
             if len(words) % 2 or not all(map(bytes.isdigit, words[::2])) or not all(map(_stays, words[1::2])):
-                return  # not ours: an archive that was unpacked here may hold anything
-            new = os.open("new", FOLDER, dir_fd=top)
-            try:
+                return False  # of another version
+            _finish(words, base, top)
+        elif not _is_sealed(top, _read(SEAL, top) or b"") and not _is_bare(top):
+            return False
+        remove(name, base)
+        return True
+    finally:
+        os.close(top)
+
+
+def _is_bare(top: int) -> bool:
+    """Return whether nothing is in it: its owner was killed before it was sealed, or at the end of its removal."""
+    names = os.listdir(top)
+    return not names or (names == [BEGUN] and not os.stat(BEGUN, dir_fd=top, follow_symlinks=False).st_size)
+
+
+def _finish(words: list[bytes], base: int, top: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        new = os.open("new", FOLDER, dir_fd=top)
+        try:
+            with Parents(base) as parents:
                 for spot, path in zip(words[::2], words[1::2]):
                     folder, last = parents.of(path)
                     with contextlib.suppress(FileNotFoundError):
                         os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
-            finally:
-                os.close(new)
-        remove(name, base)
-    finally:
-        os.close(top)
+        finally:
+            os.close(new)
+
+
+def _read(name: str, top: int) -> bytes | None:
+    """Return the bytes of a file in a private directory, b"" for what quine cannot have written; None without it."""
+    try:
+        fd = os.open(name, READ, dir_fd=top)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return b""
+    with open(fd, "rb") as file:
+        facts = os.fstat(fd)
+        return file.read() if stat.S_ISREG(facts.st_mode) and facts.st_size <= LONGEST else b""
 
 
 def _stays(path: bytes) -> bool:
@@ -227,7 +304,14 @@ def _stays(path: bytes) -> bool:
 
 
 def remove(name: bytes, folder: int) -> None:
-    """Remove a directory and its contents, as far as possible."""
+    """Remove a directory and its contents, as far as possible: the seal behind all that it vouches for."""
     with contextlib.suppress(OSError):
+        for inner in (name + b"/new", name + b"/old"):
+            with contextlib.suppress(OSError):
+                dirfd.empty(folder, os.fsdecode(inner), ours=True)
+                os.rmdir(inner, dir_fd=folder)
+        for last in ("journal", SEAL):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(os.fsdecode(name), last), dir_fd=folder)
         dirfd.empty(folder, os.fsdecode(name), ours=True)
         os.rmdir(name, dir_fd=folder)

@@ -21,7 +21,7 @@ from quine.staging import scan, spec
 from quine.staging.apply import Layout
 from quine.staging.content import KNOWN, Broken, Cut, Feed, error_text, tell, text_field
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, names_in, parse, shown
-from quine.staging.renames import recover
+from quine.staging.renames import left_alone, recover
 from quine.staging.returns_limit import Bound, TooMuch
 from quine.staging.source import bits
 from transport.client import client
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
     # Called with the names that are about to be replaced, and the paths of what comes. Returns an error, or "".
     OnPut = Callable[[Iterator[tuple[bytes, bytes]]], str]
+
+
+_named: set[tuple[bytes, str]] = set()  # foreign directories of staging that this process has named
 
 
 class Taking:
@@ -67,6 +70,7 @@ class Taking:
         self.beaten = False  # the claim was not to be had
         self._settled = False  # the failure is none of the way here, and would be the same again
         self.missing: list[str] = []
+        self.foreign: list[str] = []  # private directories here that are not the user's
         self.left_out: list[str] = []  # places at which the job has something that no pattern names
         self.on_put: OnPut | None = None
 
@@ -85,7 +89,7 @@ class Taking:
 
     def begin(self) -> None:
         """Finish what an earlier process has left. Raises OSError."""
-        recover(self._folder)
+        self.foreign = recover(self._folder)
 
     @property
     def services(self) -> dict[str, Streaming]:
@@ -137,10 +141,14 @@ class Taking:
         return spec.not_there(self.missing)
 
     def note(self, host: str) -> str:
-        """Return the line about what was left out; "" if nothing was."""
+        """Return the lines about what was left out and left alone; "" if nothing was."""
         text = left_out(self.left_out, lambda place: f"--returns {place}")
         voice = f"quine: {host}: " if host else "quine: "
-        return f"{voice}{text}\n" if text else ""
+        lines = [f"{voice}{text}\n"] if text else []
+        if alone := left_alone([name for name in self.foreign if (self._folder, name) not in _named]):
+            _named.update((self._folder, name) for name in self.foreign)
+            lines.append(f"quine: {alone}\n")
+        return "".join(lines)
 
     def taken(self, incoming: Incoming) -> None:
         """Answer one request `stage` of the sending job."""

@@ -18,6 +18,7 @@ import struct
 import time
 
 from quine.base import dirs
+from quine.files import exclusions
 from quine.staging.manifest import SIZE, BadManifest, Manifest, parse
 from transport.address import user_directory
 from transport.lean import blake2b
@@ -30,7 +31,7 @@ TICK = 20_000_000  # ns; file timestamps advance in steps of 1 to 10 ms
 PATIENCE = 3  # scans of a tree that keeps changing
 KEPT = 200  # records of a user on a machine
 ONCE = "once"  # key of a directory that is staged once: no record is kept
-ASIDE = b".quine-aside-"  # prefix of the names of private directories
+ASIDE = exclusions.ASIDE.encode()
 LONGEST = 1 << 20  # bytes of a record's first line
 GONE = "vanished before it was sent"
 _HEADER = "quine-seen-1"

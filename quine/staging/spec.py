@@ -17,7 +17,7 @@ import os
 
 from quine.base.errors import Misconfigured
 from quine.files import paths
-from quine.files.exclusions import OBEYED, naming, within
+from quine.files.exclusions import ASIDE, OBEYED, naming, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -231,6 +231,7 @@ def matching(
             matches = [
                 os.path.normpath(name) for name in globbed if os.path.exists(os.path.join(folder, name))
             ]
+        matches = [name for name in matches if not name.startswith(ASIDE)]
         missing += [] if matches else [pattern]
         for name in matches:
             place = place_of(name, places)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quine.base import data_directory
 from quine.base.errors import Misconfigured
 from quine.staging import apply, remote_main, renames, returns_receiver, scan, source, spec
 from quine.staging.caller_side import Staging
 from quine.staging.content import Feed, tell
 from quine.staging.manifest import IMPLIED, SIZE, Manifest, parse
 from quine.staging.source import Tree
-from tests.staging.wired import Relay, bring, inside, stage
+from tests.staging.wired import Relay, bring, inside, sealed, stage
 from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
 from tests.staging.wired import there as there
@@ -38,11 +41,139 @@ def test_a_journal_leads_nowhere_else(here: Path, tmp_path: Path, spot: bytes, n
     (top / "new").mkdir(parents=True)
     (top / "new" / "0").write_text("planted")
     (tmp_path / "kept").write_text("mine")
-    (top / "journal").write_bytes(spot + b"\0" + name + b"\0")
+    sealed(top, [(spot, name)])
     renames.recover(os.fsencode(here))
     assert not (tmp_path / "planted").exists() and not Path("/planted").exists()
     assert (tmp_path / "kept").read_text() == "mine"
     assert sorted(path.name for path in here.iterdir() if path != top) == ["d"]
+
+
+def planted(here: Path) -> Path:
+    """A private directory of staging that came with a repository, as quine would have left it."""
+    (here / ".git" / "hooks").mkdir(parents=True)
+    top = here / ".quine-aside-0123456789abcdef"
+    (top / "new").mkdir(parents=True)
+    (top / "new" / "0").write_text("#!/bin/sh\n")
+    (top / "journal").write_bytes(b"0\0.git/hooks/post-commit\0")
+    return top
+
+
+def test_a_journal_that_came_with_a_repository_is_not_obeyed(here: Path, there: Path) -> None:
+    """It is the user's by its owner, and nothing else of it."""
+    top = planted(here)
+    (there / "r").write_text("x")
+    for said in ([top.name], []):
+        staging = Staging([], ["r"], str(here))
+        taking = staging.taking()
+        taking.begin()
+        relay = Relay(taking.taken)
+        with inside(there):
+            assert remote_main._give_back(relay, staging.key)  # type: ignore[arg-type]
+        relay.close()
+        taking.end(Status("exited", 0))
+        taking.close()
+        assert not taking.failure
+        assert [name for name in [top.name] if name in taking.note("h1")] == said
+    assert (here / "r").exists() and (top / "new" / "0").exists()
+    assert list((here / ".git" / "hooks").iterdir()) == []
+
+
+def test_a_job_there_names_a_journal_that_is_not_obeyed_once(
+    here: Path, there: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    top = planted(there)
+    (here / "a").write_text("x")
+    stage(here, there, "a")
+    stage(here, there, "a")
+    assert capfd.readouterr().err.count(top.name) == 1
+    assert (top / "new" / "0").exists() and list((there / ".git" / "hooks").iterdir()) == []
+
+
+def test_a_private_directory_of_staging_is_no_result_and_is_not_cleaned_up(here: Path, there: Path) -> None:
+    top = planted(there)
+    (there / ".r").write_text("x")
+    assert bring(here, there, ".*", left=[".git"]) == ("", [])
+    assert [path.name for path in here.iterdir()] == [".r"]
+    with inside(there):
+        assert remote_main._clean([".*"], []) == 0
+    assert top.exists() and not (there / ".r").exists()
+
+
+@pytest.mark.parametrize("change", ["copied", "journal", "seal"])
+def test_the_seal_of_a_journal_holds_for_no_other(here: Path, tmp_path: Path, change: str) -> None:
+    top = planted(here)
+    (top / "journal").unlink()
+    sealed(top, [(b"0", b"mine")])
+    if change == "copied":  # its user has committed it, and it comes with the next clone
+        shutil.copytree(top, tmp_path / "copy")
+        shutil.rmtree(top)
+        shutil.copytree(tmp_path / "copy", top)
+        shutil.rmtree(tmp_path / "copy")
+    elif change == "journal":
+        seal = (top / "journal").read_bytes().partition(b"\n")[0]
+        (top / "journal").write_bytes(seal + b"\n0\0.git/hooks/post-commit\0")
+    else:  # that of the directory
+        (top / "journal").write_bytes((top / "seal").read_bytes() + b"\n0\0.git/hooks/post-commit\0")
+    assert renames.recover(os.fsencode(here)) == [top.name]
+    assert (top / "new" / "0").exists() and not (here / "mine").exists()
+    assert list((here / ".git" / "hooks").iterdir()) == []
+
+
+@pytest.mark.parametrize("brought", ["nothing", "a file", "a pipe", "a link"])
+def test_a_directory_without_the_seal_of_its_user_is_not_removed(here: Path, brought: str) -> None:
+    top = here / ".quine-aside-0"
+    top.mkdir()
+    if brought == "a file":
+        (top / "seal").write_text("0" * 32)
+    elif brought == "a pipe":
+        os.mkfifo(top / "seal")
+        os.mkfifo(top / "journal")
+    elif brought == "a link":
+        (top / "journal").symlink_to("/dev/zero")
+    assert renames.recover(os.fsencode(here)) == ([] if brought == "nothing" else [top.name])
+    assert top.exists() == (brought != "nothing")  # its owner was killed before it was sealed
+
+
+def test_without_a_secret_a_journal_is_of_its_process(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that cannot be written."""
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
+    monkeypatch.setattr(data_directory, "_fleeting", b"")
+    for other in (False, True):
+        top = here / f".quine-aside-{other}"
+        (top / "new").mkdir(parents=True)
+        (top / "new" / "0").write_text("x")
+        sealed(top, [(b"0", b"mine-%d" % other)])
+        if other:
+            monkeypatch.setattr(data_directory, "_fleeting", os.urandom(32))
+        assert renames.recover(os.fsencode(here)) == [top.name] * other
+        assert (here / f"mine-{other:d}").exists() != other
+
+
+def test_what_is_killed_while_it_is_removed_is_removed_by_the_next(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def dying(call: Callable[..., None], *args: Any, **more: Any) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Killed
+        call(*args, **more)
+
+    for killed_at in range(1, 12):
+        top = here / ".quine-aside-0"
+        for name in ("new/d", "old"):
+            (top / name).mkdir(parents=True)
+        (top / "new" / "d" / "x").write_text("x")
+        sealed(top, [])
+        left = [killed_at]
+        with monkeypatch.context() as patched, suppress(Killed):
+            for name in ("unlink", "rmdir"):
+                patched.setattr(os, name, partial(dying, getattr(os, name)))
+            renames.recover(os.fsencode(here))
+        assert renames.recover(os.fsencode(here)) == []
+        assert list(here.iterdir()) == []
 
 
 def three(here: Path, there: Path) -> None:

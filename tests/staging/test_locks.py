@@ -22,7 +22,7 @@ from quine.staging.content import Changed, measure
 from quine.staging.manifest import Manifest
 from quine.staging.scan import ASIDE
 from quine.staging.source import Tree
-from tests.staging.wired import Relay, bring, inside
+from tests.staging.wired import Relay, bring, inside, sealed
 from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
 from tests.staging.wired import there as there
@@ -64,7 +64,7 @@ def aside(here: Path, name: bytes) -> Path:
     top = here / f"{os.fsdecode(ASIDE)}0"
     (top / "new").mkdir(parents=True)
     (top / "new" / "0").write_text("new")
-    (top / "journal").write_bytes(b"0\0" + name + b"\0")
+    sealed(top, [(b"0", name)])
     return top
 
 

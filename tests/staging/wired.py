@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quine.staging import remote_main
+from quine.staging import remote_main, renames
 from quine.staging.caller_side import Staging
 from quine.staging.claim import Claim
 from transport.errors import Abandoned, RequestError
@@ -111,6 +111,16 @@ class Relay:
     def close(self) -> None:
         for thread in self.threads:
             thread.join(60)
+
+
+def sealed(top: Path, moves: list[tuple[bytes, bytes]]) -> None:
+    """Make the journal of a private directory of staging, as its owner would."""
+    fd = os.open(top, os.O_RDONLY)
+    try:
+        renames.seal(fd)
+        renames.write_journal(fd, moves)
+    finally:
+        os.close(fd)
 
 
 @contextmanager

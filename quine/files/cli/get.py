@@ -18,7 +18,7 @@ from quine.files.api import BLOCK, Request, error
 from quine.files.cli import localfs
 from quine.files.cli.destination import below, crew_of, keeps, operands
 from quine.files.cli.output import escaped
-from quine.files.exclusions import OBEYED, own, say_left_out, within
+from quine.files.exclusions import obeyed, own, say_left_out, within
 from transport.atomic import follow
 from transport.writes import write_all
 
@@ -47,7 +47,7 @@ def get(call: Call) -> int:
             here.folder()  # if it is no directory, report that once
         left = []
         for path, source in expanded:
-            if here.into and paths.name(path) in OBEYED and call.is_pattern(source):
+            if here.into and obeyed(paths.name(path)) and call.is_pattern(source):
                 left.append(path)
                 continue
             try:
@@ -151,7 +151,7 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> list[str]:
     kept, left = own(call.tier, folder.path), set()
     for entry in call.tier.walk(path):
         relative = below(entry, path)
-        if (place := relative.partition("/")[0]) in OBEYED:
+        if place := obeyed(relative):
             left.add(paths.join(path, place))
             continue
         if within(relative, kept):

@@ -25,7 +25,7 @@ from quine.files.cli.options import PREFIX, number
 from quine.files.cli.output import escaped, path_bytes
 from quine.files.cli.pool import at_once, once
 from quine.files.cli.put import put_file, refused
-from quine.files.exclusions import OBEYED, holds, own, say_left_out, within
+from quine.files.exclusions import OBEYED, holds, obeyed, own, say_left_out, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ class _Down(_Sync):
     def ours(self) -> Iterator[Item]:
         for entry in self.call.tier.walk(self.source):
             item = of_tier(entry, self.source)
-            if (place := item.path.partition("/")[0]) in OBEYED:
+            if place := obeyed(item.path):
                 self.left_out.add(place)
             elif not within(item.path, self._own):
                 yield item
