@@ -15,6 +15,7 @@ from quine.jobs.batch_state import KINDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from quine.fanout.journal import Unreturned
     from transport.status import Status
 
 DONE, FAILED, KILLED, TIMEOUT, LOST, NEVER, DENIED, UNAVAILABLE = KINDS
@@ -151,6 +152,23 @@ def unstartable(error: OSError | Misconfigured) -> Status:
         return Status("unreachable", errors.NOT_STARTED, detail=error.detail, hint=error.hint)
     why = f"{error.filename}: {(error.strerror or 'cannot be read').lower()}"
     return Status("unreachable", errors.NOT_STARTED, detail=why)
+
+
+def noted(note: Unreturned) -> Status:
+    """Return the end that a job had in a run before."""
+    from transport.status import Status
+
+    return Status("signaled" if note.signal else "exited", note.code, note.signal, host=note.host)
+
+
+def unfetched(error: Misconfigured, note: Unreturned) -> Status:
+    """Return the end of an item whose returns, of a run before, cannot be asked for."""
+    from quine.base.text import shown_path
+    from quine.staging.caller_side import STILL_THERE
+    from transport.status import Status
+
+    hint = f"{STILL_THERE} {shown_path(note.place)}" if note.place else error.hint
+    return Status("lost", errors.LOST, host=note.host, detail=error.detail, hint=hint)
 
 
 def of_adopted(status: Status, torn: bool, staged: bool) -> Status:

@@ -292,12 +292,12 @@ class Starter:
         task.begin()
         task.tries = task.entry.attempt = note.attempt
         task.entry.id = task.entry.fetched = id
-        state = "signaled" if note.signal else "exited"
-        status = Status(state, note.code, note.signal, host=note.host)
+        status = outcome.noted(note)
         try:
-            stage = self._work.stage(task.item)
+            stage = self._work.stage(task.item, begun=True)
         except Misconfigured as error:
-            ended(task, Status("lost", LOST, host=note.host, detail=error.detail, hint=error.hint))
+            task.entry.unreturned = note  # the next run asks for them
+            ended(task, outcome.unfetched(error, note))
             return
         assert stage
         self.files.hold(task, stage)
@@ -361,7 +361,7 @@ class Starter:
         task.cut_short = spawn.id in self._journal.halted
         try:
             task.stdin = self._work.open_stdin(task.item)
-            stage = self._work.stage(task.item)
+            stage = self._work.stage(task.item, begun=True)
         except (OSError, Misconfigured) as error:
             adopted.job.abandon()
             why = f"it was running, and its input is not there any more: {error}"

@@ -311,8 +311,8 @@ class Work:
         except Misconfigured:
             return [(word, os.fsencode(word)) for word in words]
 
-    def stage(self, item: Item) -> Staging | None:
-        """Return the staging of a try; None if it needs none. Raises Misconfigured."""
+    def stage(self, item: Item, begun: bool = False) -> Staging | None:
+        """Return the staging of a try; None if it needs none. `begun` as in `staging`. Raises Misconfigured."""
         if not self._files and not self._returns:
             return None
         from quine.jobs.client import staging
@@ -321,7 +321,8 @@ class Work:
         files = tuple(word.path(item) for word in self._files)
         returns = tuple(word.path(item) for word in self._returns)
         # With --cleanup what is here stays as it is, and is not looked at.
-        found = staging(spawn.replace(files=files, returns=returns), looks=not self._options.cleanup)
+        wanted = spawn.replace(files=files, returns=returns)
+        found = staging(wanted, looks=not self._options.cleanup, begun=begun)
         if found and self._stdin:
             found.inputs.append(os.fsencode(self._stdin.text(item)))
         return found

@@ -61,23 +61,24 @@ def reach(context: dict[str, object]) -> Callable[[bytes, str], bytes]:
     return made
 
 
-def staging(options: RunOptions, here: str = "", looks: bool = False) -> Staging | None:
+def staging(options: RunOptions, here: str = "", looks: bool = False, begun: bool = False) -> Staging | None:
     """Return the staging of --files and --returns; None without them, or if the job runs in the current directory.
 
     `here` names a use that stages files only with --on. Raise Misconfigured if it would have to stage them here.
     `looks`: of a job in the current directory there is one that moves nothing, and looks for its returns.
+    `begun`: the job runs already, or has ended. It is not lost by what lies in the way of its results now.
     """
     if not options.files and not options.returns:
         return None
     found = mover(options.files, options.returns, options.returns_limit)
     if options.elsewhere:
-        return found.moving()
+        return found if begun else found.moving()
     start = directory_here(options)
     if start is not None and os.path.realpath(start) == os.path.realpath(os.getcwd()):
         return found.in_place(options.files) if looks else None
     if here:
         raise Misconfigured(f"not built yet: {here} in another directory")
-    return found.moving()
+    return found if begun else found.moving()
 
 
 def mover(files: Sequence[str], returns: Sequence[str], limit: str = "") -> Staging:

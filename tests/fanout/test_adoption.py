@@ -113,6 +113,26 @@ def test_by_lines_the_files_of_results_have_each_line_once(lab: Lab, tmp_path: P
         assert (tmp_path / "out/1" / str(item) / "stdout").read_text() == f"a{item}\nb{item}\n"
 
 
+def test_a_link_in_the_way_of_results_loses_no_job_that_runs(lab: Lab, tmp_path: Path) -> None:
+    """Their user has moved the results to another disk. Those that come stay on their host till the link is gone."""
+    script = f'{SCRIPT}; mkdir -p out; echo whole >"out/$0"'
+    batch = Killed(lab, tmp_path, "--on", "h1", "--returns", "out/{}", script=script)
+    (tmp_path / "out").rename(tmp_path / "disk")
+    (tmp_path / "out").symlink_to("disk")
+    batch.go()
+    assert batch.resume().returncode == 74
+    assert sorted(batch.states()) == ["done"] * 3 + ["never-started"] * 3 + ["unreturned"] * 2
+    assert batch.ran() == [*"01234"]
+    (tmp_path / "out").unlink()
+    (tmp_path / "disk").rename(tmp_path / "out")
+    done = batch.resume()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert batch.ran() == [*"01234567"] and batch.states() == ["done"] * 8
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == dict.fromkeys(
+        "01234567", "whole\n"
+    )
+
+
 def test_what_has_ended_meanwhile_is_taken_over_too(lab: Lab, tmp_path: Path) -> None:
     batch = Killed(lab, tmp_path, "--on", "h1")
     batch.go()

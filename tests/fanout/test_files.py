@@ -9,13 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from quine.base.errors import Misconfigured
 from quine.fanout.files import contents
 from quine.fanout.files.names import Names
+from quine.fanout.journal import Unreturned
+from quine.fanout.starter import Starter
 from quine.staging import content
 from tests.fanout.test_xargs import SH
 from tests.lab import Lab
 from tests.support.agents import OK, call, says
 from tests.support.trees import there as there
+from transport.status import Status
 
 SUM = ["--", "sh", "-c", 'tr a-z A-Z <"$0" >"$0.up"', "{}"]
 
@@ -93,6 +97,46 @@ def test_results_that_do_not_come_stay_on_their_host_and_are_asked_for_again(
     assert stands.read_text() == "TEXT 0\n"
     assert (inputs / "ran").read_text() == "\n\n" and not (inputs / "log.started").exists()
     assert list(there.iterdir()) == []
+
+
+def test_results_whose_way_is_a_link_now_stay_on_their_host(lab: Lab, inputs: Path) -> None:
+    """Its user has moved them to a disk that is not full."""
+    words = ["--on", "h1", "--joblog", "log", "--returns", "out/{}"]
+    script = [*SH, 'mkdir -p out; echo "$0" >out/"$0"; head -c 4096 /dev/zero >>out/"$0"', "{}", ":::", "a"]
+    done = lab.run(["xargs", *words, "--returns-limit", "10", *script], cwd=inputs)
+    assert done.returncode == 74
+    (inputs / "disk").mkdir()
+    (inputs / "out").symlink_to("disk")
+    done = lab.run(["xargs", "--resume", *words, *script], cwd=inputs)
+    assert done.returncode == 74 and b"hint: the results are still on the host, in " in done.stderr
+    assert "\tunreturned\t" in (inputs / "log").read_text()
+    (inputs / "out").unlink()
+    done = lab.run(["xargs", "--resume", *words, *script], cwd=inputs)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (inputs / "out" / "a").stat().st_size == 4098
+
+
+@pytest.mark.parametrize("place", ["/there", ""])
+def test_results_that_cannot_be_asked_for_stay_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    note = Unreturned(2, 0, "", "h1", place)
+    task = SimpleNamespace(item=None, entry=SimpleNamespace(unreturned=None), begin=lambda: None)
+
+    def stage(item: object, begun: bool) -> None:
+        assert begun  # what lies in the way is not looked at
+        raise Misconfigured("the current directory has been removed", "go to another one")
+
+    starter = SimpleNamespace(
+        _journal=SimpleNamespace(unreturned={"id": note}), _work=SimpleNamespace(stage=stage)
+    )
+    ends: list[Status] = []
+    Starter.fetch(starter, task, "id", lambda task, status: ends.append(status))  # type: ignore[arg-type]
+    assert task.entry.unreturned is note
+    assert (ends[0].state, ends[0].code, ends[0].host) == ("lost", 74, "h1")
+    assert ends[0].hint == (
+        f"the results are still on the host, in {place}" if place else "go to another one"
+    )
 
 
 def test_a_name_that_is_obeyed_here_stays_there_also_with_cleanup(

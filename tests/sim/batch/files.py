@@ -230,7 +230,7 @@ class SimulatedWork(Work):
 
     texts: Texts
 
-    def stage(self, item: Item) -> Staging | None:
+    def stage(self, item: Item, begun: bool = False) -> Staging | None:
         return SimulatedStaging(self.texts, item.args[0])
 
 
