@@ -320,6 +320,7 @@ class Run:
             self._messages.not_done(task)
         self._unrecorded += 1
         self._progress.final(time.monotonic())
+        self._starter.files.final(task)
         self._report.pass_on(task, self._sink, lambda: self._written(task))
         if not self.stopped and self._halt.reached(self.tally):
             self._start_no_more()

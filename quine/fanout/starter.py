@@ -85,8 +85,8 @@ class Starter:
 
     def record(self, journal: Journal) -> None:
         """Have jobs outlive this process; those of the next one are in the same directories."""
-        self._journal = self.files.journal = journal
-        self.files.fail = self._sink.fail
+        self._journal = journal
+        self.files.record(journal, self._sink.fail)
         if self._by_lines:
             journal.pass_lines()
         journal.sends_to(self._where)

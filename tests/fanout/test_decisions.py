@@ -21,6 +21,7 @@ from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.files import Files
 from quine.fanout.input.rows import csv
 from quine.fanout.joblog import Entry, Joblog
+from quine.fanout.journal import Sent, Unreturned
 from quine.fanout.run import SKIPPED, UNRECORDED, Run
 from quine.fanout.starter import Starter
 from quine.fanout.tasks import GRACE, Task
@@ -126,6 +127,49 @@ def test_a_job_that_is_cut_off_is_looked_for_and_has_its_files_until_then(found:
     files.give(behind)
     assert not files._held and not files._names._paths
     assert [each for each in did if isinstance(each, str)] == ["the next one is sent", *["its end"] * found]
+
+
+@pytest.mark.parametrize(
+    ("left", "stays"),
+    [
+        ("nothing", []),
+        ("a job of the run before", ["h1", "h2"]),
+        ("a job of the run before, which has its end", []),
+        ("returns of the run before", ["h1"]),
+        ("returns of the run before, which came", []),
+        ("a job that goes on", ["h2"]),
+        ("a try that was to be repeated", ["h1"]),
+    ],
+)
+def test_where_results_are_left_the_files_of_all_items_stay(left: str, stays: list[str]) -> None:
+    removed: list[Spawn] = []
+    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: removed.append(spawn))
+    work: Any = SimpleNamespace(placed=lambda item, shared: ["data"])
+    files = Files(batch, work, print, cleanup=True, quiet=True)
+    note, sent = Unreturned(1, 0, "", "h1", ""), Sent("hash", 1, 0.0)
+    journal: Any = SimpleNamespace(sent={}, unreturned={}, brought={})
+    if left.startswith("a job of"):
+        journal.sent["id"] = sent
+    elif left.startswith("returns"):
+        journal.unreturned["id"] = note
+    files.record(journal, print)
+    task = a_task()
+    task.sent = task.entry.id = "id"
+    if left.endswith("has its end"):
+        files.give(task)
+    elif left.endswith("came"):
+        journal.brought["id"] = None
+    elif left.endswith("goes on"):
+        files.hold(task, SimpleNamespace(sources=[]))  # type: ignore[arg-type]
+        task.entry.host = "h2"
+    elif left.endswith("repeated"):
+        task.entry.unreturned = note
+        files.final(task)
+    assert files._cleanup
+    for host in ("h1", "h2"):
+        files._cleanup._places[host, None] = Spawn(["x"])
+    assert files.finish(lambda: None) == 2
+    assert [spawn.where for spawn in removed if spawn.argv[3] == "0"] == stays
 
 
 def test_an_item_waits_until_all_of_its_files_are_removed() -> None:

@@ -99,6 +99,27 @@ def test_results_that_do_not_come_stay_on_their_host_and_are_asked_for_again(
     assert list(there.iterdir()) == []
 
 
+@pytest.mark.parametrize("again", ["the item", "another item"])
+def test_a_later_run_removes_no_results_that_did_not_come(
+    lab: Lab, inputs: Path, there: Path, again: str
+) -> None:
+    """They are among the files that all items have, which go at the end of a batch."""
+    (inputs / "data").mkdir()
+    (inputs / "data" / "x").touch()
+    words = ["--on", "h1", "--cwd", str(there), "--cleanup", "--joblog", "log", "--files", "data", "-P1"]
+    words += ["--colsep", ":", "--returns", "data/{1}.out"]
+    script = [*SH, 'head -c "$1" /dev/zero >"data/$0.out"', "{1}", "{2}", ":::"]
+    limit = ["--returns-limit", "100"]
+    done = lab.run(["xargs", *words, *limit, *script, "1:10", "2:1000"], cwd=inputs)
+    assert done.returncode == 74
+    items = ["1:10", "2:1000"] if again == "the item" else ["3:10"]
+    lab.run(["xargs", *words, "--resume", *limit, *script, *items, "4:10"], cwd=inputs)
+    assert (there / "data" / "2.out").stat().st_size == 1000
+    done = lab.run(["xargs", *words, "--resume", *script, "1:10", "2:1000"], cwd=inputs)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (inputs / "data" / "2.out").stat().st_size == 1000 and list(there.iterdir()) == []
+
+
 def test_results_whose_way_is_a_link_now_stay_on_their_host(lab: Lab, inputs: Path) -> None:
     """Its user has moved them to a disk that is not full."""
     words = ["--on", "h1", "--joblog", "log", "--returns", "out/{}"]

@@ -5,8 +5,8 @@ Laws
 2. A file that another item under way needs stays, and one that all items have stays to the end of the batch. An item
    whose file is being removed waits until that is done.
 3. A host that cannot be reached keeps the files, which is said: the items have their ends as they were.
-4. Nothing that --returns names is removed before it is here. A host on which results were left keeps the files that all
-   items had.
+4. Nothing that --returns names is removed before it is here. A host on which results were left, by this run or by one
+   before, keeps the files that all items had.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Cleanup:
         return self._start(alone, [], job, host, gone)
 
     def keep(self, host: str) -> None:
-        """Results that did not come stay on a host."""
+        """Results that did not come stay on a host, or with "" on one that is not known."""
         self._kept.add(host)
 
     def finish(self, over: Callable[[], None]) -> int:
@@ -100,7 +100,8 @@ class Cleanup:
         directories = self._directories | set(filter(None, map(os.path.dirname, shared)))
         places, self._places = self._places, {}
         for (host, _), job in places.items():
-            self._start([] if host in self._kept else shared, sorted(directories), job, host, over)
+            stays = bool(self._kept & {host, ""})
+            self._start([] if stays else shared, sorted(directories), job, host, over)
         return len(places)
 
     def _start(

@@ -79,7 +79,12 @@ class Files:
         self._work = work
         self.journal: Journal | None = None  # of a batch with a log
         self.fail: Callable[[Failure], None]  # called where that cannot be written
+        self._earlier: set[str] = set()  # ids of jobs of the runs before that have no end yet
         self.at: At  # calls a function at a time
+
+    def record(self, journal: Journal, fail: Callable[[Failure], None]) -> None:
+        """Jobs may be of the runs before, and outlive this one."""
+        self.journal, self.fail, self._earlier = journal, fail, set(journal.sent)
 
     def begin(self, task: Task, stage: Staging, send: Callable[[], None]) -> None:
         """Have `send` called once the try may be sent, if `give` is not called before."""
@@ -119,6 +124,7 @@ class Files:
 
     def give(self, task: Task) -> None:
         """The try has its end, if it has any files: those that wait for its names may have them."""
+        self._earlier.discard(task.sent)
         if held := self._held.pop(task, None):
             if self._cleanup:
                 self._cleanup.give(held.own)
@@ -144,10 +150,10 @@ class Files:
 
         def remove(stays: bool = False) -> None:
             began = task.running or status.state in ("exited", "signaled")
-            if not (self._cleanup and began and status.host):
-                self._over(task, over)
-            elif stays or task.left or (held.stage.returns and status.state == "lost"):
+            if self._cleanup and (stays or task.left or (held.stage.returns and status.state == "lost")):
                 self._cleanup.keep(status.host)
+                self._over(task, over)
+            elif not (self._cleanup and began and status.host):
                 self._over(task, over)
             else:
                 own, held.own = held.own, []
@@ -202,4 +208,20 @@ class Files:
 
     def finish(self, over: Callable[[], None]) -> int:
         """All items have their ends. Return how many calls of `over` are still to come, for jobs that clean up."""
-        return self._cleanup.finish(over) if self._cleanup else 0
+        if not self._cleanup:
+            return 0
+        for host in self._left():
+            self._cleanup.keep(host)
+        return self._cleanup.finish(over)
+
+    def final(self, task: Task) -> None:
+        """An item has its end, and may have left its results on a host."""
+        if self._cleanup and (note := task.entry.unreturned):
+            self._cleanup.keep(note.host)
+
+    def _left(self) -> Iterator[str]:
+        """Yield the hosts that have, or may get, results of jobs that are left to the next run; "" for any host."""
+        yield from (task.entry.host for task in self._held)
+        if journal := self.journal:
+            yield from (note.host for id, note in journal.unreturned.items() if id not in journal.brought)
+            yield from ("" for id in self._earlier if id in journal.sent)
