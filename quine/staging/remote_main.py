@@ -27,17 +27,7 @@ from quine.base.errors import NOT_STARTED, complain, say
 from quine.files.exclusions import OBEYED
 from quine.staging import scan
 from quine.staging.apply import Layout
-from quine.staging.content import (
-    AGAIN,
-    KNOWN,
-    LONGEST_BLOB,
-    ROUNDS,
-    Broken,
-    Changed,
-    Feed,
-    error_text,
-    tell,
-)
+from quine.staging.content import AGAIN, KNOWN, LONGEST_BLOB, ROUNDS, Broken, Changed, Feed, error_text, tell
 from quine.staging.manifest import BadManifest, Manifest, digest_of, parse
 from quine.staging.renames import left_alone, recover
 from quine.staging.source import Tree, bits
@@ -345,15 +335,18 @@ def _inside(path: bytes, here: str) -> bool:
 
 
 def _go(job: str) -> tuple[str, str]:
-    """Go to the directory of a detached job, which may be gone; return it, and the reason if that is impossible."""
+    """Go to the directory of a detached job, which may be gone; return it, and why it cannot give its results."""
     from quine.tape import registry
 
     state = registry.state_directory()
     if len(found := registry.find(job, state)) == 1:
         job = found[0].id  # a prefix of the id is enough, as for any verb
     place = registry.record(os.path.join(state, "jobs", job)).get("cwd")
-    if not isinstance(place, str):
+    if not found or not isinstance(place, str):
         return "", f"{job} is not detached, or forgotten"
+    if (end := found[0].verdict()).state not in ("exited", "signaled"):
+        what = "has not ended" if end.state in registry.ALIVE else f"is {end.state}"
+        return place, f"{job} {what}, and may have made a part of them, in {place}"
     try:
         os.chdir(place)
     except FileNotFoundError:

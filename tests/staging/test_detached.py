@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from quine.base.sessions import new_session
+from quine.staging import remote_main
+from quine.tape import registry
 from tests.cli.screen import Screen
 from tests.lab import Lab
 from tests.support.agents import OK, PATIENCE, says, sh
@@ -17,6 +20,7 @@ from tests.support.detached import detach, folder, go, record
 from tests.support.remote_agents import environment
 from tests.support.trees import there, work
 from tests.support.waiting import until
+from transport.status import Status
 
 __all__ = ["go", "there", "work"]
 
@@ -67,6 +71,41 @@ def test_beside_the_other_jobs_of_its_tree(lab: Lab, work: Path) -> None:
     place = Path(record(job, lab["h1"].home)["cwd"])
     assert (place.name, [path.name for path in place.iterdir()]) == (tree, ["Makefile"])
     assert ended(lab, job, cwd=work) == (0, b"")
+
+
+def test_a_lost_job_brings_no_part_of_a_result(lab: Lab, work: Path, go: Path) -> None:
+    (work / "r").write_text("whole result of yesterday")
+    job = detach(lab, "--on", "h1", "--", "sh", "-c", f"echo part >r; read x <{go}; echo whole >r", cwd=work)
+    place = Path(record(job, lab["h1"].home)["cwd"])
+    until(lambda: (place / "r").exists(), "it has begun")
+    os.kill(record(job, lab["h1"].home)["supervisor"], signal.SIGKILL)
+    status, said = ended(lab, job, "--returns", "r", cwd=work)
+    assert status == 74 and f"{job} is lost, and may have made a part of them, in {place}".encode() in said
+    assert (work / "r").read_text() == "whole result of yesterday"
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ("exited", ""),
+        ("signaled", ""),
+        ("lost", "is lost"),
+        ("denied", "is denied"),
+        ("running", "has not ended"),
+        ("stopped", "has not ended"),
+    ],
+)
+def test_a_host_gives_results_of_a_job_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, why: str
+) -> None:
+    """Its origin may be told of an end that is none: the link is lost while the job goes on."""
+    job = SimpleNamespace(id="job", verdict=lambda: Status(state, 0))
+    monkeypatch.setattr(registry, "find", lambda *_: [job])
+    monkeypatch.setattr(registry, "record", lambda _: {"cwd": str(tmp_path)})
+    monkeypatch.chdir("/")
+    place, said = remote_main._go("j")
+    assert place == str(tmp_path)
+    assert said == (why and f"job {why}, and may have made a part of them, in {tmp_path}")
 
 
 def test_here_in_another_directory(lab: Lab, work: Path, tmp_path: Path) -> None:
