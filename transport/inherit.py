@@ -190,7 +190,7 @@ def stand_apart() -> None:
     """Say that this process is a daemon: nothing above it is of the trees of its descendants.
 
     A daemon is adopted by init, or by a process above it that adopts orphans. That one may hold the ledger of the tree
-    in which somebody needed a node first.
+    in which somebody needed a node first. Any process can make this mark, see `held_above`.
     """
     os.memfd_create(APART, os.MFD_CLOEXEC)  # held until the end of this process
 
@@ -207,7 +207,7 @@ def ancestors(pid: int) -> Iterator[tuple[int, int]]:
         pid = int(fields[1])
 
 
-def held_above(*names: str, pid: int = 0) -> dict[str, list[tuple[int, int, str]]]:
+def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list[tuple[int, int, str]]]:
     """Memfds of these names held by a process and its ancestors: (pid, inode, path that opens it anew) for each.
 
     The process is this one, unless `pid` is another.
@@ -215,32 +215,48 @@ def held_above(*names: str, pid: int = 0) -> dict[str, list[tuple[int, int, str]
     In order from the process to the top of its tree, which is below a daemon. It may have cleared its environment or
     closed its descriptors (`env -i`, Python's subprocess), or name something else; it still descends from holders of
     the true ones. A walk takes a millisecond or two.
+
+    A command can mark itself as a daemon. So a mark ends no tree whose files are held on both sides of it: a true
+    daemon has closed those of its starter, and its jobs get others. With `whole` it ends none: for a decision that is
+    wrong without a file from above, and right with one of another tree.
     """
-    found: dict[str, list[tuple[int, int, str]]] = {name: [] for name in names}
-    wanted = {f"/memfd:{name} (deleted)": held for name, held in found.items()}
-    top = _first
+    wanted = {f"/memfd:{name} (deleted)": name for name in names}
+    parts: list[dict[str, list[tuple[int, int, str]]]] = [
+        {name: [] for name in names}
+    ]  # and one for each mark
     for each, _ in ancestors(pid or os.getpid()):
+        marked = False
         for target, path in _open_files(each):
-            top = each if target == f"/memfd:{APART} (deleted)" else top
-            held = wanted.get(target)
-            if held is not None:
+            marked = marked or target == f"/memfd:{APART} (deleted)"
+            if target in wanted:
                 try:
-                    held.append((each, os.stat(path).st_ino, path))
+                    parts[-1][wanted[target]].append((each, os.stat(path).st_ino, path))
                 except OSError:
                     pass  # closed since
-        if each == top:
+        if each == _first:
             break
-    return found
+        if marked and not whole:
+            parts.append({name: [] for name in names})
+    ours = parts[: _belonging(parts)]
+    return {name: [one for part in ours for one in part[name]] for name in names}
+
+
+def _belonging(parts: list[dict[str, list[tuple[int, int, str]]]]) -> int:
+    """Return how many parts of a walk belong to the tree of the first one: to the last that shares a file with it."""
+    inodes = [{inode for held in part.values() for _, inode, _ in held} for part in parts]
+    shared = [at for at in range(1, len(parts)) if not inodes[at].isdisjoint(set().union(*inodes[:at]))]
+    return 1 + max(shared, default=0)
 
 
 def users_environment() -> dict[str, str]:
     """Return the environment in which the user has started this tree, or this process if it is in none.
 
-    Not that of a command in it, whose PATH or HOME its agent may have chosen. The runtime directory is that of this
-    process: one in another place is not the user's.
+    Not that of a command in it, whose PATH or HOME its agent may have chosen, and which may have marked itself as a
+    daemon: the first agent above all was started by the user. The runtime directory is that of this process: one in
+    another place is not the user's.
     """
     own, kept = dict(os.environ), "XDG_RUNTIME_DIR"
-    for pid, _, _ in held_above(NAME)[NAME][-1:]:
+    for pid, _, _ in held_above(NAME, whole=True)[NAME][-1:]:
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")]

@@ -145,7 +145,7 @@ def naming(inventory: Inventory, where: str) -> Inventory:
 def in_tree() -> bool:
     """Return whether this process is below an agent or in a job, by what it has inherited, or else by the kernel.
 
-    A ledger of its own is that of a tree which it begins.
+    A ledger of its own is that of a tree which it begins, and a mark of its own as a daemon says nothing.
     """
     from quine.base.sessions import LEDGER
     from transport import inherit
@@ -153,7 +153,7 @@ def in_tree() -> bool:
     memo = inherit.read()
     if "token" in memo or "lineage" in memo:
         return True
-    found = inherit.held_above(LEDGER, inherit.APART).values()
+    found = inherit.held_above(LEDGER, inherit.APART, whole=True).values()
     return any(pid != os.getpid() for holders in found for pid, _, _ in holders)
 
 

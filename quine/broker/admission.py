@@ -3,7 +3,8 @@
 Laws
 1. A process that proved the keys is admitted, with the ledger that it brought. Any other one is admitted by a process
    above it that is: the kernel says who is above whom, and when each of them started.
-2. A process that was admitted by one above it pays from the same ledger, within the caps of both.
+2. A process that was admitted by one above it pays from the same ledger, within the caps of both, and from the purses
+   of both. A command can close the descriptors of its purses, and mark itself as a daemon.
 3. An orphan whose starter has ended is refused, whatever descriptors it holds: a daemon of a command infers no more
    when its agent has ended. The supervisor of a detached job is admitted while its starter lives, and so is all below.
 4. The numbers of ledgers and purses are kept here, since a command can rewrite both: see quine/budget/kept_counters.py.
@@ -41,13 +42,14 @@ class Denied(Exception):
 
 
 class Member:
-    """A living process that was admitted. `caps`: by the inode of the ledger, as one process may serve many trees."""
+    """A living process that was admitted. `caps`, `purses`: by the inode of the ledger, as it may serve many trees."""
 
     def __init__(self, pid: int, start: int, pidfd: int) -> None:
         self.pid = pid
         self.start = start
         self.pidfd = pidfd
         self.caps: dict[int, Cap] = {}
+        self.purses: dict[int, tuple[int, ...]] = {}  # inodes
         self.lines: dict[int, bytes] = {}  # of the memory file, for each of these
 
 
@@ -76,19 +78,22 @@ class Register:
     def admit(
         self, pid: int, inode: int, own: Cap, proved: bool, around: Sequence[int] = ()
     ) -> tuple[Cap, tuple[int, ...]]:
-        """Admit a process. Return the caps on what it spends, and descriptors of the purses that it spends from.
+        """Admit a process. Return the caps on what it spends, and the inodes of the purses that it spends from.
 
         `around` are descriptors of purses, of this ledger or of others, which this takes over. Raises Denied.
         """
         try:
-            cap = own if proved else self._above(pid, inode, own)
+            above = self._above(pid, inode, proved)
             member = self._member(pid)
         except Denied:
             for fd in around:
                 os.close(fd)
             raise
-        purses = self._purses_of(inode, around)
-        self._join(member, inode, cap)
+        # A process with a key may have wider caps than the agent above it.
+        cap = least(above.caps[inode], own) if above and not proved else own
+        handed = above.purses[inode] if above else ()
+        purses = tuple(dict.fromkeys((*handed, *self._purses_of(inode, around))))
+        self._join(member, inode, cap, purses)
         return cap, purses
 
     def detach(self, pid: int, supervisor: int) -> bool:
@@ -99,16 +104,18 @@ class Register:
             if member and member.start == start and (each, start) in known:
                 admitted = self._member(supervisor)
                 for inode, cap in member.caps.items():
-                    self._join(admitted, inode, cap)
+                    self._join(admitted, inode, cap, member.purses[inode])
                 return True
         return False
 
-    def _join(self, member: Member, inode: int, cap: Cap) -> None:
+    def _join(self, member: Member, inode: int, cap: Cap, purses: tuple[int, ...]) -> None:
         member.caps[inode] = cap
-        line = member.lines[inode] = _line(member.pid, member.start, inode, cap)
+        member.purses[inode] = purses
+        line = member.lines[inode] = _line(member, inode)
         self._write(line)
 
-    def _purses_of(self, inode: int, around: Sequence[int]) -> tuple[int, ...]:
+    def _purses_of(self, inode: int, around: Sequence[int]) -> list[int]:
+        """Take over descriptors of purses. Return the inodes of those that belong to this ledger."""
         known = self._purses.setdefault(inode, {})
         found = []
         for fd in around:
@@ -120,18 +127,20 @@ class Register:
                 known[each] = fd
                 self._keep(each, kept)
             if each in known:
-                found.append(known[each])
-        return tuple(dict.fromkeys(found))
+                found.append(each)
+        return found
 
-    def _above(self, pid: int, inode: int, own: Cap) -> Cap:
-        """Return the caps of a process by those above it. Raises Denied."""
+    def _above(self, pid: int, inode: int, proved: bool) -> Member | None:
+        """Return the nearest member with this ledger, the process or one above. Raises Denied unless it is `proved`."""
         found = False
         for each, start in islice(inherit.ancestors(pid), HIGHEST):
             member = self.members.get(each)
             if member and member.start == start:
                 if inode in member.caps:
-                    return least(member.caps[inode], own)
+                    return member
                 found = True
+        if proved:
+            return None
         if found:
             raise Denied("its ledger is not that of the agent above it")
         raise Denied("no living agent of this broker is above it")
@@ -171,11 +180,11 @@ class Register:
     def _around(self, purses: tuple[int, ...]) -> list[Purse]:
         """Return purses as they were first seen, or raised by `lift`; or narrower, as their files say now."""
         found = []
-        for fd in purses:
-            with contextlib.suppress(
-                OSError, KeyError
-            ):  # forgotten with the tree, whose last process has ended
-                kept, told = self._kept[os.fstat(fd).st_ino], purse.read(fd)
+        for inode in purses:
+            kept = self._kept.get(inode)
+            if kept:  # else forgotten with the tree, whose last process has ended
+                fd = self._purses.get(kept.ledger, {}).get(inode, -1)  # an earlier worker had it
+                told = purse.read(fd)
                 found.append(kept.within(told) if told else kept)
         return found
 
@@ -222,10 +231,11 @@ class Register:
         for inode in unused & self._unused:
             os.close(self.books.pop(inode).fd)
             self._kept_lines.pop(("ledger", inode), None)
-            for each, fd in self._purses.pop(inode, {}).items():
-                self._kept.pop(each, None)
-                self._kept_lines.pop(("purse", each), None)
+            for fd in self._purses.pop(inode, {}).values():
                 os.close(fd)
+            for each in [each for each, kept in self._kept.items() if kept.ledger == inode]:
+                del self._kept[each]
+                self._kept_lines.pop(("purse", each), None)
         self._unused = set(unused)
         if self._lines > self._most:
             self._compact()
@@ -276,10 +286,12 @@ class Register:
             return
         pid, inode = int(line["p"]), int(line["i"])
         cap = Cap(int(line["m"][0]), float(line["m"][1]), float(line["m"][2]))
+        purses = tuple(int(each) for each in line["u"])
         if start_time(pid) == line["s"]:
             member = self._member(pid)
             member.caps[inode] = cap
-            member.lines[inode] = _line(pid, member.start, inode, cap)
+            member.purses[inode] = purses
+            member.lines[inode] = _line(member, inode)
 
     def _take_kept(self, what: str, inode: int, state: Any) -> None:
         self._kept_lines[what, inode] = quickjson.dumps({"k": what, "i": inode, "v": state}).encode() + b"\n"
@@ -291,7 +303,7 @@ class Register:
 
 
 class _KeptLedger(Ledger):
-    """A ledger whose purses are those that the broker keeps."""
+    """A ledger whose purses are those that the broker keeps; `purses` are their inodes."""
 
     def __init__(
         self,
@@ -308,8 +320,11 @@ class _KeptLedger(Ledger):
 
 
 def purses_around(pid: int) -> list[int]:
-    """Return descriptors of the purses that a process and those above it hold; it looks through /proc."""
-    held = {inode: path for _, inode, path in inherit.held_above(purse.NAME, pid=pid)[purse.NAME]}
+    """Return descriptors of the purses that a process and those above it hold; it looks through /proc.
+
+    Also of those above a daemon, since a command can mark itself as one. A purse of another ledger is of no use.
+    """
+    held = {inode: path for _, inode, path in inherit.held_above(purse.NAME, pid=pid, whole=True)[purse.NAME]}
     found = []
     for path in held.values():
         with contextlib.suppress(OSError):  # closed since
@@ -317,9 +332,10 @@ def purses_around(pid: int) -> list[int]:
     return found
 
 
-def _line(pid: int, start: int, inode: int, cap: Cap) -> bytes:
-    """Return a line of the memory file: a member with its caps on a ledger."""
-    return quickjson.dumps({"p": pid, "s": start, "i": inode, "m": list(cap)}).encode() + b"\n"
+def _line(member: Member, inode: int) -> bytes:
+    """Return a line of the memory file: a member with its caps and purses on a ledger."""
+    facts = {"p": member.pid, "s": member.start, "i": inode, "m": list(member.caps[inode])}
+    return quickjson.dumps({**facts, "u": list(member.purses[inode])}).encode() + b"\n"
 
 
 def least(one: Cap, other: Cap) -> Cap:

@@ -55,7 +55,7 @@ def may_not_raise(of: Purse, inode: int, pid: int = 0) -> str:
 
     The purse is the file with this inode. Whoever holds it is below it, and so is all that is below its maker.
     """
-    held = held_above(purse.NAME, APART, pid=pid)
+    held = held_above(purse.NAME, APART, pid=pid, whole=True)
     if held[APART]:
         return "a job of a node cannot raise a budget"
     maker = (of.pid, of.started)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -130,6 +131,81 @@ def test_a_ledger_that_a_command_rewrites(served: Served, around: tuple[str, ...
     assert (b"a budget cannot be raised from inside" in done.stdout) is bool(around)
     assert done.returncode == 77, done.stderr
     assert 2 * EACH <= len(served.provider.requests) * EACH <= 9000
+
+
+# A process that holds no purse and says that it is a daemon, so that nothing above it is searched.
+ESCAPE = """
+import os, sys
+from quine.budget import purse
+from transport import inherit
+for number in os.listdir("/proc/self/fd"):
+    try:
+        if os.readlink(f"/proc/self/fd/{number}") == purse.LINK:
+            os.close(int(number))
+    except OSError:
+        pass
+inherit.stand_apart()
+for number in os.listdir("/proc/self/fd"):
+    if inherit.APART in os.readlink(f"/proc/self/fd/{number}"):
+        os.set_inheritable(int(number), True)
+        break
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_command_that_says_that_it_is_a_daemon_stays_below_its_budget(served: Served) -> None:
+    escape = served.directory / "escape.py"
+    escape.write_text(ESCAPE)
+    nested = f"{sys.executable} -P {escape} {' '.join(QUINE)} inner-errand; echo $? >&4"
+    served.plan[FIRST] = [Said(calls=said(nested).calls, usage=COST), Said(calls=BYE.calls, usage=COST)]
+    served.plan["inner-errand"] = [Said(calls=said("true").calls, usage=COST)] * 8
+    done = run(served, "budget", "--max-tokens", "9000", "--", *QUINE, FIRST)
+    assert done.stdout == b"77\n", done.stderr
+    assert 2 * EACH <= len(served.provider.requests) * EACH <= 9000
+
+
+def test_a_purse_is_handed_down_also_by_the_next_worker() -> None:
+    """To a process that holds none of its files, and when the worker that had one open has been killed."""
+    with Registers() as registers:
+        book, held = registers.book, registers.purse
+        first = registers.next()
+        inode, _ = first.book(os.dup(book.fd))
+        first.admit(registers.agent.pid, inode, Cap(), True, [os.dup(held)])
+        for register in (first, registers.next()):
+            register.book(os.dup(book.fd))
+            _, purses = register.admit(registers.command, inode, Cap(), False)
+            assert register.ledger(inode, Cap(), purses).mark.tokens == 9
+        assert registers.next().admit(registers.command, inode, Cap(), True)[1] == purses
+
+
+class Registers:
+    """The registers of the workers of one keeper. An agent has a ledger and a purse, and a command."""
+
+    def __enter__(self) -> Registers:
+        self.memory = os.memfd_create("state")
+        self.book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0))
+        self.purse = purse.create(self.book, "x", "cmd", (9, 0.0, 0.0), (1, 1))
+        self.agent = subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE)
+        assert self.agent.stdout
+        self.command = int(self.agent.stdout.readline())
+        self.made: list[Register] = []
+        return self
+
+    def next(self) -> Register:
+        self.made.append(Register(self.memory, lambda pidfd, call: None, lambda: None))
+        return self.made[-1]
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self.command, signal.SIGKILL)
+        self.agent.communicate()
+        for register in self.made:
+            for member in register.members.values():
+                os.close(member.pidfd)
+            register.members.clear()
+            for _ in range(2):
+                register.forget_books()
+        for fd in (self.memory, self.purse, self.book.fd):
+            os.close(fd)
 
 
 def test_a_process_below_one_agent_does_not_let_another_tree_pay() -> None:

@@ -156,10 +156,17 @@ def test_an_agent_allows_itself_no_hosts(
     """By the memory file that the kernel shows above it, whatever its environment says."""
     held = os.memfd_create("quine-ledger")
     try:
-        command = [sys.executable, "-P", "-m", "quine", "hosts", *words]
-        done = subprocess.run(command, env={"HOME": str(home)}, capture_output=True)
-        assert (done.returncode, done.stdout) == (77, b"")
-        assert f"quine hosts {words[0]} is not for agents and jobs" in done.stderr.decode()
+        plain = ["-m", "quine"]
+        marked = [
+            "-c",
+            "from transport import inherit; inherit.stand_apart(); import quine.__main__ as m; m.main()",
+        ]
+        for program in (plain, marked):  # a command can say that it is a daemon
+            command = [sys.executable, "-P", *program, "hosts", *words]
+            env = {"HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
+            done = subprocess.run(command, env=env, capture_output=True)
+            assert (done.returncode, done.stdout) == (77, b""), done.stderr
+            assert f"quine hosts {words[0]} is not for agents and jobs" in done.stderr.decode()
         assert not in_tree()  # the process itself begins a tree
     finally:
         os.close(held)

@@ -18,13 +18,15 @@ import os, subprocess, sys
 from transport import inherit
 fd = inherit.write({{"lineage": {{}}}})
 os.environ["PATH"] = "/changed"
+mark = f"{{'inherit.stand_apart(); ' * (sys.argv[1] == 'daemon')}}"
 theirs = {{"PATH": "/evil", "HOME": "/evil", "LD_X": "1", "XDG_RUNTIME_DIR": "/run/theirs"}}
 passed = [fd] if sys.argv[1] == "passed" else []
-subprocess.run([sys.executable, "-c", {SHOW!r}], env=theirs, pass_fds=passed, check=True)
+show = "from transport import inherit; " + mark + {SHOW!r}
+subprocess.run([sys.executable, "-c", show], env=theirs, pass_fds=passed, check=True)
 """
 
 
-@pytest.mark.parametrize("memo", ["passed", "lost"])
+@pytest.mark.parametrize("memo", ["passed", "lost", "daemon"])
 def test_below_an_agent_it_is_that_of_its_start(memo: str) -> None:
     env = {**os.environ, "PATH": "/bin:/usr/bin", "HOME": "/home/ada", "XDG_RUNTIME_DIR": "/run/ada"}
     done = subprocess.run([sys.executable, "-c", AGENT, memo], env=env, capture_output=True, check=True)
@@ -36,3 +38,31 @@ def test_below_an_agent_it_is_that_of_its_start(memo: str) -> None:
 def test_of_a_shell_of_the_user_it_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/my/own:/bin")
     assert inherit.users_environment() == dict(os.environ)
+
+
+HELD = """
+import json, os, sys
+from transport import inherit
+names = ("first", "second")
+inherit.stand_apart()
+if sys.argv[1] == "keeps":
+    os.close(int(sys.argv[3]))
+else:
+    os.closerange(3, 1000)
+    inherit.stand_apart()
+    os.memfd_create("first")
+print(json.dumps([len(held) for held in inherit.held_above(*names).values()]))
+"""
+
+
+@pytest.mark.parametrize(("how", "expected"), [("keeps", [2, 1]), ("closes", [1, 0])])
+def test_a_mark_of_a_daemon_counts_for_one_that_has_closed_all(how: str, expected: list[int]) -> None:
+    """A command that keeps one file of its tree, and closes the other, is not outside of the tree."""
+    fds = [os.memfd_create(name) for name in ("first", "second")]
+    try:
+        words = [sys.executable, "-c", HELD, how, *map(str, fds)]
+        done = subprocess.run(words, pass_fds=fds, capture_output=True, check=True)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    assert json.loads(done.stdout) == expected
