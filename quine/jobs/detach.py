@@ -45,8 +45,9 @@ from quine.jobs.job_files import (
 )
 from quine.tape.registry import state_directory
 from transport import inherit, quickjson, this_build
-from transport.detached import supervisor
+from transport.detached.order import Order
 from transport.detached.start import start
+from transport.launcher import workdir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,14 +58,8 @@ if TYPE_CHECKING:
 
 # "1" for the process that is a detached agent or its proxy, the id of its job for a batch; that removes it
 VARIABLE = "QUINE_DETACHED"
-OURS = (
-    "detach",
-    "file",
-    "job",
-    "stdin",
-    "output-limit",
-    "report",
-)  # options that a detached agent does not get
+# options that a detached agent does not get
+OURS = ("detach", "file", "job", "stdin", "output-limit", "report")
 MADE = "-detaching"  # suffix of the directory that a remote node makes for this verb
 
 
@@ -214,8 +209,8 @@ def _start(
             return _there_already(job)
         try:
             # After the mkdir: a directory made for a job that exists already would not be removed.
-            cwd = _place(job, cwd, str(facts["root"]))
-        except OSError:
+            cwd, at = _place(job, cwd, str(facts["root"]))
+        except Failure:
             os.rmdir(directory)
             raise
         if mission:
@@ -227,8 +222,8 @@ def _start(
     collect(jobs)
     record = {"session": job, "parent": "", "host": "local", "cwd": cwd, "stdin": options.stdin, **facts}
     record["made"] = os.path.basename(cwd) == job  # a directory made here, for this job alone
-    order = supervisor.Order(
-        argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(options), keep, seconds
+    order = Order(
+        argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(options), keep, seconds, at
     )
     refused = _started(directory, order)
     if refused is None:
@@ -240,7 +235,7 @@ def _start(
     return refused.code
 
 
-def _started(directory: str, order: supervisor.Order) -> Status | None:
+def _started(directory: str, order: Order) -> Status | None:
     """As `start`; the broker of an agent above, if there is one, serves the job also after the end of that agent."""
     refused, memo = start(directory, order), inherit.read()
     if refused is None and memo:
@@ -284,7 +279,10 @@ def prepare(words: list[str]) -> bool:
     _alone(job)  # locked before the directory is made, which `give_up` removes
     if _is_started(job):
         return False
-    os.chdir(_place(job, os.getcwd(), os.environ.get("QUINE_ROOT_SESSION") or job))
+    _, at = _place(job, os.getcwd(), os.environ.get("QUINE_ROOT_SESSION") or job)
+    if at >= 0:
+        os.fchdir(at)
+        os.close(at)
     return True
 
 
@@ -323,14 +321,22 @@ def _alone(job: str) -> None:
         raise Failure(NOT_STARTED, f"no lock for job {job} in {jobs}: {why}", host=here) from None
 
 
-def _place(job: str, cwd: str, tree: str) -> str:
-    """Return the job's directory: beside the one that a node made for this verb and removes after it."""
+def _place(job: str, cwd: str, tree: str) -> tuple[str, int]:
+    """Return the job's directory, and a descriptor of it, -1 if it was not made here. Raises Failure.
+
+    It is beside the one that a node made for this verb and removes after it, and is made and judged as the directory
+    of any job. Its name is known before, so another user may have made it where others can write.
+    """
     above, name = os.path.split(cwd)
     if name != f"{job}{MADE}":
-        return cwd
+        return cwd, -1
     path = os.path.join(above, tree)
-    os.makedirs(path, exist_ok=True)
-    return path
+    try:
+        return path, workdir.enter(path)
+    except OSError as error:
+        why = f"cannot make {path}: {error.strerror or error}"
+        here = os.environ.get("QUINE_NODE_NAME", "")
+        raise Failure(NOT_STARTED, why, "set workdir in the inventory", here) from None
 
 
 def _is_started(job: str) -> bool:

@@ -35,8 +35,8 @@ from tests.support.values import JSON
 from tests.support.waiting import until
 from transport import address
 from transport.detached import spool
+from transport.detached.order import Order
 from transport.detached.start import start
-from transport.detached.supervisor import Order
 from transport.spawn import Spawn
 
 
@@ -611,6 +611,32 @@ def test_it_outlives_both_nodes_and_another_origin_finds_it(
     assert not (home / "quine" / job).exists(), "an empty directory is not left behind"
     assert lab.run(["kill", "--on", "h1", job], env=other).returncode == 1
     assert lab.run(["wait", "--on", "h2", job]).returncode == 2
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives directories to another user")
+def test_its_directory_is_judged_as_that_of_any_job(lab: Lab, tmp_path: Path) -> None:
+    """In a directory where others can make names, and the name is told before."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    scratch.chmod(0o1777)
+    host = lab.alias("scratch", of="h1", workdir=str(scratch))
+    (lab.work / "mine").write_text("mine\n")
+    job = detach(lab, "--on", host, "--files=mine", "--", "sh", "-c", "stat -c %a . mine; cat mine")
+    assert lab.run(["attach", job]).stdout.split()[0::2] == [b"700", b"mine"]
+    theirs = tmp_path / "theirs"
+    for files in ([], ["--files=mine"]):
+        for link in (False, True):
+            job = new_session()
+            theirs.mkdir(exist_ok=True)
+            (theirs / "run.sh").write_text("echo theirs")
+            place = scratch / job
+            place.symlink_to(theirs) if link else shutil.copytree(theirs, place)
+            os.chown(place, 65534, 65534, follow_symlinks=False)
+            words = ["run", "--detach", f"--job={job}", "--on", host, *files, "--", "sh", "./run.sh"]
+            done = lab.run(words)
+            assert (done.returncode, done.stdout) == (69, b""), (files, link, done.stderr)
+            assert f"{host}: error: cannot make {place}: " in done.stderr.decode()
+            assert not folder(job, lab["h1"].home).exists() and not (theirs / "mine").exists()
 
 
 @pytest.mark.long

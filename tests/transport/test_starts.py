@@ -45,13 +45,14 @@ def test_a_process_that_cannot_be_watched_is_lost_and_ended(monkeypatch: pytest.
 def test_a_job_whose_supervisor_is_killed_as_it_starts_is_ended(tmp_path: Path) -> None:
     """At the earliest moment at which there is a job: before the supervisor hears that it runs."""
     code = f"""{PRELUDE}
+from transport.detached.order import Order
 launch = process.launch
 def launched(*words, **more):
     child = launch(*words, **more)
     os.kill(os.getpid(), signal.SIGKILL)
 supervisor.process.launch = launched
 held = int(sys.argv[2])
-order = supervisor.Order(["sleep", "60"], dict(os.environ), "/", [], {{}}, keep=(held,))
+order = Order(["sleep", "60"], dict(os.environ), "/", [], {{}}, keep=(held,))
 start.start(sys.argv[1], order)
 """
     reading, writing = os.pipe()

@@ -10,7 +10,7 @@ from transport.status import LOST, NOT_STARTED, Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from transport.detached.supervisor import Order
+    from transport.detached.order import Order
 
 
 def start(directory: str, order: Order) -> Status | None:

@@ -41,11 +41,10 @@ from transport.wire.session import STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import FrameType
-    from typing import Any
 
-QUOTA = 1 << 30  # bytes of output that nobody has read
+    from transport.detached.order import Order
+
 HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
 AGAIN = 1.0  # seconds until a full disk is tried again
 ROOM = 4096  # bytes of an exit record, and of the growth of a job's record
@@ -53,34 +52,6 @@ PEERS = 64  # connections at one time
 LEAVING = 5.0  # seconds for all of them to take the exit record
 LAUNCHES, RUNS = b"?", b"+"  # first and last news for the process that starts the job
 ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL})
-
-
-class Order:
-    """A job to start. `facts` go into the record; `stdin` is what the job reads, None for what peers send it."""
-
-    __slots__ = ("argv", "cwd", "deadline", "env", "facts", "keep", "limits", "quota", "stdin")
-
-    def __init__(
-        self,
-        argv: list[str],
-        env: Mapping[str, str],
-        cwd: str,
-        limits: list[tuple[int, int]],
-        facts: dict[str, Any],
-        stdin: int | None = None,
-        quota: int = QUOTA,
-        keep: tuple[int, ...] = (),
-        deadline: float = 0.0,
-    ) -> None:
-        self.deadline = deadline
-        self.argv = argv
-        self.env = env
-        self.cwd = cwd
-        self.limits = limits
-        self.facts = facts
-        self.stdin = stdin
-        self.quota = quota
-        self.keep = keep
 
 
 class Supervisor:
@@ -104,6 +75,7 @@ class Supervisor:
     def run(self) -> None:
         inherit.close_others(
             {self._tell, self._wake, self._wake_in, self._leash.fd, self._leash.held, *self._order.keep}
+            | {self._order.at}
             | ({self._order.stdin} if self._order.stdin is not None else set())
         )
         null = os.open(os.devnull, os.O_RDWR)
@@ -182,7 +154,10 @@ class Supervisor:
             (*order.keep, self._leash.fd),
             stdin=order.stdin,
             prepare=self._leash.arm,
+            at=order.at,
         )
+        if order.at >= 0:
+            os.close(order.at)
         if isinstance(child, Status):
             return child
         for each, pipe in zip(self._spools, (child.stdout, child.stderr)):

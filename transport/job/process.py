@@ -55,19 +55,20 @@ def launch(
     size: tuple[int, int] | None = None,
     stdin: int | None = None,
     prepare: Callable[[], None] | None = None,
+    at: int = -1,
 ) -> Child | Status:
     """Start `argv` with pipes at 0, 1, 2 and the descriptors `keep`; wait until it runs. A Status says why it does not.
 
     With `size` (rows, columns) it gets a terminal in place of the pipes; with `stdin` it reads that in place of its
     first pipe, which then has no reader. `prepare` runs in the new process, by then the leader of its session, before
-    it executes anything. OSError if a pipe or a process cannot be made.
+    it executes anything. `at` is the directory `cwd`, if it is open. OSError if a pipe or a process cannot be made.
     """
     ours, theirs = streams(size)
     started = False
     try:
         given = [theirs[0] if stdin is None else stdin, *theirs[1:]]
         start = child.Start(
-            argv, env, cwd, given, limits=limits, keep=keep, terminal=size is not None, prepare=prepare
+            argv, env, cwd, given, limits=limits, keep=keep, terminal=size is not None, prepare=prepare, at=at
         )
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

@@ -49,10 +49,11 @@ class Start:
     umask     of the job, -1 for that of the parent
     prepare   called in the child before it touches a file system
     inside    does the work of `argv` in the child itself, and ends it
+    at        descriptor of the directory `cwd`, as it was judged; -1 for none
     """
 
     __slots__ = (
-        *("argv", "cwd", "env", "files", "folder", "inside"),
+        *("argv", "at", "cwd", "env", "files", "folder", "inside"),
         *("keep", "limits", "prepare", "streams", "terminal", "umask"),
     )
 
@@ -71,8 +72,10 @@ class Start:
         umask: int = -1,
         prepare: Callable[[], None] | None = None,
         inside: Callable[[], None] | None = None,
+        at: int = -1,
     ) -> None:
         self.argv = argv
+        self.at = at
         self.env = env
         self.cwd = cwd
         self.streams = streams
@@ -166,7 +169,7 @@ def _part(start: Start, report: socket.socket) -> None:
         start.prepare()
     for number, fd in enumerate(start.streams):
         os.dup2(fd, number)
-    inherit.close_others({*start.keep, report.fileno()})
+    inherit.close_others({*start.keep, report.fileno(), start.at})
     for fd in start.keep:
         os.set_inheritable(fd, True)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -181,7 +184,11 @@ def default_signals() -> None:
 
 
 def _enter(start: Start, report: socket.socket) -> None:
-    """Make the folder, and go to the directory. Errors are a refusal, not an exit status of the command."""
+    """Make the folder, and go to the directory. Errors are a refusal, not an exit status of the command.
+
+    A directory that was judged is entered by its descriptor: its path may mean another one by now.
+    """
+    at = start.at
     if start.folder:
         try:
             fd = workdir.enter(start.folder)
@@ -191,9 +198,16 @@ def _enter(start: Start, report: socket.socket) -> None:
                 refusal(f"cannot make {start.folder}: {why}", "set workdir in the inventory")
             ) from None
         report.sendmsg([FOLDER + workdir.state(fd)], _rights(fd), socket.MSG_NOSIGNAL)
-        os.close(fd)
+        if start.cwd == start.folder:
+            at = fd
+        else:
+            os.close(fd)
     try:
-        os.chdir(start.cwd)
+        if at >= 0:
+            os.fchdir(at)
+            os.close(at)
+        else:
+            os.chdir(start.cwd)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         hint = "make it there, or choose another one with --cwd; a ~ in quotes is the home there"
         raise _Refused(refusal(f"no such directory: {start.cwd}", hint)) from None
