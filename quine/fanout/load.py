@@ -16,7 +16,9 @@ import os
 from quine.base.allowed_hosts import find, naming
 from quine.base.errors import Misconfigured
 from quine.jobs.client import caller
+from transport.client.answer import ask
 from transport.spawn import Spawn
+from transport.wire.numbers import PROCESSORS, decimal, digits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ EVERY = 5.0  # seconds between two looks
 # A host without getconf, as one with BusyBox, mostly has nproc; the exit status tells that there is neither.
 ASK = ["sh", "-c", "cat /proc/loadavg && { getconf _NPROCESSORS_ONLN || nproc; }"]
 WORDS = 6  # of an answer: five of /proc/loadavg, and the number of processors
+ANSWER = 4096  # bytes of one: a host whose answer is longer cannot answer
+LOAD = 1e6  # no host is believed to have more
 
 
 def version_of(path: object) -> object:
@@ -163,30 +167,31 @@ class Loads:
 
     def _ask(self, name: str) -> None:
         self._asked.add(name)
-        pieces: list[bytes] = []
 
-        def on_output(stream: int, data: memoryview) -> None:
-            if stream == 1:
-                pieces.append(bytes(data))
-
-        def on_exit(status: Status) -> None:
+        def answered(status: Status, answer: bytes | None) -> None:
             self._asked.discard(name)
             self._mute.discard(name)
             self._away.discard(name)
-            if status.state in ("unreachable", "denied", "lost"):
+            if status.state in ("unreachable", "denied", "lost") and answer is not None:
                 self._away.add(name)
                 return
-            words = b"".join(pieces).split()
             try:
-                if status.code or len(words) != WORDS:
+                if status.code or answer is None:
                     raise ValueError("no answer")
-                self._note(name, float(words[0]), int(words[-1]))
+                self._note(name, *parsed(answer))
             except ValueError:
                 self._mute.add(name)
 
-        spawn = Spawn(ASK, where=name, cwd="/", context=self._context)
-        self._batch.start(spawn, on_output=on_output, on_exit=on_exit)
+        ask(self._batch, Spawn(ASK, where=name, cwd="/", context=self._context), ANSWER, answered)
 
     def _note(self, name: str, load: float, cpus: int) -> None:
         host = self._progress.hosts[name]
         host.load, host.cpus = load, cpus
+
+
+def parsed(answer: bytes) -> tuple[float, int]:
+    """Return the load of a host and the number of its processors, as it has told them. Raises ValueError."""
+    words = answer.decode("ascii").split()
+    if len(words) != WORDS:
+        raise ValueError("no answer")
+    return decimal(words[0], LOAD), digits(words[-1], PROCESSORS, 1)

@@ -18,8 +18,10 @@ from math import inf
 
 from quine.base import strict
 from transport.address import boot_clock
+from transport.client.answer import ask
 from transport.client.batch import Descriptor
 from transport.lean import deque, signal
+from transport.wire.numbers import SECONDS, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -216,22 +218,17 @@ class Search:
             self._conclude()
 
     def _ask(self, host: str, tries: int) -> None:
-        answer: list[bytes] = []
         sole: list[float] = []
-
-        def take(stream: int, data: memoryview) -> None:
-            if stream == 1 and sum(map(len, answer)) < MOST:
-                answer.append(bytes(data))
 
         def note(body: dict[str, Any]) -> None:
             if isinstance(since := body.get("sole"), float):
                 sole[:] = [since]
 
-        def answered(status: Status) -> None:
-            kept = None if status.code else Kept.parsed(b"".join(answer))
+        def answered(status: Status, answer: bytes | None) -> None:
+            kept = None if status.code else Kept.parsed(answer or b"")
             self._answered(host, tries, kept, sole[0] if sole else inf)
 
-        self._batch.start(self._asking(host), on_output=take, on_exit=answered, on_note=note)
+        ask(self._batch, self._asking(host), MOST, answered, note)
 
     def _answered(self, host: str, tries: int, kept: Kept | None, sole: float) -> None:
         """`sole`: since then the node here knows of no other node of the host; inf if it has not said so."""
@@ -270,7 +267,7 @@ class Kept:
     def __init__(self, told: Mapping[str, Any]) -> None:
         """Raises ValueError, TypeError, KeyError."""
         self.ids = [id for id in list(told["ids"]) if isinstance(id, str)]
-        self.remembers = float(told["remembers"])
+        self.remembers = number(told["remembers"], SECONDS)
         self.forgot, self.settling = told["forgot"] is not False, told["settling"] is not False
 
     @classmethod

@@ -86,8 +86,12 @@ class Published:
             except OSError:
                 self._closed = True
                 return
+        try:
+            text = quickjson.dumps(state).encode()
+        except (ValueError, TypeError):
+            return  # an infinite number
         self._number += 1
-        data = b"%d\n%s\n%d" % (self._number, quickjson.dumps(state).encode(), self._number)
+        data = b"%d\n%s\n%d" % (self._number, text, self._number)
         try:
             os.pwrite(self._fd, data, 0)
             if len(data) < self._size:

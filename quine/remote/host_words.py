@@ -12,23 +12,24 @@ from deploy import hosts_for_agents, probe
 from quine.base import strict
 from quine.base.sessions import SHOWN
 from quine.files.wire import protocol
-from quine.jobs import hosts_service, remote
+from quine.jobs import adoption, hosts_service, remote
 from quine.providers.asking import Infer
 from quine.remote import handlers, tape_receiver
 from quine.staging import content, manifest, returns_limit
 from quine.tape import lines
 from transport import status
 from transport.carrier import duplex
-from transport.client import overtime
+from transport.client import batch_job, overtime
 from transport.lean import NamedTuple
-from transport.node import host
 from transport.rpc import services
-from transport.wire import flow, frames, parts, session
+from transport.wire import flow, frames, numbers, parts, session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Of rooms that this one may not import; a test compares them.
+LOAD_ANSWER, MOST_LOAD = 4096, 1_000_000
 NOWHERE, NOTHING = "nowhere", "nothing"
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -90,7 +91,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "hello: `processors`",
             "integer",
-            f"1 to {host.MOST_PROCESSORS}; else 1",
+            f"1 to {numbers.PROCESSORS}; else 1",
             NOWHERE,
             "slots of a host without `slots`",
         ),
@@ -287,6 +288,29 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "which jobs it has; the host's name is ours",
         ),
         Row("its errors", "text", "one line", "stderr", "a reason"),
+    ),
+    "Hosts of a batch": (
+        Row(
+            "its load: of /proc/loadavg, and processors",
+            "decimal number, integer",
+            f"0 to {MOST_LOAD}; 1 to {numbers.PROCESSORS}; {size(LOAD_ANSWER)} an answer; else it is not known",
+            "the view of a batch, `quine top`",
+            "`--load`; a host whose load is not known is not held back",
+        ),
+        Row(
+            "`--resume`: the jobs that it keeps, `remembers`",
+            "list of ids, number of seconds",
+            f"{size(adoption.MOST)} an answer; 0 to {numbers.SECONDS:g} s; else it has not answered",
+            NOWHERE,
+            "which jobs are taken over, and which were never begun",
+        ),
+        Row(
+            "a job that is taken over: `base`, `seconds`",
+            "integers, number",
+            f"0 to {batch_job.MOST_BYTES}; 0 to {numbers.SECONDS:g} s; else the job is lost",
+            "the view of a batch",
+            "where its output goes on; its time in the log",
+        ),
     ),
 }
 MODELS: tuple[type[strict.Strict], ...] = (

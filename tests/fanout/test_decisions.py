@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import time
@@ -243,6 +244,36 @@ def test_a_job_that_is_taken_over_is_as_old_as_its_host_says_though_its_item_is_
         lambda status: task.ended(status, "done") and None,
     )
     assert (task.entry.started, task.entry.seconds) == (5940.0, 80.0)
+
+
+@pytest.mark.parametrize("remembers", [10**400, -1, "1", True, None, [1]])
+def test_a_host_whose_memory_is_no_number_has_told_nothing(remembers: object) -> None:
+    kept = {"ids": [], "remembers": remembers, "forgot": False, "settling": False}
+    assert adoption.Kept.parsed(json.dumps({"kept": kept}).encode()) is None
+    assert adoption.Kept.parsed(json.dumps({"kept": {**kept, "remembers": 7}}).encode())
+
+
+def test_an_answer_about_jobs_without_an_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adoption, "MOST", 1000)
+    given: dict[str, Any] = {}
+    lost, missed = Status("lost", 74), list[tuple[str, bool]]()
+
+    def start(spawn: Spawn, **on: Any) -> Any:
+        given.update(on)
+        return SimpleNamespace(abandon=lambda: on["on_exit"](lost))
+
+    batch: Any = SimpleNamespace(start=start)
+    later = list[Any]()
+    search = adoption.Search(
+        batch, ["h1"], lambda host: Spawn(["node"]), lambda at, call: later.append(call), {"a": 1.0},
+        lambda id, host: None, lambda id, never: missed.append((id, never)), lambda: None,
+    )  # fmt: skip
+    given["on_output"](1, memoryview(b"x" * 1001))
+    assert len(later) == 1, "it is asked again"
+    search._until = 0.0
+    later.pop()()
+    given["on_output"](1, memoryview(b"x" * 1001))
+    assert missed == [("a", False)]
 
 
 @pytest.mark.parametrize("killed", [True, False])

@@ -291,6 +291,15 @@ def test_a_state_with_two_numbers_is_none(tmp_path: Path) -> None:
         assert (batch_state.read(str(path), 7) is not None) == whole
 
 
+def test_a_state_that_cannot_be_written_as_json_costs_the_batch_nothing() -> None:
+    published = batch_state.Published()
+    published.put({"pid": os.getpid(), "items": 1})
+    published.put({"pid": os.getpid(), "items": 2, "hosts": [{"load": float("inf")}]})
+    found = batch_state.read(f"/proc/{os.getpid()}/fd/{published._fd}", os.getpid())
+    assert found and found["items"] == 1, "the last one that could be written"
+    published.close()
+
+
 def test_a_reader_never_sees_half_of_a_state() -> None:
     """A writer and a reader in two processes; each state has one number in all of its fields."""
     published = batch_state.Published()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
 from quine.base.sizes import seconds
-from quine.fanout.load import ASK, EVERY, WORDS, Limit, Loads
+from quine.fanout.load import ANSWER, ASK, EVERY, WORDS, Limit, Loads, parsed
 from quine.fanout.options import parse
 from quine.fanout.outcome import Tally
 from quine.fanout.output.fold import folded
@@ -209,8 +210,10 @@ class Asking:
     def __init__(self) -> None:
         self.asked: dict[str, tuple[Spawn, Callable[[int, memoryview], None], Callable[[Status], None]]] = {}
 
-    def start(self, spawn: Spawn, on_output: Any, on_exit: Any) -> None:
+    def start(self, spawn: Spawn, on_output: Any, on_exit: Any, on_note: Any) -> Any:
         self.asked[spawn.where] = spawn, on_output, on_exit
+        abandoned = Status("lost", 74)
+        return SimpleNamespace(abandon=lambda: self.asked.pop(spawn.where)[2](abandoned))
 
     def answer(self, host: str, text: bytes, status: Status = OK) -> None:
         _, on_output, on_exit = self.asked.pop(host)
@@ -253,6 +256,46 @@ def test_a_host_that_does_not_know_its_processors_is_not_held_back(
     asking.answer("h2", text, status)
     assert not loads.blocked and loads.avoid == ["h1"]
     assert not loads._progress.hosts["h2"].cpus
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"inf 0 0 1/1 1 4\n",
+        b"nan 0 0 1/1 1 4\n",
+        b"1e300 0 0 1/1 1 4\n",
+        b"-1 0 0 1/1 1 4\n",
+        b"0.1 0 0 1/1 1 " + b"9" * 3500,
+        b"0.1 0 0 1/1 1 0\n",
+        "0.1 0 0 1/1 1 ²\n".encode(),
+        b"\xff 0 0 1/1 1 4\n",
+    ],
+)
+def test_a_load_that_is_no_number_is_no_answer(lab: Lab, text: bytes) -> None:
+    """It ended the batch, and with it the jobs of all hosts."""
+    asking = Asking()
+    loads = asking.loads(lab.inventory, "h1,h2")
+    loads.tick(0.0)
+    asking.answer("h1", FULL)
+    asking.answer("h2", text)
+    assert not loads.blocked and loads.avoid == ["h1"]
+    host = loads._progress.hosts["h2"]
+    assert (host.load, host.cpus) == (-1.0, 0)
+    with pytest.raises(ValueError, match=r"number|codec"):
+        parsed(text)
+
+
+def test_an_answer_about_the_load_without_an_end_is_not_read(lab: Lab) -> None:
+    asking = Asking()
+    loads = asking.loads(lab.inventory, "h1,h2")
+    loads.tick(0.0)
+    _, on_output, _ = asking.asked["h2"]
+    on_output(1, memoryview(b"1" * ANSWER))
+    assert "h2" in asking.asked
+    on_output(1, memoryview(b"1" * (1 << 20)))
+    assert "h2" not in asking.asked, "it is still waited for"
+    asking.answer("h1", FULL)
+    assert not loads.blocked and loads.avoid == ["h1"], "it cannot answer, and is not held back"
 
 
 def test_the_processors_are_told_without_getconf_or_not_at_all(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quine.base import sizes
+from quine.fanout import load
 from quine.fanout.output import values
 from quine.remote import host_words
 
@@ -19,8 +20,9 @@ def test_the_page_is_what_the_code_prints() -> None:
     assert (ROOT / "docs" / "reference" / "host-words.md").read_text() == host_words.page()
     rows = [row for rows in host_words.TABLE.values() for row in rows]
     assert all(all(row) and "|" not in "".join(row) for row in rows)
-    # of a room that this one may not import
+    # of rooms that this one may not import
     limit = host_words.size(sizes.parse(values.MOST, values.OPTION))
+    assert (host_words.LOAD_ANSWER, host_words.MOST_LOAD) == (load.ANSWER, load.LOAD)
     assert any(f"`{values.OPTION}`: {limit} " in row.bound for row in rows)
 
 

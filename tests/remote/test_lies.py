@@ -53,6 +53,7 @@ def meets(scene: Scene, lie: Lie, size: int) -> None:
         "BEGUN": scene.begun(liar),
         "GUEST": str(guest),
         "SHARED": str(scene.folder / "shared"),
+        "FOLDER": str(scene.folder),
     }
 
     def placed(text: str) -> str:
@@ -61,6 +62,8 @@ def meets(scene: Scene, lie: Lie, size: int) -> None:
         return text
 
     guest.write_text(placed(json.dumps({"reply": {"tool_calls": GUEST}, "repeat": True})) + "\n")
+    for name, text in lie.files.items():
+        (scene.folder / name).write_text(placed(text))
     ended = scene.origin(
         [placed(word) for word in lie.words], {name: placed(text) for name, text in lie.env.items()}
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from transport.client.job_core import JobCore
 from transport.lean import signal
 from transport.status import LOST, NOT_STARTED, Status, signal_name
+from transport.wire.numbers import SECONDS, number, whole
 from transport.wire.session import GOES_ON, STDIN
 
 TYPE_CHECKING = False
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     # Called with the number of bytes that there is room for. b"": the end; None: nothing now, until `BatchJob.more`.
     Input = Callable[[int], bytes | None]
 
+MOST_BYTES = (1 << 62) - 1  # of a stream
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL)
 
 
@@ -212,21 +214,19 @@ class BatchJob(JobCore):
 
         They are words of its host: where they are malformed this job is lost, and the connection to the node goes on.
         """
-        base = facts.get("base") if isinstance(facts, dict) else None
-        if not (
-            isinstance(facts, dict)
-            and isinstance(base, list)
-            and len(base) == 3
-            and all(type(at) is int and 0 <= at < 1 << 62 for at in base)
-            and isinstance(seconds := facts.get("seconds"), (int, float))
-        ):
+        try:
+            told: dict[str, Any] = facts if isinstance(facts, dict) else {}
+            stdin, stdout, stderr = told["base"]
+            base = [whole(at, MOST_BYTES) for at in (stdin, stdout, stderr)]
+            seconds = number(told.get("seconds"), SECONDS)
+        except (ValueError, TypeError, KeyError):
             super().abandon()
             detail = f"its host has told no facts about it that can be used; pid {self.pid} over there is being ended"
             self._leave(Status("lost", LOST, host=self.host, pid=self.pid, detail=detail))
             return
         self.base, self.seconds = base, seconds
         self._at = base[STDIN]
-        if facts.get("input") is not True:
+        if told.get("input") is not True:
             self.stdin_open = False
 
     def on_started(self) -> None:

@@ -31,13 +31,13 @@ from transport.node.link import Link
 from transport.node.relay import Relay
 from transport.spawn import Spawn
 from transport.status import Status
+from transport.wire import numbers
 from transport.wire.frames import Kind
 from transport.wire.resume import Line, hello
 
 log = logging.getLogger("quine.hosts")
 
 INSIST = 30.0  # seconds in which a connection that breaks off before the greeting is dialled again
-MOST_PROCESSORS = 8192  # that another machine is believed to have: Linux counts no more
 HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
 FIRST_PAUSE = 0.1  # seconds between the second dial and the third; grows, and is random to spread the dials
 LAST_PAUSE = 5.0
@@ -215,7 +215,10 @@ class Host:
         self._met.greeted(greeter.handshake.peer.get("life"))
         link.connect(greeter)
         told = greeter.handshake.peer.get("processors")
-        self.processors = told if type(told) is int and 0 < told <= MOST_PROCESSORS else 1
+        try:
+            self.processors = numbers.whole(told, numbers.PROCESSORS, 1)
+        except ValueError:
+            self.processors = 1
         self.target.met(greeter.handshake.peer)
         return link
 

@@ -5,8 +5,9 @@ tests/transport/node/hostile_program.py, the command of the origin that meets it
 from __future__ import annotations
 
 from tests.remote.lies.agents import ASKED
+from tests.remote.lies.batches import HOSTS
 from tests.remote.lies.files import FILES
 from tests.remote.lies.lie import Lie
 from tests.remote.lies.links import JOBS, LINKS
 
-LIES: dict[str, tuple[Lie, ...]] = {**LINKS, **JOBS, **FILES, **ASKED}
+LIES: dict[str, tuple[Lie, ...]] = {**LINKS, **JOBS, **FILES, **ASKED, **HOSTS}

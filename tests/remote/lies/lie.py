@@ -20,7 +20,7 @@ EXIT: list[Any] = ["exit", {}]
 
 class Lie(NamedTuple):
     """`plan` is given the bytes that it shall have. The others are of the origin: its command, its exit status, a text
-    in its stderr, or in its answers to the host; the bytes that it may write to files.
+    in its stderr, or in its answers to the host; the bytes that it may write to files, and files that it has.
     """
 
     plan: Callable[[int], Plan]
@@ -32,6 +32,7 @@ class Lie(NamedTuple):
     large: bool = False  # it has to be, whatever was asked for
     slots: int | None = 1
     env: dict[str, str] = {}  # noqa: RUF012 - never changed
+    files: dict[str, str] = {}  # noqa: RUF012 - of the origin, in FOLDER
 
 
 def batch(*options: str, command: list[str] = COMMAND) -> list[str]:

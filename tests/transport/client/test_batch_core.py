@@ -641,7 +641,16 @@ def test_a_kept_job_whose_start_was_not_heard_of_ends_as_its_host_says(node: Nod
 
 @pytest.mark.parametrize(
     "kept",
-    [None, [], {"base": [0, 0], "seconds": 1}, {"base": [0, 0, 1 << 62], "seconds": 1}, {"base": [0] * 3}],
+    [
+        *(
+            None,
+            [],
+            {"base": [0, 0], "seconds": 1},
+            {"base": [0, 0, 1 << 62], "seconds": 1},
+            {"base": [0] * 3},
+        ),
+        *({"base": [0] * 3, "seconds": seconds} for seconds in (10**400, 1e308, -1, True, "1")),
+    ],
 )
 def test_an_adopted_job_of_a_host_that_lies_is_lost_and_the_others_go_on(node: Node, kept: object) -> None:
     adopted, other = node.add(adopt=True), node.add()
