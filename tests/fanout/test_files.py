@@ -145,7 +145,7 @@ def test_results_that_cannot_be_asked_for_stay_noted(
     task = SimpleNamespace(item=None, entry=SimpleNamespace(unreturned=None), begin=lambda: None)
 
     def stage(item: object, begun: bool) -> None:
-        assert begun  # what lies in the way is not looked at
+        assert begun  # links in the way are not looked at
         raise Misconfigured("the current directory has been removed", "go to another one")
 
     starter = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Numbers that another machine has told: what is refused, and that nothing else is raised."""
+"""Numbers that another machine has told: refusals, and that nothing else is raised."""
 
 from __future__ import annotations
 
