@@ -2,7 +2,8 @@
 
 Laws
 1. A body is checked before anything is done. An error of the body, the guest or the payer is an answer.
-2. An inference that cannot be paid is not begun, and one that was cancelled on its way is charged its prompt.
+2. An inference that cannot be paid is not begun. One that was cancelled on its way is charged its prompt and as much of
+   the reply as had come: whoever hung up just before its end had it for its prompt.
 3. Nothing here blocks: the server is asked by an event loop, and a ledger whose lock is held in a thread.
 4. A provider's quota that is used up pauses a tree that has a deadline or a budget that can be raised; any other tree
    is refused.
@@ -187,8 +188,8 @@ class Inferences:
             used = due.broke_off(error.usage) if error.usage is not None else Usage()
             raise
         except BaseException:
-            # Cancelled. The provider has read the prompt of a request that was under way.
-            used = Usage(due.prompt if way.sent else 0)
+            # Cancelled. The provider has read the prompt of a request that was under way, and counts what it has said.
+            used = Usage(max(due.prompt, way.so_far.input), way.so_far.output) if way.sent else Usage()
             raise
         finally:
             if hold is not None:

@@ -32,6 +32,7 @@ from quine.providers.dialects import sse
 from quine.providers.dialects.dialect import Dialect, Stream
 from quine.providers.dialects.faults import Adapted, printable
 from quine.providers.lessons import Lesson, is_plain
+from quine.providers.metering import tokens
 from quine.providers.way import PATIENCE, Open, Outcome, Way
 from quine.tape.redact import Mask
 from transport.lean import Any
@@ -131,7 +132,7 @@ class HttpGuest:
                 try:
                     status = response.status_code
                     final = response.headers.get("x-should-retry") == "false"
-                    outcome = Outcome(await self._read(response, way.heard), status, final)
+                    outcome = Outcome(await self._read(response, way), status, final)
                 finally:
                     await response.aclose()
         except GuestError as error:
@@ -196,9 +197,9 @@ class HttpGuest:
         text = f"nothing came for {self._timeout.read:.0f} s" if silent else printable(str(error))
         return f"{self._shown}: {text or type(error).__name__}"
 
-    async def _read(self, response: httpx.Response, heard: Callable[[], None]) -> Reply:
+    async def _read(self, response: httpx.Response, way: Way) -> Reply:
         if response.is_success:
-            return await self._answered(response, heard)
+            return await self._answered(response, way)
         raw = await self._whole(_chunks(response, LARGEST))
         if response.has_redirect_location:
             # Not followed: the key would be sent to wherever the redirect points.
@@ -212,18 +213,18 @@ class HttpGuest:
             fault.after = after
         raise fault
 
-    async def _answered(self, response: httpx.Response, heard: Callable[[], None]) -> Reply:
+    async def _answered(self, response: httpx.Response, way: Way) -> Reply:
         """Return the reply of an answer that began well, streamed or not."""
         chunks = _chunks(response, LARGEST_STREAM)
         first = b""
         try:
             async for chunk in chunks:
-                heard()
+                way.heard()
                 first += chunk
                 if first.strip() or len(first) > LARGEST:
                     break
             if is_stream(first, response.headers):
-                return await self._streamed(first, chunks)
+                return await self._streamed(first, chunks, way)
             data = _value(await self._whole(chunks, first))
         except httpx.HTTPError as error:
             raise self._fault(error) from None
@@ -250,7 +251,7 @@ class HttpGuest:
             raise Refused(TOO_LARGE.format(LARGEST >> 20))
         return bytes(raw)
 
-    async def _streamed(self, first: bytes, chunks: AsyncGenerator[bytes, None]) -> Reply:
+    async def _streamed(self, first: bytes, chunks: AsyncGenerator[bytes, None], way: Way) -> Reply:
         """Return the reply of a streamed answer whose `first` bytes have been read."""
         stream, decoder, broken = self._dialect.stream(), sse.Decoder(), ""
         try:
@@ -267,6 +268,9 @@ class HttpGuest:
             raise Refused(str(error)) from None
         except GuestError as error:
             raise self._counted(error, stream) from None
+        except BaseException:  # cancelled
+            way.so_far = self._so_far(stream)
+            raise
         try:
             return self._dialect.reply(stream.whole())
         except Unavailable as cut:
@@ -274,6 +278,14 @@ class HttpGuest:
             raise self._counted(told, stream) from None
         except GuestError as error:
             raise self._counted(error, stream) from None
+
+    def _so_far(self, stream: Stream) -> Usage:
+        """Return the usage of an answer that is under way: as it was told, or by the size of what has come."""
+        with contextlib.suppress(Exception):  # it is what the server said that cannot be read
+            body = stream.begun()
+            told = self._dialect.usage(body)
+            return told._replace(output=max(told.output, tokens([self._dialect.reply(body).message])))
+        return Usage()
 
     def _counted(self, fault: GuestError, stream: Stream) -> GuestError:
         """Return the error of an answer, with what its provider counts if it had begun."""

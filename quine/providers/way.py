@@ -9,7 +9,9 @@ PATIENCE = 120.0  # seconds, as in the vendors' own clients: a longer Retry-Afte
 
 
 class Way(Protocol):
-    """The way of one inference."""
+    """The way of one inference. `so_far`, of a try that was cancelled: the usage of what had come, as far as known."""
+
+    so_far: Usage
 
     async def enter(self) -> None:
         """Wait until a request may be sent."""
@@ -37,6 +39,8 @@ class Outcome(NamedTuple):
 
 class Open:
     """A way without a gate."""
+
+    so_far = Usage()
 
     async def enter(self) -> None:
         pass

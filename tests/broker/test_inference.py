@@ -16,6 +16,7 @@ from quine.broker import turns
 from quine.broker.payment import tree_of
 from quine.budget.ledger import Ledger
 from quine.providers import metering
+from quine.providers.dialects.chatstream import ChatStream
 from quine.providers.dialects.faults import NO_QUOTA_LEFT
 from quine.providers.relay import RelayGuest
 from tests.broker.inferring import config, gates, inferences, ledger, payer, request, run
@@ -25,6 +26,7 @@ from tests.vendors.server import KEY, Cut, Fault, Provider, Said, Silent, Turn
 
 HI = Said("hi, wörld", usage=(100, 10, 40))
 PROMPT = metering.TOOLS + 1
+EVENTS = 1000
 VENDORS = {
     "openai": (chat, "/v1"),
     "responses": (responses, "/v1"),
@@ -153,8 +155,31 @@ def test_a_cancelled_inference_is_charged_its_prompt_and_closes_its_request(afte
 
     with Provider(chat, Silent(HI, after)) as provider, ledger(tokens=100_000) as paid:
         run(work())
-        assert paid.totals()[1] == PROMPT
-        assert paid.left() == (100_000 - PROMPT, None)
+        assert PROMPT <= paid.totals()[1] <= PROMPT + 1  # as much as had come
+        assert paid.left().tokens == 100_000 - paid.totals()[1]
+
+
+def test_a_reply_is_charged_as_far_as_it_had_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever hung up just before its end had thousands of tokens for the price of a short prompt."""
+    come, feed = threading.Event(), ChatStream.feed
+
+    def fed(stream: ChatStream, event: str, data: Any) -> bool:
+        last = feed(stream, event, data)
+        if stream.events == EVENTS:
+            come.set()
+        return last
+
+    async def work() -> None:
+        async with inferences() as made:
+            task = asyncio.ensure_future(made.infer(payer(provider, paid), request(), unheard))
+            await seen(come)
+            await cancelled(task)
+
+    monkeypatch.setattr(ChatStream, "feed", fed)
+    with Provider(chat, Silent(Said("abc" * 2000), EVENTS)) as provider, ledger(tokens=100_000) as paid:
+        run(work())
+        letters = 3 * (EVENTS - 1)  # the first event has none
+        assert paid.totals()[1] == PROMPT + letters // metering.LETTERS
 
 
 def test_one_that_was_cancelled_before_it_was_sent_costs_nothing() -> None:
