@@ -28,6 +28,7 @@ from quine.tape.lines import TOLD_BY, entries
 from quine.tape.normalize import Same
 from quine.tape.reader import Session, find, sessions, tree
 from transport import quickjson
+from transport.provenance import git_index
 from transport.this_build import own_command
 
 TYPE_CHECKING = False
@@ -118,14 +119,23 @@ def replay(folder: Path, session: str, force: bool = False) -> tuple[int, str]:
 
 
 def _refuse_others(folder: Path, session: str) -> None:
-    """Raise Misconfigured if a session of the tree of this one ran on another machine, or may be another user's."""
+    """Raise Misconfigured if a session of the tree of this one ran on another machine, or may be another user's.
+
+    A mark tells that of a directory. `git pull` puts tapes into one that is marked: it tracks them.
+    """
     lives = tree(folder, session)
     hosts = [str(by) for life in lives if (by := life.meta.get(TOLD_BY))]
     since = data_directory.marked_at(str(folder))
+    tracked = [life for life in lives if git_index.tracks(os.path.abspath(life.path))]
     before = [life for life in lives if since is None or os.stat(life.path).st_ctime_ns < since]
     if hosts:
         names = plain(", ".join(sorted(set(hosts))), newlines=False)
         number, why = len(hosts), f"came from other machines ({names}), whose commands would run here"
+    elif tracked:
+        number, why = (
+            len(tracked),
+            "are tracked by git, which may have brought them; their commands would run here",
+        )
     elif before:
         when = "before it was marked as yours" if since else "without a mark of yours there"
         number, why = len(before), f"were in {folder} {when}; their commands would run here"

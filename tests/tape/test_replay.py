@@ -352,3 +352,17 @@ def test_the_guest_by_itself(tmp_path: Path) -> None:
     assert (got.message, got.usage.input, got.stop) == (reply, 7, "length")
     with pytest.raises(Refused, match="the tape has no reply left for this life"):
         guest.infer(Request([], [], new_session(), ordinal=1))
+
+
+def test_a_tape_that_git_tracks_is_not_run_without_force(agents: Agents, tmp_path: Path) -> None:
+    """`git pull` brought one into a directory that was marked long ago."""
+    ran = tmp_path / "ran"
+    agents.run(says(sh(f"echo x >> {ran}")), says(OK))
+    (tape,) = agents.data.glob("*.jsonl")
+    for words in (["init", "-q"], ["add", "-f", str(tape)]):
+        subprocess.run(["git", *words], cwd=agents.data.parent, check=True)
+    done = replay(agents)
+    assert done.returncode == 2 and "1 of 1 sessions are tracked by git" in done.stderr, done
+    assert ran.read_text() == "x\n"
+    assert replay(agents, "--force").returncode == 0
+    assert ran.read_text() == "x\n" * 2
