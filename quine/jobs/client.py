@@ -13,6 +13,7 @@ import gc
 import os
 import time
 
+from quine.base import sizes
 from quine.base.cli_options import limits
 from quine.base.errors import LOST, Misconfigured, complain, say
 
@@ -123,7 +124,9 @@ def seconds_of(options: RunOptions) -> float:
     from transport.spawn import LONGEST_DEADLINE
 
     try:
-        seconds = float(options.deadline or 0)
+        text = options.deadline or "0"
+        unit = sizes.TIMES.get(text[-1:], 0)
+        seconds = float(text[:-1] if unit else text) * (unit or 1)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= LONGEST_DEADLINE:
