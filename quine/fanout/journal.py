@@ -10,7 +10,8 @@ Laws
 5. An agent has a note before the first answer that it gets. One without did nothing, and may be run.
 6. A job whose returns did not come has a note of its end and its place, as long as its line in the log says so. One
    whose returns are here has a note of that before they are removed on its host, and at once where they replaced the
-   files of its item: they are not asked for again. That note stays until a line in the log says the same.
+   files of its item: they are not asked for again. That note stays until a line in the log says the same,
+   and has the exit status that the item gets: the job's own may hide that some were not there.
 7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
    nobody goes on with it. It also names the tree of the first run, whose directories hold the files of all jobs.
 """
@@ -21,6 +22,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
 from math import inf
 from typing import NamedTuple
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
 JOURNAL = "quine batch"  # first words of the file
+EXIT_STATUS = re.compile("[0-9]{1,3}").fullmatch
 COMPACT = 20_000  # lines of it after which it is written anew, if most of them are of jobs that have ended
 
 
@@ -99,9 +102,8 @@ class Journal:
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
         self.unreturned: dict[str, Unreturned] = {}  # by their ids, jobs that have a line
         self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
-        self.brought: dict[
-            str, None
-        ] = {}  # ids of jobs whose returns are here, and may be gone from their hosts
+        # ids of jobs whose returns are here, and may be gone from their hosts, and the exit status with them
+        self.brought: dict[str, int] = {}
         self.begun: dict[str, None] = {}  # ids of agents that may have done something
         self.by_lines = False  # the runs before have passed on outputs of jobs that had not ended
         self._passes_lines = False  # so does this one, or one before
@@ -150,8 +152,8 @@ class Journal:
                 elif word == "unreturned":
                     self.unreturned[rest[0]] = Unreturned.parsed(line[:-1].split(" ")[2:])
                 elif word == "brought":
-                    id, *_ = rest  # with a second word by earlier builds
-                    self.brought[id] = None
+                    id, code, *_ = [*rest, ""]  # by earlier builds without it, or with a hash in its place
+                    self.brought[id] = int(code) if EXIT_STATUS(code) else 0
                 elif word == "time":
                     (when,) = map(float, rest)
                     second = when if same else -inf
@@ -200,7 +202,7 @@ class Journal:
         text += (note.line(id) for id, note in self.unreturned.items())
         for word, ids in (("halted", self.halted), ("begun", self.begun)):
             text += (f"{word} {id}\n" for id in ids if id in self.sent)
-        text += (f"brought {id}\n" for id in self.brought)
+        text += (f"brought {id} {code}\n" for id, code in self.brought.items())
         self._lines, self._second = len(text), -inf
         return "".join(text)
 
@@ -283,15 +285,18 @@ class Journal:
         self.unreturned[id] = note
         self._write(note.line(id))
 
-    def bring(self, id: str) -> None:
-        """The returns of a job are here. Raises Failure; then they stay on its host, too."""
-        self._write(f"brought {id}\n")
-        self.brought[id] = None
+    def bring(self, id: str, code: int) -> None:
+        """The returns of a job are here; `code`: its exit status, 1 in place of 0 if some were not there.
+
+        Raises Failure; then they stay on its host, too.
+        """
+        self._write(f"brought {id} {code}\n")
+        self.brought[id] = code
 
     def keep_unreturned(self, ids: Collection[str]) -> None:
         """Forget the others: their lines in the log have their ends, or another try was sent."""
         self.unreturned = {id: note for id, note in self.unreturned.items() if id in ids}
-        self.brought = {id: None for id in self.brought if id in ids or id in self.sent}
+        self.brought = {id: code for id, code in self.brought.items() if id in ids or id in self.sent}
 
     def withdrawn(self, id: str) -> None:
         """A job was taken back, and has certainly never begun. A note that cannot be written is left out."""

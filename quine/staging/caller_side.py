@@ -252,6 +252,11 @@ class Staging:
             more = "; --returns-limit SIZE,NAMES, 0 = no limit" if taking.is_too_much else ""
             status.hint = f"{STILL_THERE} {shown_path(place)}{more}"
 
+    def brought_before(self, status: Status, code: int) -> None:
+        """The process before brought the returns, and noted the exit status `code` with them."""
+        if code and not status.code:
+            self._spoil(status, "some of --returns were not there to be brought back")
+
     @classmethod
     def _spoil(cls, status: Status, fault: str) -> None:
         if fault:

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from quine.base.errors import Failure, Misconfigured
 from quine.fanout import tasks
 from quine.fanout import under_way as under_way_module
+from quine.fanout.files import files as files_module
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.files import Files
 from quine.fanout.input.rows import csv
@@ -32,6 +34,7 @@ from quine.jobs import adoption
 from quine.jobs.adoption import Orphans
 from quine.python import crew as crew_module
 from quine.python.crew import Crew
+from quine.staging.caller_side import Staging
 from transport.spawn import Spawn
 from transport.status import Status
 
@@ -159,7 +162,7 @@ def test_where_results_are_left_the_files_of_all_items_stay(left: str, stays: li
     if left.endswith("has its end"):
         files.give(task)
     elif left.endswith("came"):
-        journal.brought["id"] = None
+        journal.brought["id"] = 0
     elif left.endswith("goes on"):
         files.hold(task, SimpleNamespace(sources=[]))  # type: ignore[arg-type]
         task.entry.host = "h2"
@@ -171,6 +174,42 @@ def test_where_results_are_left_the_files_of_all_items_stay(left: str, stays: li
         files._cleanup._places[host, None] = Spawn(["x"])
     assert files.finish(lambda: None) == 2
     assert [spawn.where for spawn in removed if spawn.argv[3] == "0"] == stays
+
+
+@pytest.mark.parametrize(("code", "missing", "end"), [(0, False, 0), (0, True, 1), (3, True, 3)])
+def test_a_result_that_was_not_there_is_not_forgotten_by_a_kill(
+    monkeypatch: pytest.MonkeyPatch, code: int, missing: bool, end: int
+) -> None:
+    """Behind the arrival of the others, and before the line in the log."""
+    notes: dict[str, int] = {}
+    journal: Any = SimpleNamespace(sent={}, unreturned={}, brought=notes, bring=notes.__setitem__)
+    asked: list[str] = []
+
+    class Arriving:
+        def __init__(self, *words: Any) -> None:
+            self.stage, self.status, self.over = words[1], words[3], words[-1]
+
+        def begin(self) -> None:
+            asked.append("the results")
+            self.stage.brought(SimpleNamespace(failure="", missing=["b"] * missing), self.status)
+            self.over()
+
+    monkeypatch.setattr(files_module, "Bringing", Arriving)
+    for run in range(2):
+        files = Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
+        files.record(journal, print)
+        files.at = lambda when, call: None
+        task = a_task()
+        task.entry.id = "id"
+        stage = Staging([], ["b"], "/")
+        monkeypatch.setattr(Staging, "is_in_place", True)
+        files.hold(task, stage)
+        ends: list[str] = []
+        status = Status("exited", code, host="h1")
+        files.ended(task, Spawn(["x"]), status, partial(ends.append, "over"))
+        assert (ends, status.code) == (["over"], end)
+        assert bool(status.detail) == (missing and not (run and code))
+    assert asked == ["the results"]
 
 
 def test_an_item_waits_until_all_of_its_files_are_removed() -> None:

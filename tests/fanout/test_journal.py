@@ -35,11 +35,11 @@ def test_returns_that_came_at_last_are_not_asked_for_again_if_that_is_not_in_the
     """They are not there any more: the client was killed as it removed them."""
     path = tmp_path / "log"
     log = unreturned(path)
-    log.journal.bring("id")
+    log.journal.bring("id", 1)
     log._close()
     for _ in range(2):  # and the next client, too
         log = Joblog(str(path), KEEP)
-        assert log.journal.brought == {"id": None}
+        assert log.journal.brought == {"id": 1}
         log._close()
     log = Joblog(str(path), KEEP)
     assert log.before("h") == (UNRETURNED, "id")
@@ -51,7 +51,7 @@ def test_returns_that_came_at_last_are_not_asked_for_again_if_that_is_not_in_the
 def test_a_note_of_returns_goes_with_the_line_of_their_item(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = unreturned(path)
-    log.journal.bring("id")
+    log.journal.bring("id", 1)
     ended(log, "id", "h")
     log.journal.start("other", "g", 1)  # so that the journal stays
     log._close()
@@ -60,11 +60,26 @@ def test_a_note_of_returns_goes_with_the_line_of_their_item(tmp_path: Path) -> N
     log.close()
 
 
+@pytest.mark.parametrize(
+    ("words", "code"), [("", 0), (" 1", 1), (" 255", 255), (" -", 0), (f" {'12' * 16}", 0)]
+)
+def test_a_note_of_returns_has_the_exit_status_with_them(tmp_path: Path, words: str, code: int) -> None:
+    """Notes of earlier builds have none."""
+    path = tmp_path / "log"
+    log = unreturned(path)
+    log._close()
+    with open(f"{path}.started", "a") as file:
+        file.write(f"brought id{words}\n")
+    log = Joblog(str(path), KEEP)
+    assert log.journal.brought == {"id": code}
+    log._close()
+
+
 def test_a_note_of_returns_goes_with_the_next_try(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = Joblog(str(path))
     log.journal.start("id", "h", 1)
-    log.journal.bring("id")
+    log.journal.bring("id", 1)
     log.journal.start("next", "h", 2, "id")
     assert not log.journal.brought
     log._close()

@@ -161,7 +161,7 @@ class Files:
                 task.after = self._cleanup.remove(own, spawn, status.host, lambda: self._over(task, over))
 
         def brought() -> None:
-            remove(stays=status.state != "lost" and not self._note_arrival(task, held.stage))
+            remove(stays=status.state != "lost" and not self._note_arrival(task, held.stage, status.code))
 
         if not held.stage.brings(status):
             remove()
@@ -169,6 +169,7 @@ class Files:
             held.lost(status.left)  # as long as no other try has begun, which may not come
             self._over(task, over)
         elif self.journal and task.entry.id in self.journal.brought:
+            held.stage.brought_before(status, self.journal.brought[task.entry.id])
             remove()  # the process before was killed behind this point
         elif task.ending or task.cut_short:
             task.left = True
@@ -178,11 +179,14 @@ class Files:
             held.stage.on_put = partial(self._note_replaced, held.stage)
             Bringing(self._batch, held.stage, spawn, status, held, self.at, brought).begin()
 
-    def _note_arrival(self, task: Task, stage: Staging) -> bool:
-        """Note that the returns of a job are here. False if that cannot be written: then they stay there, too."""
+    def _note_arrival(self, task: Task, stage: Staging, code: int) -> bool:
+        """Note that the returns of a job are here, and its exit status with them.
+
+        False if that cannot be written: then they stay there, too.
+        """
         if self.journal and (self._cleanup or stage.is_in_place):
             try:
-                self.journal.bring(task.entry.id)
+                self.journal.bring(task.entry.id, code)
             except Failure as failure:
                 self.fail(failure)
                 return False
