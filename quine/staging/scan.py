@@ -50,6 +50,14 @@ def told_time(ns: int) -> int:
     return min(max(ns, -LAST), LAST)
 
 
+def is_private(folder: bytes, name: bytes) -> bool:
+    """Return whether a name in the base is a private directory of staging, which a scan of it leaves out."""
+    if not name.startswith(ASIDE):
+        return False
+    path = os.path.join(folder, name)
+    return not os.path.islink(path) and (os.path.isdir(path) or not os.path.lexists(path))
+
+
 class Scan:
     """One scan: its start time, and for each directory its name, the names in it and the facts of each.
 

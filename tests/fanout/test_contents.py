@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from quine.base.errors import Misconfigured
 from quine.fanout.files.contents import Contents
 from quine.fanout.files.replaced import Replaced
+from quine.fanout.journal import hash_of
 
 NAMES = ("a", "d/b", "d/e/c")
 
@@ -108,3 +109,40 @@ def test_a_damaged_record_is_an_error_and_a_cut_line_is_none(tmp_path: Path) -> 
     assert (tmp_path / "log.replaced").exists(), "it may be a file of the user"
     with pytest.raises(Misconfigured, match=r"line 1 of .*log\.replaced is damaged"):
         Replaced(str(tmp_path / "log")).read()
+
+
+def hashed(top: Path) -> str:
+    return hash_of(Contents().parts([(str(top), b"d")]))
+
+
+def test_a_file_that_is_moved_into_another_directory_is_a_change(tmp_path: Path) -> None:
+    top = tmp_path / "d"
+    (top / "e").mkdir(parents=True)
+    (top / "e" / "f").write_text("x")
+    (top / "e" / "g").write_text("y")
+    before = hashed(top)
+    (top / "e" / "g").rename(top / "g")
+    assert hashed(top) != before
+    (top / "g").rename(top / "e" / "g")
+    assert hashed(top) == before
+    (top / "h").mkdir()
+    assert hashed(top) != before, "an empty directory counts"
+
+
+def test_results_on_their_way_are_no_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch was killed while they came; a file of that name, and what lies elsewhere, is the user's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "f").write_text("x")
+    before = hashed(tmp_path)
+    aside = tmp_path / ".quine-aside-0"
+    (aside / "new").mkdir(parents=True)
+    (aside / "new" / "0").write_text("half of a result")
+    assert hashed(tmp_path) == before
+    shutil.rmtree(aside)
+    for place in (aside, tmp_path / "d" / aside.name):
+        place.write_text("x")
+        assert hashed(tmp_path) != before
+        place.unlink()
+    (tmp_path / "d" / aside.name).mkdir()
+    assert hashed(tmp_path) != before

@@ -4,8 +4,9 @@ Laws
 1. A link below a directory is what it says, as for the staging: through two links to their own directory there are
    2^40 ways. A file that cannot be read is its name: the start tells of it, and not the name of the item.
 2. A file that results of the batch have replaced counts as what it was before, and one that they have added not at all;
-   nor do the files of the batch itself: its log, its --results, the data directory.
-3. Contents that all items have are read once, and again when their inodes say that they have changed.
+   nor do the files of the batch itself: its log, its --results, the data directory, results on their way here.
+3. A directory is the number of its entries, and each with its name: no file is moved into another one unseen.
+4. Contents that all items have are read once, and again when their inodes say that they have changed.
 """
 
 from __future__ import annotations
@@ -69,14 +70,28 @@ class Contents:
         state = state_of(path, seen, below)
         before = self.replaced.before(self._name(path), state) if self.replaced else state
         inner: list[bytes] = []
+        count = 0
         if state == FOLDER:
-            for name in _listed(path):
+            for name in self._listed(path):
                 inside = os.path.join(path, name)
                 if inside not in self._own and (found := self._content(inside, seen, below=True)):
+                    count += 1
                     inner += [name, *found]
-        if inner:
-            return [FOLDER.encode(), *inner]
+        if inner or before == FOLDER:
+            return [FOLDER.encode(), b"%d" % count, *inner]  # else its end could be elsewhere
         return [] if before == ABSENT else [before.encode()]
+
+    def _listed(self, path: bytes) -> list[bytes]:
+        """The names in a directory, without the private directories of a staging that is under way."""
+        try:
+            names = sorted(os.listdir(path))
+        except OSError:
+            return []
+        if path != self._here:
+            return names
+        from quine.staging import scan
+
+        return [name for name in names if not scan.is_private(path, name)]
 
 
 def state_of(path: bytes, seen: Seen | None = None, below: bool = True) -> str:
@@ -113,10 +128,3 @@ def _of_file(path: bytes, facts: os.stat_result, seen: Seen | None) -> str:
             return state
         seen[path] = (key, state)
     return seen[path][1]
-
-
-def _listed(path: bytes) -> list[bytes]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []
