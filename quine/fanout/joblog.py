@@ -13,7 +13,8 @@ Laws
    have replaced its files then its line has SENT:CAME, and each of the two is that item.
 5. There is one line an item. The line of an item that is run again stays until the item has a new one: the list may be
    another one now, or end early, and what is known of the others was dropped with them. Where this process was killed
-   before it removed the old line, the later one of the same hash and number counts.
+   before it removed an old line whose end does not count, the later one of the same hash and number does. Any other
+   old line of them is that of an equal item, which had this number in a run before.
 6. An item that was ended because the batch was has no end of its own: its State is STOPPED, and resuming runs it. One
    whose job has ended and whose returns did not come is UNRETURNED: resuming asks for them, and runs nothing.
 """
@@ -94,6 +95,7 @@ class Past:
         self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
         self._unreturned: dict[str, list[str]] = {}  # hash -> ids of jobs whose returns did not come
         self._path = path
+        self._keep = keep = frozenset(keep)
         self._earlier: dict[tuple[str, str], int] = {}  # item -> its lines but the last one
         self.replaced = Replaced(path)
         self.replaced.read()
@@ -133,13 +135,14 @@ class Past:
                 yield line, columns
 
     def _latest(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield them; of those with one hash and one number the last one."""
+        """Yield them; of those with one hash and one number the last one, and each whose end counts."""
         earlier = dict(self._earlier)
         for line, columns in self._all():
             item = columns[-1], columns[0]
-            if left := earlier.get(item, 0):
+            left = earlier.get(item, 0)
+            if left:
                 earlier[item] = left - 1
-            else:
+            if not left or _end_of(columns)[0] in self._keep:
                 yield line, columns
 
     def lines(self) -> Iterator[str]:

@@ -60,6 +60,40 @@ def test_a_note_of_returns_goes_with_the_line_of_their_item(tmp_path: Path) -> N
     log.close()
 
 
+def test_equal_items_that_are_done_are_so_many_in_each_run(tmp_path: Path) -> None:
+    """The first of them failed, and has the line of the second when it is resumed; the second has the same number."""
+    path = str(tmp_path / "log")
+
+    def run(keep: set[str] | None, *kinds: str) -> list[str]:
+        """The kinds that two equal items had before. Those without get these."""
+        log, ends = Joblog(path, keep), list(kinds)
+        before = [log.before("h")[0] for _ in range(2)]
+        for number, kind in enumerate(before, 1):
+            if not kind:
+                entry = Entry(number, "h")
+                entry.kind, entry.id = ends.pop(0), f"{number}"
+                log.end(entry, 0.0)
+        log.close()
+        return before
+
+    run(None, "failed", "done")
+    assert run({"done"}, "done") == ["done", ""]
+    assert run({"done"}) == run({"done", "failed"}) == ["done"] * 2
+
+
+def test_an_old_line_that_a_killed_run_has_not_removed_counts_no_more(tmp_path: Path) -> None:
+    path = str(tmp_path / "log")
+    for kind in ("failed", "done"):
+        log = Joblog(path, {"done"})
+        entry = Entry(1, "h")
+        entry.kind, entry.id = kind, kind
+        log.end(entry, 0.0)
+        log._close()
+    log = Joblog(path, {"done"})
+    assert [log.before("h")[0] for _ in range(2)] == ["done", ""]
+    log.close()
+
+
 @pytest.mark.parametrize(
     ("words", "code"), [("", 0), (" 1", 1), (" 255", 255), (" -", 0), (f" {'12' * 16}", 0)]
 )
