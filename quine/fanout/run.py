@@ -83,7 +83,7 @@ class Run:
         self.at = self._timers.at
         self._again = Retries(options, self._timers)
         self._orphans = Orphans(self, batch, starter, log.journal) if log else None
-        starter.repeats, starter.files.at = self._repeats, self.at
+        starter.files.repeats, starter.files.at = self._repeats, self.at
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
         self._messages = Messages(sink, options.spawn.quiet)
         self.unfinished = self._messages.unfinished

@@ -57,8 +57,6 @@ class Starter:
         self._options = spawn  # for notes
         self._by_lines = options.line_buffer
         self.files = Files(batch, work, sink.say, options.cleanup, spawn.quiet)
-        # Whether an item is tried again after a try with this end.
-        self.repeats: Callable[[Task, Status], bool] = lambda task, status: False
         self.left: Callable[[], float | None] = lambda: None  # seconds that its agents have at most
         self._notes: dict[str, Notes] = {}
         self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
@@ -275,7 +273,7 @@ class Starter:
 
     def _finish(self, task: Task, spawn: Spawn, status: Status, stage: Staging | None, ended: Ended) -> None:
         """A job has ended: bring its returns and remove its files, then call `ended`."""
-        again = self.repeats(task, status)
+        again = self.files.repeats(task, status)
         code, name, host = status.code, status.signal or "", status.host
 
         def over() -> None:

@@ -211,7 +211,7 @@ class Bringing:
         taking, status = self._taking, self._status
         taking.close()
         self._stage.brought(taking, status)
-        if status.state == "lost":
+        if status.state == "lost" or taking.beaten:
             self._receiver.lost(taking.place)
         if line := taking.note(status.host):
             self._receiver.say(line)

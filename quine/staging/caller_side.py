@@ -28,7 +28,7 @@ from transport.status import Status, clip, signal_name, signal_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from quine.files.select import Services
@@ -58,7 +58,8 @@ class Staging:
         self._folder = os.path.abspath(folder)
         self.sources = spec.sources(files, self._folder)  # (path, name over there)
         self.inputs = [path for path, _ in self.sources]  # files of the caller that the job reads
-        self.on_put: OnPut | None = None  # see `Taking`
+        self.on_put: OnPut | None = None  # see `Taking`, also of the next one
+        self.withholds: Callable[[], bool] | None = None
         self._returns = spec.returns(returns)
         self._bound = Bound(limit) if returns else None
         self._data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
@@ -207,7 +208,7 @@ class Staging:
 
         ours = os.path.relpath(self._data_dir, self._folder) if self._data_dir else ""
         taking = Taking(self._returns, os.fsencode(self._folder), ours, claim, self._bound)
-        taking.on_put = self.on_put
+        taking.on_put, taking.withholds = self.on_put, self.withholds
         return taking
 
     @property

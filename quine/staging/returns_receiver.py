@@ -67,12 +67,15 @@ class Taking:
         self.is_too_much = False  # of what is within the limit, nothing came either
         self.place = ""  # directory of the sending job
         self.signal = ""  # the signal that this process was told to end by meanwhile
-        self.beaten = False  # the claim was not to be had
+        self.beaten = False  # the claim was not to be had, or they are withheld: they stay where they are
         self._settled = False  # the failure is none of the way here, and would be the same again
         self.missing: list[str] = []
         self.foreign: list[str] = []  # private directories here that are not the user's
         self.left_out: list[str] = []  # places at which the job has something that no pattern names
         self.on_put: OnPut | None = None
+        self.withholds: Callable[[], bool] | None = (
+            None  # with some missing: whether the others stay there, too
+        )
 
     def bring(self, out: Spawn, stderr: int) -> None:
         """Fetch the returns by the sending job `out`."""
@@ -109,6 +112,9 @@ class Taking:
             self.failure = ended.detail or f"killed by {ended.signal}"
 
     def _put(self, layout: Layout) -> None:
+        if self.missing and self.withholds and self.withholds():
+            self.beaten, self.failure = True, spec.not_there(self.missing)
+            return
         if self._claim and (self.missing or not self._claim.take()):
             self.beaten = True
             self.failure = spec.not_there(self.missing) or "another has won the race"

@@ -99,6 +99,21 @@ def test_results_that_do_not_come_stay_on_their_host_and_are_asked_for_again(
     assert list(there.iterdir()) == []
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_try_that_is_repeated_since_a_result_is_missing_has_replaced_nothing(
+    lab: Lab, inputs: Path, ends: bool
+) -> None:
+    """`ends`: it has no more tries, and its results are as they were before: those that are there come."""
+    (inputs / "f").write_text("1")
+    script = f'n=$(($(cat f) * 2)); echo $n >f; test -e "{inputs}/second" && touch done; :'
+    script += "" if ends else f'; touch "{inputs}/second"'
+    words = ["--on", "h1", "--retries", "2", "--files", "f", "--returns", "f", "--returns", "done"]
+    done = lab.run(["xargs", *words, *SH, script, "{}", ":::", "a"], cwd=inputs)
+    assert done.returncode == (123 if ends else 0)
+    assert (inputs / "f").read_text() == "2\n"
+    assert (b"--returns done: nothing there" in done.stderr) == ends
+
+
 @pytest.mark.parametrize("again", ["the item", "another item"])
 def test_a_later_run_removes_no_results_that_did_not_come(
     lab: Lab, inputs: Path, there: Path, again: str

@@ -23,7 +23,7 @@ class Course:
         self.sender: Any = None
         monkeypatch.setattr(staged, "time", SimpleNamespace(monotonic=lambda: self.now))
         taking = SimpleNamespace(place="", services=None, failure="", begin=lambda: None, close=lambda: None)
-        taking.end, taking.note = self._tried, lambda host: ""
+        taking.end, taking.note, taking.beaten = self._tried, lambda host: "", False
         stage = SimpleNamespace(
             tries=5, taking=lambda: taking, sender=lambda *_: None, brought=lambda *_: None
         )

@@ -7,18 +7,20 @@ Laws
    process keeps them, and its names, until it is adopted and ends, or is not looked for any longer.
 3. A job that was told to end, by this process or by the one before, brings nothing: a part of a result would replace a
    finished one. Where results stay on a host, nothing of their item is removed there.
-4. If returns replace the files of their item, a try that is to be repeated brings none: the next one has the files that
-   the item had. If the batch ends before that one, --resume asks for them, as for those that did not come.
+4. If returns replace the files of their item, a try that is to be repeated brings none, also if that is because some
+   were not there: the next one has the files that the item had. If the batch ends before that one, --resume asks for
+   them, as for those that did not come.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from quine.base.errors import Failure
+from quine.base.errors import FAILED, Failure
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.names import Names
 from quine.jobs.staged import Bringing
+from transport.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from quine.staging.caller_side import Staging
     from transport.client.batch import Batch, BatchJob
     from transport.spawn import Spawn
-    from transport.status import Status
 
 
 class Held:
@@ -81,6 +82,8 @@ class Files:
         self.fail: Callable[[Failure], None]  # called where that cannot be written
         self._earlier: set[str] = set()  # ids of jobs of the runs before that have no end yet
         self.at: At  # calls a function at a time
+        # Whether an item is tried again after a try with this end.
+        self.repeats: Callable[[Task, Status], bool] = lambda task, status: False
 
     def record(self, journal: Journal, fail: Callable[[Failure], None]) -> None:
         """Jobs may be of the runs before, and outlive this one."""
@@ -160,7 +163,14 @@ class Files:
                 self._cleanup.give(own)
                 task.after = self._cleanup.remove(own, spawn, status.host, lambda: self._over(task, over))
 
+        def withholds() -> bool:
+            spoilt = Status("exited", status.code or FAILED, host=status.host)
+            return held.stage.is_in_place and self.repeats(task, spoilt)
+
         def brought() -> None:
+            if status.state != "lost" and task.unreturned is not None:
+                self._over(task, over)  # they are withheld, and stay for the next try
+                return
             remove(stays=status.state != "lost" and not self._note_arrival(task, held.stage, status.code))
 
         if not held.stage.brings(status):
@@ -176,7 +186,7 @@ class Files:
             held.stage.leave(status, spawn)
             remove()
         else:
-            held.stage.on_put = partial(self._note_replaced, held.stage)
+            held.stage.on_put, held.stage.withholds = partial(self._note_replaced, held.stage), withholds
             Bringing(self._batch, held.stage, spawn, status, held, self.at, brought).begin()
 
     def _note_arrival(self, task: Task, stage: Staging, code: int) -> bool:
