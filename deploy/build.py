@@ -31,11 +31,13 @@ from deploy.install import NAME, distribution
 from deploy.there import installer
 from transport import atomic, this_build
 from transport.errors import Refused
+from transport.provenance import safe_path
 
 # Cures for a cache without room, here or on a host, and for one here that we may not write.
 ROOM = "make room there, or let ~/.cache be a link to where there is room"
 ROOM_HERE = "make room there, or set XDG_CACHE_HOME"
 OWN = "~/.cache must be yours to write: look at its owner and mode, or set XDG_CACHE_HOME"
+_OTHER = "set XDG_CACHE_HOME to a directory of yours"
 OLDEST_PYTHON = (3, 9)
 FORMAT = "3"  # of the recipe below: another recipe, another key
 PACKAGES = ("fsspec",)  # pure distributions that go with the sources
@@ -116,11 +118,24 @@ def cache_directory() -> Path:
     return Path(paths.cache())
 
 
+def made_directory(name: str) -> Path:
+    """Return a directory in the cache, which is made if it is missing.
+
+    Its files run on hosts. Raises Refused if another user can put something there, and OSError.
+    """
+    try:
+        return Path(safe_path.made(str(cache_directory() / name)))
+    except safe_path.Unsafe as unsafe:
+        raise Refused(
+            f"the cache for hosts is not yours alone: {unsafe}", f"{unsafe.hint}; or {_OTHER}"
+        ) from None
+
+
 def _cached() -> Binary:
     folder = cache_directory() / "build"
     target = folder / _key()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made_directory("build")
         with open(folder / "lock", "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits, and finds it done
             found = _intact(target)
@@ -142,18 +157,19 @@ def _cached() -> Binary:
 
 
 def _intact(target: Path) -> Binary | None:
-    """Return the cached build if it is still as it was written."""
+    """Return the cached build if it is still as it was written, and no other user can write it."""
     try:
+        os.close(safe_path.named(str(target / installer.FILE)))
         binary = _described(target / installer.FILE)
         recorded = (target / "sha256").read_text().strip()
-    except OSError:
+    except (OSError, safe_path.Unsafe):
         return None
     return binary if binary.sha256 == recorded else None
 
 
 def _make(made: Path) -> None:
     """Build into the directory `made`: the file, and its digest beside it."""
-    made.mkdir()
+    made.mkdir(mode=0o700)
     path = made / installer.FILE
     sources = _sources()
     if this_build.hash_of(sources) != this_build.build_hash():

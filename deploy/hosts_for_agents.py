@@ -15,6 +15,7 @@ from deploy import paths
 from transport import quickjson
 from transport.atomic import write_aside
 from transport.lean import contextlib, sha256
+from transport.provenance import safe_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -194,16 +195,21 @@ def _folder() -> str:
 
 
 def _kept(name: str) -> object:
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(_folder(), name), "rb") as file:
+    """Return a kept value; None if there is none, or if another user can write it: agents read these words."""
+    with contextlib.suppress(OSError, ValueError), open(_judged(name), "rb") as file:
         return quickjson.loads(file.read())
     return None
+
+
+def _judged(name: str) -> int:
+    return safe_path.named(os.path.join(_folder(), name))
 
 
 def _keep(name: str, value: object) -> None:
     """Write it aside and rename; on an error it is not kept."""
     folder = _folder()
-    with contextlib.suppress(OSError):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+    with contextlib.suppress(OSError, safe_path.Unsafe):
+        safe_path.made(folder)
         lists = [os.path.join(folder, each) for each in os.listdir(folder) if each.endswith(".list")]
         for old in sorted(lists, key=os.path.getmtime)[:-MOST_LISTS]:
             os.unlink(old)

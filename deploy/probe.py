@@ -17,7 +17,8 @@ Laws
 2. A host that has the binary answers and starts the dial at once: one round trip, and no process but the dial.
 3. Bytes before the marker are a banner of the login shell: they are skipped, never trusted.
 4. Nothing is started from a cache that another user may have made: an installation is the user's own (-O), and so is
-   the directory of the interpreters that were brought. The installer judges the cache itself.
+   the directory of the interpreters that were brought. The installer judges the cache itself, and the way to it. A way
+   that is not below the home is judged here, too, each time: it leads through directories of others.
 """
 
 from __future__ import annotations
@@ -49,8 +50,20 @@ CLOCK = 2  # seconds of a difference between two clocks that are not worth a wor
 # than the launcher, and the file had its hash checked before the launcher was written.
 _HAVE = (
     'd="{base}/{name}"; '
-    'if [ -O "$d" ] && [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ]; then '
+    'if [ -O "$d" ] && [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ] && {safe} "$d"; then '
     "h=dead; if {works}; then {found}; fi; fi; "
+)
+# Judges a path as `judge_way` of the installer does: each name on the way, and the way of each link. Of a group that
+# may write only the name is known here, not its members. $1 to $6: path, links, and mode, links, owner, group of ls.
+_JUDGE = (
+    'v() {{ z="$3"; }}; v $(LC_ALL=C ls -ldn /); '
+    'j() {{ [ "${{2:-0}}" -lt 40 ] || return 1; x="$(LC_ALL=C ls -ldn "$1" 2>/dev/null)" || return 1; '
+    'set -f; set -- "$1" "${{2:-0}}" $x; set +f; '
+    'case "$5" in 0|"$z"|"$(id -u)") ;; *) return 1;; esac; '
+    'case "$3" in l*) y="${{x##* -> }}"; case "$y" in /*) ;; *) y="${{1%/*}}/$y";; esac; '
+    'j "$y" $(($2 + 1)) || return 1;; ?????????[tT]*) ;; ????????w*) return 1;; '
+    '?????w*) [ "$6" = 0 ] || {{ [ "$6" = "$(id -g)" ] && [ "$(id -gn)" = "$(id -un)" ]; }} || return 1;; esac; '
+    'case "$1" in /) return 0;; esac; y="${{1%/*}}"; j "${{y:-/}}" "$2"; }}; '
 )
 _LIMITED = 't="timeout -s KILL {seconds}"; $t true 2>/dev/null || t=; '  # not every system has a `timeout`
 # A dial starts it, and so sees whether it does; where nothing is started, its Python may be gone.
@@ -89,7 +102,7 @@ _DIAL = "if [ $h = have ]; then {start}; fi; "
 _PLACE = (
     'b="{base}"; until [ -d "$b" ]; do case "$b" in */*) b="${{b%/*}}";; *) b=/;; esac; [ -n "$b" ] || b=/; done; '
     '[ $h = have ] || [ -w "$b" ] || h=shut; '
-    'o="{base}"; [ -O "$o" ] || o=/dev/null; '
+    'o="{base}"; [ -O "$o" ] && {safe} "$o" || o=/dev/null; '
     'k=0; y="{base}/.part-{name}"; [ -f "$y" ] && k="$({{ wc -c < "$y"; }} 2>/dev/null)" || k=0; '
 )
 # Each candidate is started, because a name on the PATH may be a stub that only says where to get Python; but not a
@@ -214,7 +227,7 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
     setup = "{setup}"
     if place.binary:
         start, have, setup = _START, setup + _ADMIN, ""
-    have = "h=need; " + have.replace("{found}", _FOUND[mode])
+    have = "h=need; {judge}" + have.replace("{found}", _FOUND[mode])
     if mode == "ask" and not place.binary:  # nothing is ever brought beside that of an admin
         have += _TRACES
     script = (_SHELL if mode == "look" else "") + have + home + setup + _PLACE + _PYTHON + _FACTS
@@ -230,13 +243,16 @@ def looking(place: Place, marker: str, name: str) -> str:
     came of `name`).
     """
     found = '[ "$v" -ge {oldest} ] && {{ echo {marker} have; exit 0; }}; '
-    return ("h=need; {setup}" + _PLACE + _PYTHON + found).format(**_values(place, marker, name))
+    return ("h=need; {judge}{setup}" + _PLACE + _PYTHON + found).format(**_values(place, marker, name))
 
 
 def _values(place: Place, marker: str, name: str) -> dict[str, str]:
+    below_home = place.cache.startswith("~/")
     base, python = in_shell(place.cache), f'"{in_shell(place.python)}"' if place.python else ""
     return {
         "base": base,
+        "judge": "" if below_home else _JUDGE.format(),
+        "safe": "test -n" if below_home else "j",
         "name": name,
         "marker": marker,
         "oldest": str(_number(OLDEST_PYTHON)),

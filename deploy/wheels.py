@@ -4,12 +4,14 @@ Laws
 1. Its packages have the versions that are installed here, so that the stores are opened over there as they are here.
    Where there is no wheel of one of these for the host, pip chooses all versions but that of the driver itself.
 2. Files that are installed here are taken as they are where they fit the host: then nothing is fetched. For the others
-   a wheel is taken from the directory that the inventory names, else pip gets it. A wheel is never built.
+   a wheel is taken from the directory that the inventory names, else pip gets it. A wheel is never built. No other
+   user may be able to change that directory, or the wheels in it.
 3. Same packages, same bytes. A layer stays in the cache, and is checked by its hash before it is used again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
@@ -29,6 +31,7 @@ from deploy import build
 from deploy.install import with_extra
 from deploy.platforms import Platform, Requirement, canonical
 from deploy.there import installer
+from transport.provenance import safe_path
 
 ROOTS = {
     "s3": "s3fs",
@@ -92,8 +95,7 @@ def layer(name: str, platform: Platform, wheels: Path | None) -> Layer:
     `wheels`: a directory in place of pip. Raises LackingError and OSError.
     """
     packages = _needed(name, platform)
-    folder = build.cache_directory() / "layers"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = build.made_directory("layers")
     text = "\0".join([FORMAT, name, repr(platform), *map(str, packages)])
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
     with open(folder / f".lock-{key}", "wb") as lock:
@@ -106,6 +108,7 @@ def layer(name: str, platform: Platform, wheels: Path | None) -> Layer:
                     build.write_zip(file, _members(packages, platform, wheels, Path(work) / "wheels").items())
                 with open(made, "rb") as file:
                     sha256 = installer.digest(file)
+                made.chmod(0o600)
                 made.rename(folder / f"{key}-{sha256}")
             _forget_old(folder)
             found = Layer(folder / f"{key}-{sha256}", sha256, (folder / f"{key}-{sha256}").stat().st_size)
@@ -261,10 +264,24 @@ def _wheel(package: _Package, platform: Platform, folder: Path, named: bool) -> 
         version = not package.version or parts[1] == package.version
         if version and platform.fits("-".join(parts[-3:])):
             found.append(path)
+    if named:
+        _judge(folder, found)
     if not found:
         detail = f"there is no wheel of {package} for {platform}"
         raise LackingError(f"{detail} in {folder}" if named else detail, _cure(package, platform))
     return max(found)
+
+
+def _judge(folder: Path, wheels: list[Path]) -> None:
+    """Raise LackingError if another user can change the directory of the inventory, or one of these in it."""
+    try:
+        for path, flags in [(folder, safe_path.FOLDER), *((wheel, safe_path.FILE) for wheel in wheels)]:
+            with contextlib.suppress(FileNotFoundError):
+                os.close(safe_path.named(str(path), flags))
+    except safe_path.Unsafe as unsafe:
+        raise LackingError(
+            f"wheels run on hosts, and another user can change these: {unsafe}", unsafe.hint
+        ) from None
 
 
 def _fetch(packages: list[_Package], platform: Platform, folder: Path, *more: str) -> None:

@@ -1,6 +1,6 @@
 """transport: moves bytes, starts processes and carries named requests between nodes; knows nothing of agents.
 
-May import: backports.
+May import: backports, provenance.
 """
 
 import os

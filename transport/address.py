@@ -14,6 +14,7 @@ import time
 
 from transport.errors import Refused
 from transport.lean import Mapping
+from transport.provenance import safe_path
 
 TMP = "/tmp"
 _ELSEWHERE = "set XDG_RUNTIME_DIR to a directory of yours"
@@ -65,7 +66,9 @@ def runtime_directory() -> str:
         if not _is_of_another(place):
             return private_directory(place, _ELSEWHERE)
     try:
-        os.makedirs(os.path.dirname(last), 0o700, exist_ok=True)
+        safe_path.made(os.path.dirname(last))
+    except safe_path.Unsafe as unsafe:
+        raise Refused(str(unsafe), f"{unsafe.hint}; or {_ELSEWHERE}") from None
     except OSError as error:
         raise Refused(f"cannot make {last}: {error.strerror}", _ELSEWHERE) from None
     return private_directory(last, _ELSEWHERE)

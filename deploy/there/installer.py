@@ -13,7 +13,8 @@ Laws
    Several may write to it at once, without a lock, which a dead connection would hold: the name of the file decides
    which bytes are right at each place, nobody shortens it, and each verifies the whole by a descriptor of its own.
 4. The cache is the user's own, and no other user can write to it: one of them could make any of these names first.
-   It may lie behind links: they lead to another directory of the user, or to one that is refused.
+   It may lie behind links. No other user can change the directories and links on the way to it either, from the home
+   on, or from / where it is not below that: one of them could put another directory in its place.
 5. Whatever happens, the directory made aside is removed; one that a killed installer left is removed by the next.
 """
 
@@ -26,6 +27,7 @@ import os
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -111,25 +113,76 @@ def word_of(error: OSError) -> str:
 
 
 def make(folder: Path) -> None:
-    """Make the cache if it is missing. Raises Failure if other users may have made it, or can write to it."""
+    """Make the cache if it is missing. Raises Failure if other users may have made it, or can write or replace it.
+
+    The umask is 077: parents are made by that.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = folder.stat()
     if facts.st_uid != os.geteuid():
         raise Failure("owner", f"{folder} belongs to user id {facts.st_uid}")
-    if facts.st_mode & 0o002 or (facts.st_mode & 0o020 and not is_private(facts.st_gid)):
+    if others_write(facts):
         raise Failure("owner", f"{folder} can be written by others (mode {facts.st_mode & 0o7777:04o})")
+    judge_way(str(folder), os.path.expanduser("~"))
+
+
+def judge_way(path: str, home: str) -> None:
+    """Raise Failure if another user can change a directory or a link on the way to `path`.
+
+    As `named` of transport/provenance/safe_path.py, but by path: whoever may change a name is judged before it is used.
+    """
+    at, todo = split(path, home)
+    links, root = 0, os.stat("/").st_uid
+    while True:
+        facts = os.lstat(at)
+        link = stat.S_ISLNK(facts.st_mode)
+        if facts.st_uid not in (0, os.geteuid(), root):
+            raise Failure("owner", f"{at}, on the way to {path}, belongs to user id {facts.st_uid}")
+        if not link and not facts.st_mode & stat.S_ISVTX and others_write(facts):
+            mode = f"mode {facts.st_mode & 0o7777:04o}"
+            raise Failure("owner", f"{at}, on the way to {path}, can be written by others ({mode})")
+        if link:
+            links += 1
+            if links > 40:  # as the kernel allows
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            at, names = split(os.path.join(os.path.dirname(at), os.readlink(at)), home)
+            todo += names
+        elif todo:
+            at = os.path.normpath(os.path.join(at, todo.pop()))
+        else:
+            return
+
+
+def split(path: str, home: str) -> tuple[str, list[str]]:
+    """Return the directory in which the judgement of a path begins, and the names behind it, the last one first."""
+    below = ".." not in path.split("/") and path.startswith(home.rstrip("/") + "/")
+    rest = path[len(home) :] if below else path
+    names = [name for name in reversed(rest.split("/")) if name not in ("", ".")]
+    return os.path.realpath(home) if below else "/", names
+
+
+def others_write(facts: os.stat_result) -> bool:
+    return bool(facts.st_mode & 0o002) or bool(facts.st_mode & 0o020 and not is_private(facts.st_gid))
 
 
 def is_private(group: int) -> bool:
-    """Say whether the user is the only member of a group that has his name, which umask 002 is made for."""
+    """Say whether the user is the only member of a group that has his name, which umask 002 is made for, or of root's.
+
+    As in transport/provenance/safe_path.py.
+    """
     import grp
     import pwd
 
     try:
-        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        entry = grp.getgrgid(group)
     except KeyError:
         return False
-    return group == user.pw_gid and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}
+    try:
+        user = pwd.getpwuid(os.geteuid())
+    except KeyError:  # a container with another uid, as a rule in the group of root
+        return group == 0 and not entry.gr_mem
+    private = group == 0 or (group == user.pw_gid and entry.gr_name == user.pw_name)
+    return private and set(entry.gr_mem) <= {user.pw_name, "root"}
 
 
 class Part:

@@ -3,27 +3,10 @@
 from __future__ import annotations
 
 import os
-import stat
 
+from transport.provenance import safe_path
 
-def make(path: str) -> None:
-    """Create `path` and its missing parents. Raises OSError."""
-    if os.path.isdir(path):
-        return
-    above = os.path.dirname(path)
-    if above and above != path:
-        make(above)
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass  # two processes of a tree may create it at the same time
-    # One that is gone again by now was removed by the last process that shared it: its next use says so.
-    try:
-        if not stat.S_ISDIR(os.stat(path).st_mode):
-            raise NotADirectoryError(20, "not a directory", path)
-    except FileNotFoundError:
-        if os.path.islink(path):
-            raise
+make = safe_path.make
 
 
 def absolute(path: str) -> str:

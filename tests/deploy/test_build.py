@@ -108,9 +108,34 @@ def test_builds_facts_and_the_mirror_are_in_the_users_cache(
         assert local_mirror._made_equal(Local(f"{tmp_path}/empty")).parent == Path(cache, "quine", "tier")
 
 
+def test_a_cache_that_another_user_can_change_is_not_used(home: Path, tmp_path: Path) -> None:
+    """Its files run on hosts. A home that links its cache to a scratch directory is as good as any."""
+    shared = tmp_path / "scratch"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "me").mkdir(mode=0o700)
+    (home / ".cache").symlink_to(shared / "me")
+    mask = os.umask(0o002)
+    try:
+        first = build.build()
+    finally:
+        os.umask(mask)
+    for path in (shared / "me" / "quine", *first.path.parents[:2]):
+        assert path.stat().st_mode & 0o777 == 0o700, path
+    first.path.chmod(0o777)
+    build._known.clear()
+    build.build()
+    assert first.path.stat().st_mode & 0o777 == 0o755, "made anew"
+    build._known.clear()
+    shared.chmod(0o777)  # others can rename what is in it
+    with pytest.raises(Refused, match=f"bad permissions of {shared}: others can write it") as refused:
+        build.build()
+    assert refused.value.hint == f"chmod go-w {shared}; or set XDG_CACHE_HOME to a directory of yours"
+
+
 def test_a_cache_that_cannot_be_written(home: Path) -> None:
     (home / ".cache").write_text("a file")
-    with pytest.raises(Refused, match=r"the binary for hosts cannot be kept: .*/\.cache/quine"):
+    with pytest.raises(Refused, match=r"the binary for hosts cannot be kept: .*/\.cache: not a directory"):
         build.build()
 
 

@@ -149,6 +149,38 @@ def test_a_cache_that_others_may_have_made_is_not_used(tmp_path: Path) -> None:
             installer.make(own)
 
 
+def test_the_way_to_a_cache_is_judged_from_the_home_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a directory where others can rename names, one of them could put another cache there."""
+    scratch, home = tmp_path / "scratch", tmp_path / "homes" / "me"
+    (scratch / "cache").mkdir(parents=True, mode=0o700)
+    home.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    (scratch / "up").symlink_to("../scratch/./cache")
+    (home / ".cache").symlink_to(scratch / "up")
+    ways = [home / ".cache" / "quine", scratch / "up" / "quine", scratch / "cache" / "quine"]
+    for mode, sound in ((0o755, True), (0o777, False), (0o1777, True), (0o2775, None)):
+        scratch.chmod(mode)
+        for way in ways:
+            if sound or (sound is None and installer.is_private(scratch.stat().st_gid)):
+                installer.make(way)
+            else:
+                with pytest.raises(installer.Failure, match=f"{scratch}, on the way to .*, can be written"):
+                    installer.make(way)
+    scratch.chmod(0o755)
+    home.parent.chmod(0o777)  # the login is judged by others, and what is above a home by nobody
+    (home / "own").mkdir(mode=0o700)
+    installer.make(home / "own" / "quine")
+    (home / "round").symlink_to("round/x")
+    with pytest.raises(OSError, match="Too many levels"):
+        installer.judge_way(str(home / "round" / "quine"), str(home))
+    if os.geteuid() == 0:
+        os.lchown(scratch / "up", 65534, -1)
+        with pytest.raises(installer.Failure, match=r"up, on the way to .*, belongs to user id 65534"):
+            installer.make(ways[0])
+
+
 def test_a_link_in_the_place_of_the_bytes_that_came_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"mine")
     (tmp_path / ".part-name").symlink_to("precious")

@@ -223,6 +223,25 @@ def wheel(folder: Path, name: str, tag: str, version: str = "", *requires: str) 
     return f"{module}/there.so"
 
 
+def test_wheels_that_another_user_can_change_are_not_taken(cache: Path, tmp_path: Path) -> None:
+    shelf = tmp_path / "wheels"
+    shelf.mkdir(mode=0o755)
+    right = "cp311-abi3-musllinux_1_1_riscv64"
+    wheel(shelf, "cryptography", right)
+    wheel(shelf, "cffi", "cp311-cp311-musllinux_1_2_riscv64")
+    for path in (shelf, *shelf.glob("*.whl")):
+        before = path.stat().st_mode
+        path.chmod(0o777)
+        with pytest.raises(
+            wheels.LackingError, match=f"bad permissions of {re.escape(str(path))}"
+        ) as lacking:
+            wheels.layer("sftp", MUSL, shelf)
+        assert f"chmod go-w {path}" in lacking.value.hint and made(cache) == []
+        path.chmod(before)
+    layer = wheels.layer("sftp", MUSL, shelf)
+    assert layer.path.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("by", ["pip", "directory"])
 def test_wheels_for_another_platform(

@@ -142,6 +142,42 @@ def test_what_a_crash_or_a_hand_did_to_it_is_seen(binary: Binary, tmp_path: Path
     )
 
 
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
+def test_nothing_is_started_that_others_can_put_into_its_place(
+    shell: str, binary: Binary, tmp_path: Path
+) -> None:
+    """A cache that is not below the home: the directories and links on the way to it are judged each time."""
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell}")
+    argv = ["busybox", "sh"] if shell == "busybox" else [shell]
+    scratch = tmp_path / "scratch"
+    (scratch / "me").mkdir(parents=True, mode=0o700)
+    (tmp_path / "link").symlink_to("scratch/up")
+    (scratch / "up").symlink_to(scratch / "me")
+    place = Place(cache=f"{tmp_path}/link/quine")
+    folder = scratch / "me" / "quine" / place.name(binary)
+    folder.parent.mkdir()
+    shutil.copytree(installed(tmp_path / "made", binary), folder)
+    os.utime(folder / "quine.pyz", (1, 1))
+    command = probe.command(binary, place, MARKER, "look").removeprefix("exec /bin/sh -c ").strip("'")
+
+    def state() -> str:
+        env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        done = subprocess.run([*argv, "-c", command], env=env, capture_output=True, check=False, input=b"0")
+        answers = done.stdout.decode().split(MARKER)
+        return next(answer.split()[0] for answer in answers if answer.split()[:1] in (["have"], ["need"]))
+
+    for mode, expected in ((0o755, "have"), (0o777, "need"), (0o1777, "have"), (0o757, "need")):
+        scratch.chmod(mode)
+        assert state() == expected, oct(mode)
+    scratch.chmod(0o755)
+    for path in (scratch / "up", scratch / "me") if os.geteuid() == 0 else ():
+        os.lchown(path, 65534, -1)
+        assert state() == "need", path
+        os.lchown(path, 0, -1)
+    assert state() == "have"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
 def test_nothing_of_another_user_in_the_cache_is_started(binary: Binary, tmp_path: Path) -> None:
     folder = installed(tmp_path, binary, script="touch ran")

@@ -337,6 +337,13 @@ def test_the_list_of_an_inventory_is_kept_by_its_contents(
     kept = tmp_path / ".cache" / "quine" / "hosts" / "systems"
     kept.write_text(kept.read_text().replace("Plan9 386", FORGED[0]))
     assert [entry.get("system") for entry in hosts_for_agents.of_all(str(path))] == [None]
+    kept.write_text('{"place": "Linux x86_64"}')
+    assert hosts_for_agents.systems() == {"place": "Linux x86_64"}
+    for shared in (kept, kept.parent):
+        mode = shared.stat().st_mode
+        shared.chmod(0o777)
+        assert hosts_for_agents.systems() == {}, "agents read what another user can write there"
+        shared.chmod(mode)
     kept.write_text("[1")
     assert hosts_for_agents.systems() == {}
     full = mock.Mock(side_effect=BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)))

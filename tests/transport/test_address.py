@@ -108,8 +108,18 @@ def test_directories_of_other_users_lock_nobody_out(root: Path, monkeypatch: pyt
     os.chown(given, 65534, -1)
     assert address.runtime_directory() == f"{tmp}/quine-0"
     os.chown(tmp / "quine-0", 65534, -1)
-    assert address.runtime_directory() == f"{home}/.cache/quine/run"
-    assert (home / ".cache/quine/run").stat().st_mode & 0o777 == 0o700
+    mask = os.umask(0o002)
+    try:
+        assert address.runtime_directory() == f"{home}/.cache/quine/run"
+    finally:
+        os.umask(mask)
+    for made in (".cache", ".cache/quine", ".cache/quine/run"):
+        assert (home / made).stat().st_mode & 0o777 == 0o700
+    (home / ".cache").chmod(0o777)
+    with pytest.raises(Refused, match=f"bad permissions of {home}/.cache: others can write it") as refused:
+        address.runtime_directory()
+    assert refused.value.hint == f"chmod go-w {home}/.cache; or set XDG_RUNTIME_DIR to a directory of yours"
+    (home / ".cache").chmod(0o700)
     os.chown(given, 0, -1)
     given.chmod(0o1777)
     os.chown(given / "quine-0", 65534, -1)

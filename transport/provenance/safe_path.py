@@ -9,7 +9,9 @@ Laws
 2. The file is the user's or root's, and no other user can write to it. A write bit for the user's private group,
    which umask 002 is made for, is allowed.
 3. The descriptor that was judged is the one that is used: a path that is checked and then opened may mean another file.
-4. `Unsafe` names the path that is wrong, and a command that cures it.
+4. A directory that is missing is made with mode 0700, and so are those above it, whatever the umask is. One that is
+   there keeps its mode, and is judged.
+5. `Unsafe` names the path that is wrong, and a command that cures it.
 """
 
 from __future__ import annotations
@@ -94,6 +96,36 @@ def named(path: str, flags: int = FILE) -> int:
             fd = below
     finally:
         os.close(fd)
+
+
+def made(path: str) -> str:
+    """Return the path of a directory of the user, which is made if it is missing. Raises Unsafe or OSError.
+
+    No other user can change it or replace it, so what is below it is used by its path.
+    """
+    make(path)
+    os.close(named(path, FOLDER))
+    return path
+
+
+def make(path: str) -> None:
+    """Create a directory and those that are missing above it. Raises OSError."""
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(path)
+    if above and above != path:
+        make(above)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass  # two processes of a tree may create it at the same time
+    # One that is gone again by now was removed by the last process that shared it: its next use says so.
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", path)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise
 
 
 def _parts(path: str) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from transport.provenance import safe_path
-from transport.provenance.safe_path import FILE, FOLDER, Unsafe, found, named
+from transport.provenance.safe_path import FILE, FOLDER, Unsafe, found, made, named
 
 OTHER = 54321
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to give files away")
@@ -83,6 +83,23 @@ def test_what_others_can_write_is_refused(
     monkeypatch.setattr(safe_path, "_is_private", lambda group: True)
     if not mode & 0o002:
         assert shut(found(what, flags)) and shut(named(what, flags))
+
+
+def test_a_directory_is_made_for_the_user_alone(place: Path) -> None:
+    """Whatever the umask is, also above; one that is there keeps its mode, and is judged."""
+    (place / "link").symlink_to("folder")
+    mask = os.umask(0)
+    try:
+        assert made(str(place / "link" / "one" / "two")) == str(place / "link" / "one" / "two")
+    finally:
+        os.umask(mask)
+    for name in ("one", "one/two"):
+        assert (place / "folder" / name).stat().st_mode & 0o777 == 0o700
+    (place / "folder").chmod(0o777)
+    with pytest.raises(Unsafe, match=r"bad permissions of .*/folder: others can write it"):
+        made(str(place / "link" / "one" / "two"))
+    with pytest.raises(NotADirectoryError):
+        made(str(place / "folder" / "file" / "x"))
 
 
 def test_in_a_directory_with_the_sticky_bit_others_replace_nothing(place: Path) -> None:
