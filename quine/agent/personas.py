@@ -5,7 +5,9 @@ Laws
    linked since the tree began.
 2. Only directories that existed when the tree began count. The ledger keeps their identities, so no other directory
    can take their place by a rename or a symlink.
-3. The start time of the tree comes from the ledger, never from a name or an id that a process chose.
+3. The directory and the file are the user's or root's, and nobody else can write to them; for the user's own directory
+   this holds of the whole way to it.
+4. The start time of the tree comes from the ledger, never from a name or an id that a process chose.
 """
 
 from __future__ import annotations
@@ -57,12 +59,9 @@ def text(name: str, start: str, ledger: Ledger) -> str:
     for place in places:
         path = os.path.join(place, f"{name}.md")
         try:
-            found = place == places[0]
-            if found:
-                safe_path.refuse_link(place)  # Unsafe is a ValueError
-            folder = os.open(
-                place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if found else 0)
-            )
+            # Unsafe is a ValueError.
+            opened = safe_path.found if place == places[0] else safe_path.named
+            folder = opened(place, safe_path.FOLDER)
         except (FileNotFoundError, NotADirectoryError):
             continue
         try:
@@ -90,6 +89,7 @@ def _read(folder: int, path: str, ledger: Ledger) -> str:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             raise ValueError(f"{path} is not a regular file")
+        safe_path.judge(facts, path)
         # No program can set the change time: a copy, a rename or a new link updates it.
         if facts.st_ctime_ns >= ledger.begun:
             raise ValueError(f"{path} was written, moved or linked after this tree had begun")

@@ -312,6 +312,7 @@ def test_what_is_no_persona(agents: Agents) -> None:
         ("printf '\\377' >personas/bytes.md", "bytes", "can't decode"),
         ("mkfifo personas/pipe.md", "pipe", "is not a regular file"),
         ("mkdir personas/folder.md", "folder", "is not a regular file"),
+        (": >personas/open.md; chmod 666 personas/open.md", "open", "others can write it (mode 0666)"),
         ("", "../critic", "must match"),
         ("", ".critic", "must match"),
         ("", "a/b", "must match"),
