@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 
+from quine.base import procs
 from quine.budget import purse
 from quine.budget.shared_counters import NAME
 from transport.address import boot_id, start_time
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from quine.budget.purse import Purse
 
 VARIABLE = "QUINE_CALLER"
+ORPHANED = "the process that has made the budget has ended, so its limits stay as they are"
 
 
 def told() -> dict[str, str]:
@@ -53,7 +55,8 @@ def with_those_of_caller(
 def may_not_raise(of: Purse, inode: int, pid: int = 0) -> str:
     """Return why this process, or `pid`, may not raise a purse: it is below it, or may be; "" if it may.
 
-    The purse is the file with this inode. Whoever holds it is below it, and so is all that is below its maker.
+    The purse is the file with this inode. Whoever holds it is below it, and so is all that is below its maker, which
+    adopts the orphans. When the maker has ended, an orphan that holds nothing is below no process of the budget.
     """
     held = held_above(purse.NAME, APART, pid=pid, whole=True)
     if held[APART]:
@@ -61,7 +64,8 @@ def may_not_raise(of: Purse, inode: int, pid: int = 0) -> str:
     maker = (of.pid, of.started)
     if maker in ancestors(pid or os.getpid()) or inode in {each for _, each, _ in held[purse.NAME]}:
         return "a budget cannot be raised from inside"
-    return ""
+    living = procs.look(of.pid)
+    return "" if living and living.state != "Z" and living.started == of.started else ORPHANED
 
 
 def _caller() -> int:

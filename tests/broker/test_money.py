@@ -178,6 +178,23 @@ def test_a_purse_is_handed_down_also_by_the_next_worker() -> None:
         assert registers.next().admit(registers.command, inode, Cap(), True)[1] == purses
 
 
+def test_a_purse_whose_maker_has_ended_is_not_raised() -> None:
+    """An orphan of a command, with no descriptor of its tree, is known from a shell of the user by nothing."""
+    with Registers() as registers:
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        known = purse.read(registers.purse)
+        assert known
+        fd = os.open(f"/proc/self/fd/{registers.purse}", os.O_RDWR)
+        purse.write(fd, known._replace(pid=ended.pid, started=1))
+        os.close(fd)
+        register = registers.next()
+        inode, _ = register.book(os.dup(registers.book.fd))
+        _, (which,) = register.admit(registers.agent.pid, inode, Cap(), True, [os.dup(registers.purse)])
+        with pytest.raises(Denied, match="the process that has made the budget has ended"):
+            register.lift(1, which, (90_000, None, None))
+
+
 class Registers:
     """The registers of the workers of one keeper. An agent has a ledger and a purse, and a command."""
 

@@ -367,6 +367,8 @@ def test_agents_go_on_within_the_caps_when_it_is_killed(agents: Agents, go: Path
         process.kill()
         assert process.wait(60) == -signal.SIGKILL
         assert ours(agents, process.pid)["id"] == found["id"]  # its agents hold it
+        done = budget(agents, "raise", found["id"], "--max-tokens", "90k")
+        assert (done.returncode, "has ended, so its limits stay" in done.stderr) == (77, True), done.stderr
         go.write_text("\n" * 64)
         wait_for(agents.directory / "over")
     assert (agents.directory / "status").read_text() == "77\n"

@@ -2,7 +2,8 @@
 
 Laws
 1. A purse is raised from outside. A process below it cannot buy itself more: the brokers, which pay, keep the limits
-   themselves, and look at the kernel's list of the processes above the one that asks.
+   themselves, and look at the kernel's list of the processes above the one that asks. Nothing tells any more when the
+   maker of the purse has ended: then nobody raises it.
 2. A raise lowers nothing, also where two come at one time: the limits are compared under the lock by which they are
    written.
 """
@@ -17,6 +18,7 @@ from quine.budget.purse import Purse
 from quine.cli.budget.listing import matching
 from quine.cli.budget.values import limits
 
+OUTSIDE = "a shell of the same user outside can do it"
 OPTIONS = (("--max-tokens", "tokens"), ("--max-cost", "cost"), ("--deadline", "deadline"))
 
 
@@ -50,4 +52,5 @@ def change(options: RunOptions, ids: list[str]) -> int:
 
 def _refuse(why: str) -> None:
     if why:
-        raise Denied(why, "a shell of the same user outside can do it")
+        cure = "start a new one for what is still to be done" if why == caller.ORPHANED else OUTSIDE
+        raise Denied(why, cure)
