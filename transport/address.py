@@ -47,13 +47,14 @@ def runtime_places(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _is_safe(base: str) -> bool:
-    """Return whether a directory is the user's, or root's in which nobody replaces a name of another user."""
+    """Return whether a directory is the user's, or root's, and one in which nobody replaces a name of another user."""
     try:
         facts = os.stat(base)
     except OSError:
         return False
-    sticky = facts.st_uid == 0 and facts.st_mode & stat.S_ISVTX
-    return stat.S_ISDIR(facts.st_mode) and bool(facts.st_uid == os.getuid() or sticky)
+    sticky = bool(facts.st_mode & stat.S_ISVTX)
+    own = facts.st_uid == os.getuid() and (sticky or not safe_path.others_write(facts))
+    return stat.S_ISDIR(facts.st_mode) and (own or (facts.st_uid == 0 and sticky))
 
 
 def runtime_directory() -> str:

@@ -2,13 +2,16 @@
 
 A client loads this alone: nearly always there is a node.
 
-Law: the socket's name holds the build hash, so a client never talks to a daemon of another build. After an upgrade the
-old daemon serves its jobs to their end and goes when idle.
+Laws
+1. The socket's name holds the build hash, so a client never talks to a daemon of another build. After an upgrade the
+   old daemon serves its jobs to their end and goes when idle.
+2. A client sends its environment and its streams. So it looks whose process the other end is, before it sends a byte.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 from transport import address, this_build
 from transport.errors import Refused
@@ -17,6 +20,7 @@ from transport.lean import blake2b, socket
 CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
 TAKEN = b"+"  # the node's answer to a dial: the streams are its own now
 UNSTARTED = "the node of this machine does not start"
+_SO_PEERCRED = 17  # PyPy has no name for it
 SUN_PATH = 100  # bytes of a Unix socket's path; 108 on Linux, 104 on BSD
 TRIES = 3  # attempts, each of which may meet a node that ends before it has read a byte
 
@@ -39,7 +43,7 @@ def socket_path() -> str:
 
 
 def try_connect(path: str = "") -> socket.socket | None:
-    """A connection to the node, or None if no node listens; path "" is the socket of this build."""
+    """A connection to the node, or None if no node listens; path "" is the socket of this build. Raises Refused."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path or socket_path())
@@ -49,7 +53,18 @@ def try_connect(path: str = "") -> socket.socket | None:
     except BaseException:
         connection.close()
         raise
+    if (uid := peer_uid(connection)) != os.getuid():
+        connection.close()
+        why = f"the socket of this machine's node belongs to another user (user id {uid})"
+        raise Refused(why, "set XDG_RUNTIME_DIR to a directory of yours alone")
     return connection
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Return the user id of the process that listened at the other end, as the kernel has noted it."""
+    option = getattr(socket, "SO_PEERCRED", _SO_PEERCRED)
+    credentials: bytes = connection.getsockopt(socket.SOL_SOCKET, option, 12)  # pid, uid, gid
+    return int.from_bytes(credentials[4:8], sys.byteorder)
 
 
 def beside(suffix: str) -> str:

@@ -6,13 +6,14 @@ Both sides greet. Then an attached client
               ack of stdout and stderr: the file has so many bytes; exit: the record is written
 
 Laws
-1. Only a process with our user id, or root's, is heard.
+1. Only a process with our user id, or root's, is heard, and is spoken to; root speaks to all.
 2. Bytes that the other end does not read are bounded: past the bound `send` gives the connection up.
 3. The two ends may be of different builds, as after an upgrade: these frames keep their form and their meaning.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -118,11 +119,16 @@ def accept(listener: socket.socket) -> Peer | None:
         connection, _ = listener.accept()
     except OSError:
         return None
-    credentials: Any = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
+    if _uid(connection) not in (os.getuid(), 0):
         connection.close()
         return None
     return Peer(connection)
+
+
+def _uid(connection: socket.socket) -> int:
+    """Return the user id of the process at the other end."""
+    credentials: Any = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", credentials)[1])
 
 
 def connect(directory: str) -> Wire:
@@ -131,6 +137,8 @@ def connect(directory: str) -> Wire:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(f"/proc/self/fd/{folder}/{NAME}")
+        if os.getuid() and _uid(connection) not in (os.getuid(), 0):
+            raise PermissionError(errno.EPERM, "the socket of the job belongs to another user", directory)
     except BaseException:
         connection.close()
         raise

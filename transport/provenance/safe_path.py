@@ -157,7 +157,7 @@ def _judged(fd: int, path: str, flags: int) -> int:
 def judge(facts: os.stat_result, path: str) -> None:
     """Raise Unsafe if other users than this one and root own the file or directory, or can write to it."""
     judge_owner(facts, path)
-    if _others_write(facts):
+    if others_write(facts):
         raise Unsafe(_permissions(facts, path), f"see what is in it, then: chmod go-w {path}")
 
 
@@ -175,11 +175,11 @@ def judge_owner(facts: os.stat_result, path: str) -> None:
 
 def _judge_way(facts: os.stat_result, path: str) -> None:
     judge_owner(facts, path)
-    if not facts.st_mode & stat.S_ISVTX and _others_write(facts):
+    if not facts.st_mode & stat.S_ISVTX and others_write(facts):
         raise Unsafe(_permissions(facts, path), f"chmod go-w {path}")
 
 
-def _others_write(facts: os.stat_result) -> bool:
+def others_write(facts: os.stat_result) -> bool:
     return bool(facts.st_mode & 0o002) or bool(facts.st_mode & 0o020 and not _is_private(facts.st_gid))
 
 

@@ -12,6 +12,7 @@ Laws
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import select
 import time
@@ -49,6 +50,9 @@ class Connection:
         try:
             self.socket.settimeout(deadline)
             self.socket.connect(path)
+            # Root may have begun the job's request for its user.
+            if os.getuid() not in (0, node_socket.peer_uid(self.socket)):
+                raise PermissionError(errno.EPERM, "the socket belongs to another user", path)
             self.socket.sendall(node_socket.CLIENT)
         except BaseException:
             self.socket.close()
