@@ -4,7 +4,8 @@ Laws
 1. Before a job is sent its id is added. A job that is in there without a line in the log was sent when the batch was
    killed: it is looked for on the hosts, and is lost if none of them knows of it.
 2. An addition is one write and no fsync: after a loss of power the jobs of the last seconds may run twice.
-3. The ids of a batch are made from its own number, the item, and the try: the next run of it finds the same ones.
+3. The ids of jobs are made with the secret of the batch. A host knows those of the jobs that it was sent, and cannot
+   compute those of others. The host on which a job has started is noted: no other host is believed to have that job.
 4. A job that outlives this process, and is ended because the batch is, has a note of that before it gets TERM: its
    end is not its own. One that was taken back before it began is in there no more.
 5. An agent has a note before the first answer that it gets. One without did nothing, and may be run.
@@ -58,11 +59,12 @@ def hash_of(parts: Iterable[bytes]) -> str:
 
 
 class Sent(NamedTuple):
-    """A job that was sent: the item, its try, and the time (`boot_clock`) before which it was not sent."""
+    """A job that was sent: the item, its try, the time (`boot_clock`) before which it was not sent, and its host."""
 
     hash: str
     attempt: int
     when: float
+    host: str = ""  # on which it has started, if that was heard of
 
 
 class Unreturned(NamedTuple):
@@ -138,8 +140,8 @@ class Journal:
                 if word == "where":
                     self.wheres[line[len(word) + 1 : -1]] = None
                 elif word == "host":
-                    (host,) = rest
-                    self.hosts[host] = None
+                    host, id = rest if len(rest) > 1 else (*rest, "")
+                    self._starts(host, id)
                 elif word in ("halted", "begun"):
                     (id,) = rest
                     getattr(self, word)[id] = None
@@ -199,6 +201,7 @@ class Journal:
         text += ["lines\n"] if self._passes_lines else []
         for id, sent in self.sent.items():
             text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} -\n")
+            text += [f"host {sent.host} {id}\n"] if sent.host else []
         text += (note.line(id) for id, note in self.unreturned.items())
         for word, ids in (("halted", self.halted), ("begun", self.begun)):
             text += (f"{word} {id}\n" for id in ids if id in self.sent)
@@ -208,7 +211,7 @@ class Journal:
 
     def id_of(self, hash: str, number: int, attempt: int) -> str:
         """Return the id of a try of an item, which has this number in this run."""
-        return hash_of(os.fsencode(f"{part}") for part in (self.batch, self._run, hash, number, attempt))
+        return hash_of(os.fsencode(f"{part}") for part in (self._secret, self._run, hash, number, attempt))
 
     def capability(self, id: str) -> str:
         """Return the secret that a job shows with its requests, also after it was adopted."""
@@ -252,11 +255,17 @@ class Journal:
             self._passes_lines = True
             self._write("lines\n")
 
-    def on_host(self, host: str) -> None:
-        """A job has started on a host."""
-        if host not in self.hosts:
-            self.hosts[host] = None
-            self._write(f"host {host}\n")
+    def on_host(self, host: str, id: str = "") -> None:
+        """A job may be sent to a host; `id`: this one has started there."""
+        if host not in self.hosts or (id in self.sent and self.sent[id].host != host):
+            self._starts(host, id)
+            self._write(f"host {host} {id}".rstrip() + "\n")
+            self._lines += 1
+
+    def _starts(self, host: str, id: str) -> None:
+        self.hosts[host] = None
+        if id in self.sent:
+            self.sent[id] = self.sent[id]._replace(host=host)
 
     def all_hosts(self, hosts: Callable[[str], Iterable[str]]) -> list[str]:
         """Return the hosts that may have jobs; `hosts` returns those of a WHERE."""

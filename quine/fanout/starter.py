@@ -235,7 +235,7 @@ class Starter:
             task.entry.host = host
             if self._journal:
                 try:
-                    self._journal.on_host(host or "local")
+                    self._journal.on_host(host or "local", spawn.id)
                 except Failure as failure:
                     self._sink.fail(failure)
             started(task)

@@ -1,8 +1,8 @@
 """Jobs whose client, or whose client's node, has died: found on their hosts, and attached to again.
 
 Laws
-1. Every host that may have a job is asked. The host that has it is told to serve it here, from the first byte on that
-   nobody has.
+1. A job whose start was heard of is on that host alone. For others every host that may have them is asked. The host
+   that has a job is told to serve it here, from the first byte on that nobody has.
 2. A job that no host has was never begun, if every host has answered and knows of all since before it was sent. So does
    one whose node is younger, if it has forgotten none, and the node here has known no other node of that host since
    then. Otherwise nothing is known: the job is lost.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transport.status import Status
 
     class Sent(Protocol):
-        """A job that was sent."""
+        """A job that was sent; `host` is "" if its start was not heard of."""
 
         @property
         def attempt(self) -> int: ...
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
         @property
         def when(self) -> float:
             """The time (`boot_clock`) before which it was not sent; -inf if that cannot be known."""
+
+        @property
+        def host(self) -> str: ...
 
     class Log(Protocol):
         """The record of a batch."""
@@ -98,7 +101,7 @@ class Orphans:
         self._waiting: dict[str, Any] = {}  # tasks whose jobs are looked for, by their ids
         self._adopted: dict[str, Adopted] = {}  # found, and their items are still to be read
         self._missed: dict[str, bool] = {}  # not found, and their items are still to be read
-        self._due: dict[str, float] = {}  # to be looked for in the next turn
+        self._due: dict[str, Sent] = {}  # to be looked for in the next turn
         self._searches: dict[str, int] = {}  # of each job
         self.first = False  # those of the run before are looked for: they have their slots before others
         self._over = False  # no more items are read
@@ -144,12 +147,13 @@ class Orphans:
         if not self._due:
             self._owner.at(0.0, self._search)
         for id in ids:
-            self._due[id] = self._log.sent[id].when
+            self._due[id] = self._log.sent[id]
             self._searches[id] = self._searches.get(id, 0) + 1
 
     def _search(self) -> None:
         due, self._due = self._due, {}
-        hosts, asking = self._starter.hosts(), self._starter.asking
+        noted, asking = [sent.host for sent in due.values()], self._starter.asking
+        hosts = list(dict.fromkeys(noted)) if all(noted) else self._starter.hosts()
         at, concluded = self._owner.at, self._others_may_start
         Search(self._batch, hosts, asking, at, due, self._found, self._lacks, concluded)
 
@@ -191,7 +195,8 @@ class Orphans:
 class Search:
     """The jobs with some ids are looked for on some hosts, once.
 
-    `found` is called with the id and the host; `missed` with the id and whether the job was certainly never begun.
+    `found` is called with the id and the host; `missed` with the id and whether the job was certainly never begun. `at`
+    is that of Owner, `asking` of Starter.
     """
 
     def __init__(
@@ -200,14 +205,12 @@ class Search:
         hosts: list[str],
         asking: Callable[[str], Spawn],
         at: Callable[[float, Callable[[], None]], None],
-        ids: Mapping[str, float],
+        ids: Mapping[str, Sent],
         found: Callable[[str, str], None],
         missed: Callable[[str, bool], None],
         concluded: Callable[[], None],
     ) -> None:
-        """`ids` with the times (`boot_clock`) at which they were sent; `at` is that of Owner, `asking` of Starter."""
-        self._batch, self._asking, self._at = batch, asking, at
-        self._ids = dict(ids)
+        self._batch, self._asking, self._at, self._ids = batch, asking, at, dict(ids)
         self._found, self._missed, self._concluded = found, missed, concluded
         self._until = time.monotonic() + PATIENCE
         self._open = len(hosts)
@@ -234,7 +237,8 @@ class Search:
         """`sole`: since then the node here knows of no other node of the host; inf if it has not said so."""
         now = time.monotonic()
         for id in kept.ids if kept else ():
-            if self._ids.pop(id, None) is not None:
+            if (sent := self._ids.get(id)) and sent.host in ("", host):
+                del self._ids[id]
                 self._found(id, host)
         until = self._until if kept is None else self._until - PATIENCE + SETTLES
         if self._ids and (kept is None or kept.settling) and now < until:
@@ -249,7 +253,7 @@ class Search:
     def _conclude(self) -> None:
         ids, self._ids = self._ids, {}
         for id, sent in ids.items():
-            self._missed(id, self._knows < sent)
+            self._missed(id, not sent.host and self._knows < sent.when)
         self._concluded()
 
 
@@ -322,10 +326,9 @@ class Adopted:
         `again` is called with a stream of which bytes have come that are here: it has those acknowledged that a death
         of this process does not lose.
         """
-        self._stdin, self._have = stdin, list(have)
+        self._bound, self._stdin, self._have = True, stdin, list(have)
         self._output, self._on_again = output, again
         self._on_started, self._on_exit = started, ended
-        self._bound = True
         while self._events:
             self._events.popleft()()
         self.job.more()

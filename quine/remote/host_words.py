@@ -302,7 +302,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "list of ids, number of seconds",
             f"{size(adoption.MOST)} an answer; 0 to {numbers.SECONDS:g} s; else it has not answered",
             NOWHERE,
-            "which jobs are taken over, and which were never begun",
+            "which jobs are taken over: none that has started on another host; and which were never begun",
         ),
         Row(
             "a job that is taken over: `base`, `seconds`",

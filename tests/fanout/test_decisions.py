@@ -304,7 +304,7 @@ def test_an_answer_about_jobs_without_an_end_is_not_waited_for(monkeypatch: pyte
     batch: Any = SimpleNamespace(start=start)
     later = list[Any]()
     search = adoption.Search(
-        batch, ["h1"], lambda host: Spawn(["node"]), lambda at, call: later.append(call), {"a": 1.0},
+        batch, ["h1"], lambda host: Spawn(["node"]), lambda at, call: later.append(call), {"a": Sent("h", 1, 1.0)},
         lambda id, host: None, lambda id, never: missed.append((id, never)), lambda: None,
     )  # fmt: skip
     given["on_output"](1, memoryview(b"x" * 1001))
@@ -313,6 +313,47 @@ def test_an_answer_about_jobs_without_an_end_is_not_waited_for(monkeypatch: pyte
     later.pop()()
     given["on_output"](1, memoryview(b"x" * 1001))
     assert missed == [("a", False)]
+
+
+def test_a_host_has_no_job_that_has_started_on_another_one() -> None:
+    """It was attached to, and its output and its results were those of an item that ran elsewhere."""
+    answered: dict[str, Callable[[Status], None]] = {}
+    told: dict[str, Callable[[int, memoryview], None]] = {}
+
+    def start(spawn: Spawn, on_output: Any, on_exit: Any, on_note: Any) -> None:
+        answered[spawn.where], told[spawn.where] = on_exit, on_output
+
+    batch: Any = SimpleNamespace(start=start)
+    found, missed = list[tuple[str, str]](), list[tuple[str, bool]]()
+    ids = {"noted": Sent("h", 1, 1e12, "h1"), "new": Sent("h", 1, 1e12), "gone": Sent("h", 1, 1e12, "h1")}
+    adoption.Search(
+        batch, ["h1", "h2"], lambda host: Spawn(["node"], where=host), lambda at, call: None, ids,
+        lambda id, host: found.append((id, host)), lambda id, never: missed.append((id, never)), lambda: None,
+    )  # fmt: skip
+    for host, claims in (("h2", ["noted", "new", "gone"]), ("h1", ["noted", "new"])):
+        kept = {"ids": claims, "remembers": 7, "forgot": False, "settling": False}
+        told[host](1, memoryview(json.dumps({"kept": kept}).encode()))
+        answered[host](Status("exited", 0))
+    assert found == [("new", "h2"), ("noted", "h1")]
+    assert missed == [("gone", False)], "one that has started was begun"
+
+
+def test_the_host_of_each_job_is_asked_where_all_are_known() -> None:
+    asked: list[str] = []
+    sent = {"one": Sent("h", 1, 1.0, "h2"), "two": Sent("h", 1, 1.0, "h3")}
+    starter: Any = SimpleNamespace(hosts=lambda: ["h1", "h2", "h3"], asking=lambda h: Spawn(["x"], where=h))
+    batch: Any = SimpleNamespace(start=lambda spawn, **_: asked.append(spawn.where))
+    owner: Any = SimpleNamespace(at=lambda when, call: call())
+    orphans = Orphans(owner, batch, starter, SimpleNamespace(sent=sent))  # type: ignore[arg-type]
+    for ids, hosts in ((["one"], ["h2"]), (["two"], ["h3"])):
+        orphans._look_for(ids)
+        orphans._search()
+        assert asked == hosts
+        asked.clear()
+    sent["two"] = Sent("h", 1, 1.0)
+    orphans._look_for(["two"])
+    orphans._search()
+    assert asked == ["h1", "h2", "h3"]
 
 
 @pytest.mark.parametrize("killed", [True, False])

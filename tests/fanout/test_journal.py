@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quine.fanout.joblog import UNRETURNED, Entry, Joblog
-from quine.fanout.journal import Unreturned
+from quine.fanout.journal import Sent, Unreturned, hash_of
 
 KEEP = {"done", "lost"}
 NOTE = Unreturned(1, 0, "", "h1", "workdir/x")
@@ -46,6 +46,41 @@ def test_returns_that_came_at_last_are_not_asked_for_again_if_that_is_not_in_the
     ended(log, "id", "h")
     log.close()
     assert [each.name for each in tmp_path.iterdir()] == ["log"]
+
+
+def test_a_host_cannot_compute_the_id_of_a_job_from_what_it_sees(tmp_path: Path) -> None:
+    """It sees the number of the batch, as the name of a directory, and knows its own item, of a template."""
+    log = Joblog(str(tmp_path / "log"))
+    seen = [f"{part}".encode() for part in (log.journal.batch, 1, "hash", 1, 1)]
+    assert log.journal.id_of("hash", 1, 1) != hash_of(seen)
+    log.close()
+
+
+def test_the_host_on_which_a_job_has_started_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = Joblog(str(path))
+    for id in ("a", "b", "c"):
+        log.journal.start(id, "h", 1)
+    for id, host in (("a", "h1"), ("b", "h2"), ("c", "h1"), ("a", "h1")):
+        log.journal.on_host(host, id)
+    log.journal.start("d", "h", 1)
+    ended(log, "c", "h")
+    assert (tmp_path / "log.started").read_text().count("host ") == 3
+    log._close()
+    for _ in range(2):  # and where it was written anew
+        log = Joblog(str(path), KEEP)
+        assert {id: sent.host for id, sent in log.journal.sent.items()} == {"a": "h1", "b": "h2", "d": ""}
+        assert list(log.journal.hosts) == ["h1", "h2"]
+        log._close()
+
+
+def test_the_journal_of_an_earlier_build_has_no_hosts_of_jobs(tmp_path: Path) -> None:
+    (tmp_path / "log.started").write_text(
+        f"quine batch {'b' * 32} 1 {'e' * 32} boot\nhost h1\ntime 5.0\nid hash 2 -\n"
+    )
+    log = Joblog(str(tmp_path / "log"), KEEP)
+    assert log.journal.sent == {"id": Sent("hash", 2, float("-inf"))} and list(log.journal.hosts) == ["h1"]
+    log._close()
 
 
 def test_a_note_of_returns_goes_with_the_line_of_their_item(tmp_path: Path) -> None:

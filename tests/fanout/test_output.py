@@ -434,7 +434,7 @@ def test_nothing_that_others_have_put_there_gets_the_journal(tmp_path: Path) -> 
     assert sorted(os.listdir(tmp_path)) == ["log", "log.started"]
 
 
-@pytest.mark.parametrize("line", ["", "time x", "host", "host a b", "id hash x -", "id hash 1", "odd"])
+@pytest.mark.parametrize("line", ["", "time x", "host", "host a b c", "id hash x -", "id hash 1", "odd"])
 def test_a_journal_that_is_damaged_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "log"
     written(path, [], running=("a",))
