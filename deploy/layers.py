@@ -74,7 +74,7 @@ async def bring(
     try:
         duplex.write(f"{layer.sha256} {layer.size}\n".encode())
         answer = await push.next_answer(host, duplex, answers)
-        if found := re.fullmatch(r"kept (\d{1,15})", answer):
+        if found := re.fullmatch(r"kept ([0-9]{1,15})", answer):
             kept = min(int(found[1]), layer.size)
             left = layer.size - kept
             seconds = push.UPLOAD_SECONDS + push.UNPACK_SECONDS + left / push.SLOWEST

@@ -32,6 +32,7 @@ from deploy.build import OLDEST_PYTHON, Binary
 from deploy.there import installer
 from transport import this_build
 from transport.text import harmless
+from transport.wire.numbers import digits
 
 BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any more
 LINE_LIMIT = 4096
@@ -44,6 +45,10 @@ PYTHON_SECONDS = 6  # for one Python to start; one in the PATH may hang, as behi
 NOTHING = "nothing"  # the answer to one that asks, of a host that has nothing of ours
 SILENT = "silent"  # in place of a version that did not come in that time
 PLAIN = "it is not executable"  # in place of a version
+LATEST, VERSIONS = (
+    10**12,
+    999_999,
+)  # the time of a host, and the version of its Python: 100 times the major one
 CLOCK = 2  # seconds of a difference between two clocks that are not worth a word
 
 # Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
@@ -330,10 +335,14 @@ def plain(data: bytes) -> str:
 
 def of_shell(text: str, banner: bytes) -> str:
     """Return for people what a look says of the login shell: its name, its clock if it is wrong, its banner."""
-    seconds, _, shell = text.partition(" ") if text[:1].isdigit() else ("", "", text)  # it may have no `date`
+    seconds, _, shell = text.partition(" ")
+    try:
+        ahead = digits(seconds, LATEST) - round(time.time())
+    except ValueError:
+        ahead, shell = 0, text  # it may have no `date`
     said = " ".join(plain(banner).split())
     parts = [shell or "a shell without a name"]
-    if seconds.isdigit() and abs(ahead := int(seconds) - round(time.time())) > CLOCK:
+    if abs(ahead) > CLOCK:
         parts.append(f"its clock is {abs(ahead)} s {'fast' if ahead > 0 else 'slow'}")
     if said:
         parts.append(f"prints before the command: {said[:80]}")
@@ -343,7 +352,10 @@ def of_shell(text: str, banner: bytes) -> str:
 def of_python(text: str) -> str:
     """Return for people what a look says of one Python."""
     number, _, path = text.partition(" ")
-    version = ".".join(map(str, divmod(int(number), 100))) if number.isdigit() else "?"
+    try:
+        version = ".".join(map(str, divmod(digits(number, VERSIONS), 100)))
+    except ValueError:
+        version = "?"
     return f"Python {version} at {path}"
 
 

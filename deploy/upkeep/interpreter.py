@@ -34,6 +34,7 @@ from deploy.probe import Answers, Place
 from deploy.there import installer
 from transport.carrier.duplex import Bootstrap
 from transport.errors import Misconfigured, Unreachable
+from transport.wire.numbers import digits
 
 try:
     from lzma import LZMAError
@@ -216,18 +217,20 @@ async def bring(
     answer = await push.next_answer(host, duplex, answers)
     if answer == "have":
         return False
-    word, _, kept = answer.partition(" ")
-    if word != "need" or not kept.isdigit() or int(kept) > python.size:
-        raise _failure(host, python, answer, 0, named)
-    left = python.size - int(kept)
+    word, _, told = answer.partition(" ")
+    try:
+        kept = digits(told, python.size if word == "need" else -1)
+    except ValueError:
+        raise _failure(host, python, answer, 0, named) from None
+    left = python.size - kept
     seconds = push.UPLOAD_SECONDS + push.UNPACK_SECONDS + left / push.SLOWEST
     async with push.uplink().place(left, allow) as count:
         allow(seconds, f"send {left >> 10} kB of Python")
         with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
-            await push.send_file(python.path, int(kept), duplex, count)
-        answer = await push.answer_behind(host, duplex, answers, int(kept))
+            await push.send_file(python.path, kept, duplex, count)
+        answer = await push.answer_behind(host, duplex, answers, kept)
     if answer != "have":
-        raise _failure(host, python, answer, int(kept), named)
+        raise _failure(host, python, answer, kept, named)
     return True
 
 

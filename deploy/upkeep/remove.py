@@ -81,7 +81,7 @@ def parsed(answer: str) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
 
     Raises ValueError for any other line.
     """
-    found = re.fullmatch(r"removed (\d+) used((?: \S+)*) left((?: \S+)*)", answer)
+    found = re.fullmatch(r"removed ([0-9]{1,9}) used((?: \S+)*) left((?: \S+)*)", answer)
     if found is None:
         raise ValueError(f"not an answer: {answer!r}")
     return int(found[1]), tuple(found[2].split()), tuple(found[3].split())

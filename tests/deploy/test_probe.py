@@ -112,6 +112,13 @@ def test_a_shell_with_a_wrong_clock_and_a_banner() -> None:
     assert said.startswith("/bin/sh; prints before the command: You have [1mmail xxx") and len(said) < 130
 
 
+@pytest.mark.parametrize("number", ["²", "٣", "9" * 5000, "1" * 13, "-1", ""])
+def test_numbers_of_a_look_that_are_none(number: str) -> None:
+    text = f"{number} /bin/sh"
+    assert probe.of_shell(text, b"") == text, "a shell of that name, without a clock"
+    assert probe.of_python(text) == "Python ? at /bin/sh"
+
+
 def test_what_a_crash_or_a_hand_did_to_it_is_seen(binary: Binary, tmp_path: Path) -> None:
     command = probe.command(binary, USUAL, MARKER, "check")
 

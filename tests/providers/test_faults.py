@@ -68,6 +68,8 @@ def test_no_overflow(status: int, code: str, kind: str, message: str) -> None:
         (503, "Loading model", Unavailable, "Loading model"),
         (502, "<!DOCTYPE html>\n<html><title>502\nBad Gateway</title>", Unavailable, "page: 502 Bad Gateway ("),
         (200, {"error": {"code": 401, "message": "key"}}, Refused, "key (HTTP 401)"),
+        (200, {"error": {"code": "²", "message": "key"}}, Unavailable, "key (HTTP 200)"),
+        (200, {"error": {"code": "4" * 5000, "message": "key"}}, Unavailable, "key (HTTP 200)"),
         (429, [{"error": {"code": 429, "message": "rate", "status": "RESOURCE_EXHAUSTED"}}], Unavailable, "rate (HTTP"),
         (500, [], Unavailable, "[] (HTTP 500)"),
         (500, "", Unavailable, "no reason given (HTTP 500)"),

@@ -16,6 +16,7 @@ from quine.providers import servers
 from transport import quickjson
 from transport.lean import Any, NamedTuple
 from transport.text import harmless
+from transport.wire.numbers import digits
 
 SHOWN = 500  # characters of a server's text in a message
 READ = 4000  # of those that are judged
@@ -119,10 +120,18 @@ def told(data: Any) -> Told:
     return Told(_name(code), _name(kind), printable(message), text, tuple(map(_name, more)))
 
 
+def inner(code: str, status: int) -> int:
+    """Return the status that a code inside an answer stands for; `status` if it stands for none."""
+    try:
+        return digits(code, 599, 400)
+    except ValueError:
+        return status
+
+
 def judge(status: int, said: Told, host: str = "", kind: str = "openai") -> GuestError:
     """Return the error for an HTTP status and the content of its body, from a host that is asked in a dialect."""
-    if status == 200 and said.code.isdigit() and 400 <= int(said.code) < 600:
-        status = int(said.code)  # as with OpenRouter, whose errors come inside a 200
+    if status == 200:
+        status = inner(said.code, status)  # as with OpenRouter, whose errors come inside a 200
     detail = f"{said.message or said.kind or said.code or 'no reason given'} (HTTP {status})"
     codes = {name.lower() for name in (said.code, said.kind, *said.more) if name}
     trouble = servers.trouble(host, kind, 0 if status == 200 else status, codes, said.text) or _by_status(

@@ -153,8 +153,8 @@ class GeminiDialect(Dialect):
 
     def fault(self, status: int, data: Any) -> GuestError:
         said, error = faults.told(data), _error(data)
-        if status == 200 and said.code.isdigit():
-            status = int(said.code)
+        if status == 200:
+            status = faults.inner(said.code, status)
         details = [d for d in _list(error.get("details")) if isinstance(d, dict)]
         shown = f"{said.message} (HTTP {status})"
         if any(detail.get("reason") == "API_KEY_INVALID" for detail in details):
