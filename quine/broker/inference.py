@@ -189,7 +189,7 @@ class Inferences:
             raise
         except BaseException:
             # Cancelled. The provider has read the prompt of a request that was under way, and counts what it has said.
-            used = Usage(max(due.prompt, way.so_far.input), way.so_far.output) if way.sent else Usage()
+            used = due.cancelled(way.so_far) if way.sent else Usage()
             raise
         finally:
             if hold is not None:

@@ -170,7 +170,7 @@ class Passage:
         self._patience = patience  # None: the tree is not paused
         self._ticket = Ticket(tree)
         self.sent = False  # a request is under way, or was when it was cancelled
-        self.so_far = Usage()
+        self.so_far: Reply | None = None
         self.pay: Callable[[Usage], Awaitable[tuple[int, float]]] | None = None
 
     async def enter(self) -> None:
@@ -182,7 +182,7 @@ class Passage:
             if not self._patience or not self._turns.is_paused(self._tree):
                 break
             self._turns.withdraw(self._ticket)  # paused while it waited
-        self.sent, self.so_far = True, Usage()
+        self.sent, self.so_far = True, None
 
     def heard(self) -> None:
         self._turns.heard(self._ticket)

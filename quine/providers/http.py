@@ -32,7 +32,6 @@ from quine.providers.dialects import sse
 from quine.providers.dialects.dialect import Dialect, Stream
 from quine.providers.dialects.faults import Adapted, printable
 from quine.providers.lessons import Lesson, is_plain
-from quine.providers.metering import tokens
 from quine.providers.way import PATIENCE, Open, Outcome, Way
 from quine.tape.redact import Mask
 from transport.lean import Any
@@ -279,13 +278,11 @@ class HttpGuest:
         except GuestError as error:
             raise self._counted(error, stream) from None
 
-    def _so_far(self, stream: Stream) -> Usage:
-        """Return the usage of an answer that is under way: as it was told, or by the size of what has come."""
-        with contextlib.suppress(Exception):  # it is what the server said that cannot be read
-            body = stream.begun()
-            told = self._dialect.usage(body)
-            return told._replace(output=max(told.output, tokens([self._dialect.reply(body).message])))
-        return Usage()
+    def _so_far(self, stream: Stream) -> Reply | None:
+        """Return the part of an answer that has come; None if it cannot be read."""
+        with contextlib.suppress(Exception):  # of the server's half answer
+            return self._dialect.reply(stream.begun())
+        return None
 
     def _counted(self, fault: GuestError, stream: Stream) -> GuestError:
         """Return the error of an answer, with what its provider counts if it had begun."""

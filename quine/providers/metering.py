@@ -68,6 +68,13 @@ class Due(NamedTuple):
             return Usage(self.prompt, tokens([reply.message]))
         return reply.usage
 
+    def cancelled(self, reply: Reply | None) -> Usage:
+        """Return the usage to charge for an inference that was cancelled, whose `reply` had come so far."""
+        if reply is None:
+            return Usage(self.prompt)
+        told, said = reply.usage, tokens([reply.message])
+        return Usage(max(self.prompt, told.input), max(told.output, said))
+
     def broke_off(self, usage: Usage) -> Usage:
         """Return the usage to charge for an answer that broke off: as it was told, else the prompt, which was read."""
         told = usage.input or usage.output or not self.counted

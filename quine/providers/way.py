@@ -9,9 +9,9 @@ PATIENCE = 120.0  # seconds, as in the vendors' own clients: a longer Retry-Afte
 
 
 class Way(Protocol):
-    """The way of one inference. `so_far`, of a try that was cancelled: the usage of what had come, as far as known."""
+    """The way of one inference. `so_far`, of a try that was cancelled: the part of the answer that had come."""
 
-    so_far: Usage
+    so_far: Reply | None
 
     async def enter(self) -> None:
         """Wait until a request may be sent."""
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 class Open:
     """A way without a gate."""
 
-    so_far = Usage()
+    so_far: Reply | None = None
 
     async def enter(self) -> None:
         pass

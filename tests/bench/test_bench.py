@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -31,8 +32,10 @@ def test_a_figure_that_waits_for_a_process_as_it_ends_is_interrupted_again(
     processes: list[subprocess.Popen[bytes]] = []
 
     def hangs(lab: Any) -> list[Row]:
-        with subprocess.Popen(["sleep", "1000"]) as process:  # its end waits for the process
-            processes.append(process)
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # not before it is known
+        processes.append(subprocess.Popen(["sleep", "1000"]))
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        with processes[0] as process:  # its end waits for the process
             process.wait()
         return []
 
