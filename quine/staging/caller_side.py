@@ -60,6 +60,7 @@ class Staging:
         self.inputs = [path for path, _ in self.sources]  # files of the caller that the job reads
         self.on_put: OnPut | None = None  # see `Taking`, also of the next one
         self.withholds: Callable[[], bool] | None = None
+        self.came: list[str] | None = None  # names of what came, once that is known
         self._returns = spec.returns(returns)
         self._bound = Bound(limit) if returns else None
         self._data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
@@ -238,6 +239,7 @@ class Staging:
     def brought(self, taking: Taking, status: Status) -> None:
         """Put the error of returns that did not come, if any, into `status`."""
         if not taking.failure:
+            self.came = taking.came
             self._spoil(status, spec.not_there(taking.missing))
             return
         end = f"it was killed by {status.signal}" if status.signal else f"it exited with {status.code}"

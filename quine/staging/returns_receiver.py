@@ -70,6 +70,7 @@ class Taking:
         self.beaten = False  # the claim was not to be had, or they are withheld: they stay where they are
         self._settled = False  # the failure is none of the way here, and would be the same again
         self.missing: list[str] = []
+        self.came: list[str] = []  # the topmost names of what came
         self.foreign: list[str] = []  # private directories here that are not the user's
         self.left_out: list[str] = []  # places at which the job has something that no pattern names
         self.on_put: OnPut | None = None
@@ -183,6 +184,7 @@ class Taking:
             manifest = parse(packed, whole="." in self._returns)
             self._check(manifest)
             self._mask(manifest)
+            self.came = [os.fsdecode(name) for name in manifest.roots if name]
             self.missing = _listed(message, "missing", self._returns)
             self.left_out = _listed(message, "left", self._places)
             self._lay_aside(manifest, incoming, feed)

@@ -112,6 +112,26 @@ def _unquoted(word: str, as_they_are: bool = True) -> str:
     return word
 
 
+def name_of(word: str) -> str | None:
+    """Return the one name that a pattern means; None if it may mean several."""
+    return None if any(char in _unquoted(word, False) for char in MAGIC) else _unquoted(word)
+
+
+def overlap(pattern: str, other: str) -> bool:
+    """Return whether a match of a pattern may be that of another pattern, or a name; or in it, or above it."""
+    name = name_of(other)
+    if name is None or name_of(pattern) is not None:
+        first, second = sorted((_fixed(pattern), _fixed(other)), key=len)
+        return second.startswith(first)
+    return allowed(os.fsencode(name), [pattern]) or _fixed(pattern).startswith(name + "/")
+
+
+def _fixed(pattern: str) -> str:
+    """Return what all matches of a pattern begin with."""
+    name = name_of(pattern)
+    return min((pattern.partition(char)[0] for char in MAGIC), key=len) if name is None else name
+
+
 def _pair(folder: str, word: str, name: str) -> tuple[bytes, bytes]:
     path = os.path.normpath(os.path.join(folder, os.path.expanduser(word)))
     return os.fsencode(path), b"" if name == "." else os.fsencode(name)
@@ -198,7 +218,7 @@ def check_names(words: Iterable[str], folder: str) -> None:
 
 
 def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:
-    """Return the names over there of --files, as far as they are here, and the patterns of --returns.
+    """Return the names over there of --files, as far as they are here, as patterns, and the patterns of --returns.
 
     Of a directory that becomes the job's directory they are those of its entries, without the places that the patterns
     leave out. Raises Misconfigured.
@@ -212,7 +232,7 @@ def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:
         found += [os.fsdecode(name)] if name else sorted(os.listdir(os.fsdecode(path)))
     back = returns(patterns)
     stay = frozenset(place for place in OBEYED if allowed(place.encode(), back) and not naming(place, back))
-    return [*(name for name in found if not within(name, stay)), *back]
+    return [*(literal(name) for name in found if not within(name, stay)), *back]
 
 
 def matching(

@@ -113,7 +113,9 @@ def test_a_job_that_is_cut_off_is_looked_for_and_has_its_files_until_then(found:
         give=lambda names: None,
         wait=lambda *_: False,
     )
-    stage: Any = SimpleNamespace(sources=[(b"/a", b"data")], brings=lambda status: False, returns=False)
+    stage: Any = SimpleNamespace(
+        sources=[(b"/a", b"data")], brings=lambda status: False, returns=False, came=None
+    )
     other: Any = SimpleNamespace(sources=[(b"/b", b"data")])
     task, behind = a_task(), a_task()
     task.job, task.running = SimpleNamespace(severed=True), True  # type: ignore[assignment]
@@ -191,7 +193,7 @@ def test_a_result_that_was_not_there_is_not_forgotten_by_a_kill(
 
         def begin(self) -> None:
             asked.append("the results")
-            self.stage.brought(SimpleNamespace(failure="", missing=["b"] * missing), self.status)
+            self.stage.brought(SimpleNamespace(failure="", missing=["b"] * missing, came=[]), self.status)
             self.over()
 
     monkeypatch.setattr(files_module, "Bringing", Arriving)
@@ -210,6 +212,55 @@ def test_a_result_that_was_not_there_is_not_forgotten_by_a_kill(
         assert (ends, status.code) == (["over"], end)
         assert bool(status.detail) == (missing and not (run and code))
     assert asked == ["the results"]
+
+
+@pytest.mark.parametrize(
+    ("ended", "came", "under_way", "removed"),
+    [
+        (["1*.out"], ["1.a.out", "10.a.out"], ["10*.out"], ["1.a.out"]),
+        (["1*.out"], ["1.a.out", "10.a.out"], ["2*.out"], ["1.a.out", "10.a.out"]),
+        (["1*.out"], None, ["10*.out"], []),
+        (["1*.out"], None, ["2*.out"], ["1*.out"]),
+        (["d"], None, ["d/x"], []),
+        (["d/x"], None, ["d"], []),
+        (["d/x"], None, ["d/y", "dx"], ["d/x"]),
+        (["o/1/*"], ["o/1/a"], ["o/*/b"], ["o/1/a"]),
+        (["o/1"], None, ["o/1/*"], []),
+        (["a[*]b", "r"], ["a*b"], ["a*"], ["r"]),
+        (["a[*]b"], ["a*b"], ["ab"], ["a[*]b"]),
+    ],
+)
+def test_what_is_removed_is_what_came_and_no_item_under_way_needs(
+    ended: list[str], came: list[str] | None, under_way: list[str], removed: list[str]
+) -> None:
+    starts: list[Spawn] = []
+    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: starts.append(spawn))
+    work: Any = SimpleNamespace(placed=lambda item, shared: [])
+    cleanup = Cleanup(batch, work, print)
+    cleanup.begin(ended)
+    cleanup.begin(under_way)
+    cleanup.give(ended)
+    cleanup.remove(files_module._removable(ended, came), Spawn(["x"]), "h1", lambda: None)
+    assert [word for spawn in starts for word in spawn.argv[5 : 5 + int(spawn.argv[3])]] == removed
+    cleanup.give(under_way)
+    del starts[:]
+    assert cleanup.finish(lambda: None) == 1
+    (last,) = starts
+    gone = [*removed, *last.argv[5 : 5 + int(last.argv[3])]]
+    assert sorted(gone) == sorted(files_module._removable(ended, came)), "the others go at the end"
+    assert not (cleanup._used._names or cleanup._used._above or cleanup._used._patterns)
+
+
+def test_an_item_waits_while_a_directory_of_its_file_is_removed() -> None:
+    ends: list[Callable[[Status], None]] = []
+    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: ends.append(on_exit))
+    cleanup = Cleanup(batch, None, print)  # type: ignore[arg-type]
+    cleanup.remove(["d", "x"], Spawn(["x"]), "h1", lambda: None)
+    for needs in (["d/x"], ["d/*"], ["*"], ["x/y/z"]):
+        assert cleanup.wait(needs, lambda: None)
+    assert not cleanup.wait(["e", "e/*"], lambda: None)
+    ends[0](Status("exited", 0))
+    assert not cleanup.wait(["d/x"], lambda: None)
 
 
 def test_an_item_waits_until_all_of_its_files_are_removed() -> None:

@@ -99,6 +99,22 @@ def test_results_that_do_not_come_stay_on_their_host_and_are_asked_for_again(
     assert list(there.iterdir()) == []
 
 
+def test_the_end_of_an_item_removes_no_results_of_another(lab: Lab, inputs: Path, there: Path) -> None:
+    """The pattern of 1 matches that of 10, which is made before 1 has ended, and goes on after it."""
+    script = f"""
+        echo begin >"$0.out"
+        test "$0" = 1 || until test "$(wc -l <"{inputs}/log")" = 2; do sleep 0.02; done
+        test "$0" = 10 || until test -e 10.out; do sleep 0.02; done
+        echo end >>"$0.out"
+    """
+    words = ["--on", "h1", "--cwd", str(there), "--cleanup", "--joblog", "log", "-P2", "--returns", "{}*.out"]
+    done = lab.run(["xargs", *words, *SH, script, "{}", ":::", "1", "10"], cwd=inputs)
+    assert (done.returncode, done.stderr) == (0, b"")
+    for number in (1, 10):
+        assert (inputs / f"{number}.out").read_text() == "begin\nend\n"
+    assert list(there.iterdir()) == []
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_try_that_is_repeated_since_a_result_is_missing_has_replaced_nothing(
     lab: Lab, inputs: Path, ends: bool

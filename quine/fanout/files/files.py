@@ -14,12 +14,14 @@ Laws
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 from quine.base.errors import FAILED, Failure
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.names import Names
 from quine.jobs.staged import Bringing
+from quine.staging import spec
 from transport.status import Status
 
 TYPE_CHECKING = False
@@ -161,7 +163,8 @@ class Files:
             else:
                 own, held.own = held.own, []
                 self._cleanup.give(own)
-                task.after = self._cleanup.remove(own, spawn, status.host, lambda: self._over(task, over))
+                gone = _removable(own, held.stage.came)
+                task.after = self._cleanup.remove(gone, spawn, status.host, lambda: self._over(task, over))
 
         def withholds() -> bool:
             spoilt = Status("exited", status.code or FAILED, host=status.host)
@@ -239,3 +242,15 @@ class Files:
         if journal := self.journal:
             yield from (note.host for id, note in journal.unreturned.items() if id not in journal.brought)
             yield from ("" for id in self._earlier if id in journal.sent)
+
+
+def _removable(own: list[str], came: list[str] | None) -> list[str]:
+    """Return what is to be removed of the `own` names and patterns of an item: of a pattern, what came by it.
+
+    It may match more by now, of another item. Without `came` that is not known: the process before brought it.
+    """
+    patterns = [word for word in own if spec.name_of(word) is None]
+    if not patterns or came is None:
+        return own
+    brought = [spec.literal(name) for name in came if spec.allowed(os.fsencode(name), patterns)]
+    return list(dict.fromkeys([*(word for word in own if word not in patterns), *brought]))

@@ -195,6 +195,7 @@ class SimulatedTaking:
         self._stage = stage
         self.failure = "nothing came"
         self.missing: list[str] = []
+        self.came: list[str] = []
 
     def begin(self) -> None: ...
 
