@@ -5,6 +5,7 @@ Laws
 2. A message is `quine: error: …` in lower case without a full stop, then `quine: hint: …` if there is a cure.
    A failure about a host names it: `quine: gpu1: error: …`.
 3. Nothing here writes to stdout, and a closed stderr is not an error.
+4. No character of an error moves the cursor of a terminal, or tells it to do something.
 """
 
 from __future__ import annotations
@@ -64,8 +65,11 @@ def complain(detail: str, hint: str = "", host: str = "", fd: int = 2) -> None:
 
 
 def error_text(detail: str, hint: str = "", host: str = "") -> str:
-    """Return the lines of an error."""
+    """Return the lines of an error. It may repeat words of a guest, a command or a host: law 4."""
+    from transport.text import harmless
+
     voice = f"quine: {host}: " if host else "quine: "
+    detail, hint = harmless(detail, keep="\n\t"), harmless(hint, keep="\n\t")
     return f"{voice}error: {detail}\n" + (f"{voice}hint: {hint}\n" if hint else "")
 
 

@@ -28,7 +28,9 @@ class Log:
 
     def detail(self, text: str) -> None:
         if self._verbose:
-            say(f"quine[{os.getpid()}]: {text}\n")
+            from transport.text import harmless
+
+            say(harmless(f"quine[{os.getpid()}]: {text}\n", keep="\n\t"))
 
     def write(self, text: str) -> None:
         """Append `text` unchanged. Raises OSError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quine.base.errors import error_text
-from quine.base.text import shown_path
+from quine.base.text import plain, shown_path
 from quine.fanout.outcome import FAILED, KILLED, LOST
 
 TYPE_CHECKING = False
@@ -29,8 +29,8 @@ class Messages:
         self._more = 0  # that are not named
 
     def say(self, text: str) -> None:
-        """Print a line, also with -q."""
-        self._sink.say(f"quine: {text}\n")
+        """Print a line, also with -q. It may repeat words of a host or a guest."""
+        self._sink.say(f"quine: {plain(text)}\n")
 
     def note(self, text: str) -> None:
         """Print a line that is no error."""
@@ -60,7 +60,6 @@ class Messages:
         if len(self._not_done) == NAMED:
             self._more += 1
             return
-        from quine.base.text import plain
         from transport.status import signal_name
 
         entry, how = task.entry, task.entry.kind

@@ -310,6 +310,39 @@ def test_it_is_shown_while_it_lives(agents: Agents, go: Path) -> None:
     assert budget(agents, "show", found["id"]).stderr.startswith("quine: error: no such budget")
 
 
+FORGE = """
+import os, sys
+from quine.base.sessions import new_session
+from quine.budget import purse
+from quine.budget.shared_counters import MUTEX, NAME, Numbers, SharedCounters, lock
+book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0))
+def made(ledger, ident):
+    fd = purse.create(book, ident, "forged", (9, 0.0, 0.0), (1, 1))
+    writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    purse.write(writable, purse.read(fd)._replace(ledger=os.fstat(ledger).st_ino))
+small = os.memfd_create(NAME)
+made(book.fd, chr(27) + "]52;c;eA==" + chr(7) + "x" * 24)
+made(small, new_session())
+made(book.fd, new_session())
+held = book.again()
+assert lock(held, MUTEX.first)
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_forged_budgets_are_left_out_and_keep_nobody(agents: Agents) -> None:
+    """Any process of the user can make such files, and hold the lock of a ledger."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with Started(
+        [sys.executable, "-P", "-c", FORGE], env=agents.env, cwd=Path(__file__).parents[2], **pipes
+    ) as forger:
+        assert forger.stdout and forger.stdout.readline() == b"made\n"
+        done = budget(agents, "show")
+        assert (done.returncode, done.stdout.count("forged"), "\033" in done.stdout) == (0, 1, False), done
+        forger.communicate()
+
+
 def test_agents_that_run_already_have_what_was_raised(agents: Agents, go: Path) -> None:
     """One waits in a command, on its last reply but one; with the first limit it could say no more."""
     agents.script(

@@ -140,3 +140,11 @@ def test_a_message_waits_for_a_full_stderr_that_is_non_blocking() -> None:
     with open(read, "rb") as file:
         assert file.read()[filled:] == b"quine: error: something\nquine: hint: a cure\n"
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_message_that_repeats_words_of_others_tells_a_terminal_nothing() -> None:
+    """Of a guest that is a program these are its stderr and its reasons."""
+    said = errors.error_text("it said: \033]52;c;eA==\a\r\x9b2J\nnext", "see \x1b[1mthis")
+    assert (
+        said == "quine: error: it said: \\x1b]52;c;eA==\\x07\\r\\x9b2J\nnext\nquine: hint: see \\x1b[1mthis\n"
+    )

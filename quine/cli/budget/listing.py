@@ -1,19 +1,24 @@
 """`quine budget show`: the purses of this user, found by the memory files that their processes hold.
 
-Law: nothing is registered, so nothing is stale. A purse is listed as long as a process holds it.
+Laws
+1. Nothing is registered, so nothing is stale. A purse is listed as long as a process holds it.
+2. Any process of the user can make memory files with these names. One that is no purse, or no ledger, is left out, and
+   none ends the verb or makes it wait for long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 
 from quine.base.cli_options import RunOptions
 from quine.base.errors import OK, Misconfigured
-from quine.base.sessions import SHORT
+from quine.base.sessions import SHORT, is_session
 from quine.budget import purse, shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.purse import Purse
-from quine.budget.shared_counters import AGENT, INFER, SharedCounters
+from quine.budget.shared_counters import AGENT, INFER, PUT, SHORTEST, Locked, SharedCounters
 from quine.jobs import census
 from transport import quickjson
 from transport.address import boot_clock
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEAD = ("ID", "PID", "SECONDS", "AGENTS", "RUNNING", "INFERRING", "TOKENS", "COST", "COMMAND")
+PATIENCE = 1.0  # seconds for the lock of a ledger, which is held for microseconds
 COMMAND = 60  # characters of a command in the table
 
 
@@ -35,8 +41,20 @@ class Found:
         self.inode = inode
         self.book = book
 
+    def _collect(self) -> None:
+        """Charge what killed processes have reserved, unless another one holds the lock for longer than PATIENCE."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.book.at_once(Ledger(self.book).collect)
+                return
+            except Locked:
+                if time.monotonic() > deadline:
+                    return
+            time.sleep(SHORTEST)
+
     def facts(self) -> dict[str, Any]:
-        Ledger(self.book).collect()
+        self._collect()
         numbers = self.book.numbers()
         agents, tokens, cost = purse.used(self.purse, numbers)
         most_tokens, most_cost, deadline = self.purse.limits
@@ -61,7 +79,10 @@ class Found:
 
 def show(options: RunOptions, ids: list[str]) -> int:
     found = matching(ids) if ids else everyone()
-    rows = [one.facts() for one in found]
+    rows = []
+    for one in found:
+        with contextlib.suppress(OSError):  # a ledger that is sealed against writes
+            rows.append(one.facts())
     if options.json:
         print("".join(quickjson.dumps(row) + "\n" for row in rows), end="")
         return OK
@@ -119,9 +140,13 @@ def _opened(inode: int, path: str, ledgers: dict[int, str]) -> Found | None:
             facts = purse.read(fd)
         finally:
             os.close(fd)
-        if facts is None or facts.ledger not in ledgers:
+        if facts is None or not is_session(facts.ident) or facts.ledger not in ledgers:
             return None
-        book = SharedCounters(os.open(ledgers[facts.ledger], os.O_RDONLY | os.O_CLOEXEC))
+        fd = os.open(ledgers[facts.ledger], os.O_RDONLY | os.O_CLOEXEC)
+        if os.fstat(fd).st_size < PUT.end:
+            os.close(fd)
+            return None
+        book = SharedCounters(fd)
     except OSError:
         return None  # its process has just ended
     return Found(facts, path, inode, book)
