@@ -9,8 +9,9 @@ import json
 import os
 import tracemalloc
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -21,10 +22,10 @@ from quine.fanout import journal
 from quine.fanout.input.items import Item
 from quine.fanout.input.rows import Row
 from quine.fanout.input.template import Template
-from quine.fanout.joblog import HEAD, RUNNING, Entry, Joblog
+from quine.fanout.joblog import HEAD, PARALLEL, RUNNING, Entry, Joblog
 from quine.fanout.journal import hash_of
 from quine.fanout.options import Options
-from quine.fanout.output import sinks, spool, values
+from quine.fanout.output import sinks, spool, tables, values
 from quine.fanout.output.results import Report, names
 from quine.fanout.output.sinks import Sink
 from quine.fanout.output.spool import Spool
@@ -89,6 +90,51 @@ def test_a_value_is_that_of_the_whole_stream_up_to_its_bound(
         else:
             assert found.pop(name) == expected
     assert not found
+
+
+CELLS = st.text(alphabet='ab"\n\r, ', max_size=6)
+
+
+@given(st.lists(st.lists(CELLS, min_size=1, max_size=3), max_size=5), st.integers(0, 200), st.integers(1, 9))
+def test_the_whole_rows_of_a_table_end_where_one_ends(rows: list[list[str]], size: int, block: int) -> None:
+    """Wherever a kill has cut it off, and however it is read."""
+    written, ends = b"", [0]
+    for row in rows:
+        cells = [
+            '"{}"'.format(cell.replace('"', '""')) if set(cell) & set('"\n\r, ') else cell for cell in row
+        ]
+        written += ",".join(cells).encode() + b"\n"
+        ends.append(len(written))
+    with TemporaryFile() as file, mock.patch.object(tables, "BLOCK", block):
+        file.write(written[:size])
+        file.flush()
+        left = min(size, len(written))
+        assert tables.whole_rows(file.fileno(), left, quoted=True) == max(at for at in ends if at <= left)
+        assert tables.whole_rows(file.fileno(), left, quoted=False) == written[:left].rfind(b"\n") + 1
+
+
+HEADS = {".csv": PARALLEL.replace("\t", ",") + ",V1,Stdout,Stderr\n", ".jsonl": '{"seq": 1, "stdout": "a"}\n'}
+TORN = {".csv": '2,:,1.0,"echo\nx\n', ".jsonl": '{"seq": 2, "std'}
+
+
+@pytest.mark.parametrize("kind", [".csv", ".jsonl"])
+def test_a_row_that_a_kill_has_torn_is_cut_off_when_its_table_is_resumed(tmp_path: Path, kind: str) -> None:
+    """All rows behind it were a part of one of its cells."""
+    path = tmp_path / f"r{kind}"
+    for written, left in (
+        (HEADS[kind] + TORN[kind], HEADS[kind]),
+        (HEADS[kind], HEADS[kind]),
+        (HEADS[kind][:9], ""),
+        ("", ""),
+        ('of another "program\n2', 'of another "program\n2'),
+    ):
+        path.write_text(written)
+        tables.Table(str(path), kind, resumed=True).close()
+        assert path.read_text() == left
+    os.mkfifo(tmp_path / f"pipe{kind}")
+    reader = os.open(tmp_path / f"pipe{kind}", os.O_RDONLY | os.O_NONBLOCK)
+    tables.Table(str(tmp_path / f"pipe{kind}"), kind, resumed=True).close()
+    os.close(reader)
 
 
 @pytest.mark.parametrize("form", ["--json", "r.jsonl", "r.csv"])

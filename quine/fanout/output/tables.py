@@ -2,12 +2,17 @@
 
 The columns of .csv and .tsv are those of GNU parallel:
     Seq Host Starttime JobRuntime Send Receive Exitval Signal Command | arguments | Stdout Stderr
+
+Law: a row is several writes, and a kill may come between two of them. A table that is resumed is cut behind its last
+whole row; otherwise all later rows would be read as a part of the torn one. A file that does not begin as a table of
+this batch does is not cut.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 
 from quine.base.errors import LOST, Failure, Misconfigured
 from quine.fanout.joblog import PARALLEL
@@ -22,6 +27,9 @@ if TYPE_CHECKING:
     from quine.fanout.tasks import Task
 
 SEPARATORS = {".csv": b",", ".tsv": b"\t", ".jsonl": b""}
+
+
+BLOCK = 1 << 20  # bytes of a table that are read at once
 
 
 def kind_of(path: str) -> str:
@@ -44,6 +52,8 @@ class Table:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             self._fd = os.open(path, flags if resumed else flags | os.O_TRUNC, 0o666)
+            if resumed:
+                _cut(self._fd, path, self._separator)
             self._headed = bool(os.fstat(self._fd).st_size)
         except OSError as error:
             raise Misconfigured(f"--results {path}: {(error.strerror or str(error)).lower()}") from None
@@ -96,6 +106,43 @@ class Table:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+# -- rows of a run before ----------------------------------------------------------------------------
+
+
+def _cut(fd: int, path: str, separator: bytes) -> None:
+    """Cut off the row that a killed run has left half written."""
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
+        return
+    with contextlib.suppress(PermissionError):  # a table that cannot be read is not cut
+        there = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            head = os.fsencode(PARALLEL).replace(b"\t", separator) if separator else b'{"seq":'
+            begins = os.pread(there, len(head), 0)
+            if os.path.samestat(facts, os.fstat(there)) and head.startswith(begins):
+                os.ftruncate(fd, whole_rows(there, facts.st_size, quoted=bool(separator)))
+        finally:
+            os.close(there)
+
+
+def whole_rows(fd: int, size: int, quoted: bool) -> int:
+    """Return the number of bytes up to the end of the last whole row; `quoted`: a newline in quotes ends none."""
+    blocks, within = list(range(0, size, BLOCK)), [False]  # within quotes at the beginning of each block
+    for at in blocks if quoted else ():
+        within.append(within[-1] ^ bool(os.pread(fd, BLOCK, at).count(b'"') % 2))
+    for index in reversed(range(len(blocks))):
+        block = os.pread(fd, min(BLOCK, size - blocks[index]), blocks[index])
+        parts = block.split(b'"') if quoted else [block]
+        end = len(block)
+        for number in reversed(range(len(parts))):
+            end -= len(parts[number])
+            is_within = quoted and within[index] ^ bool(number % 2)
+            if not is_within and (found := parts[number].rfind(b"\n")) >= 0:
+                return blocks[index] + end + found + 1
+            end -= 1  # the quote before it
+    return 0
 
 
 def joined(argv: list[str]) -> str:
