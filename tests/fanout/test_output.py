@@ -137,6 +137,20 @@ def test_a_row_that_a_kill_has_torn_is_cut_off_when_its_table_is_resumed(tmp_pat
     os.close(reader)
 
 
+def test_an_offset_of_a_host_makes_no_copy_of_an_output_longer(tmp_path: Path) -> None:
+    """It made a file of so many bytes, or ended the batch where the file system has no such files."""
+    for size, base, left in ((4, 1 << 61, 4), (4, 2, 2)):
+        fd = os.open(tmp_path / "stdout", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        os.write(fd, b"x" * size)
+        batch = Batch()
+        output = sinks.Output(Sink(Streams(batch), False), 1, None)
+        batch.close()
+        output.copies, output._origin = {1: fd}, None
+        assert output.go_on_at([0, base, 0]) is (base <= size) and not output.broken
+        assert os.fstat(fd).st_size == os.lseek(fd, 0, os.SEEK_CUR) == left
+        output.end_copies()
+
+
 @pytest.mark.parametrize("form", ["--json", "r.jsonl", "r.csv"])
 def test_a_value_costs_disk_and_no_memory(tmp_path: Path, form: str) -> None:
     """An output of a host that has no end filled the memory of the origin, 13 bytes for each."""
@@ -313,7 +327,7 @@ def test_by_lines_the_files_of_a_job_that_is_taken_over_go_on_behind_what_does_n
     task.output.end_copies()
     batch.close()
     assert have == [] and adopted.torn == (len(had) < 9)
-    assert (place / "stdout").read_bytes() == had[:9].ljust(9, b"\0") + b", and more"
+    assert (place / "stdout").read_bytes() == had[:9] + b", and more"
 
 
 # -- the log ---------------------------------------------------------------------------------------

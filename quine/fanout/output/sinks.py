@@ -288,9 +288,11 @@ class Output:
         self._origin, whole = list(base), True
         try:
             for stream, fd in self.copies.items():
-                whole = whole and os.fstat(fd).st_size >= base[stream]
-                os.ftruncate(fd, base[stream])
-                os.lseek(fd, base[stream], os.SEEK_SET)
+                size = os.fstat(fd).st_size
+                whole = whole and size >= base[stream]
+                at = min(size, base[stream])  # an offset of a host makes no file longer
+                os.ftruncate(fd, at)
+                os.lseek(fd, at, os.SEEK_SET)
         except OSError as error:
             self._refuse(Failure(LOST, f"{self.place}: {(error.strerror or str(error)).lower()}"))
         return whole
