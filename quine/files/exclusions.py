@@ -5,7 +5,8 @@ Laws
    `quine fs sync --delete tier:src .` once removed the tapes, and the very store that it had read.
 2. A tree that comes from another machine lacks the names that quine or git obeys at its top: otherwise an agent that is
    not trusted could write the user's next inventory, persona or hook. Each name left out is said. So is a directory
-   of an interrupted staging, whose renames quine would finish if it were the user's.
+   of an interrupted staging, whose renames quine would finish if it were the user's. So is a name that a file
+   system takes for one of them, as it ignores case or has short names: `.GIT`, `inventory.toml.`, `PERSON~1`.
 3. A path that names one of them, or something in it, explicitly is not excluded.
 """
 
@@ -30,9 +31,10 @@ ASIDE = ".quine-aside-"  # prefix of the names of the private directories of sta
 
 
 def obeyed(path: str) -> str:
-    """Return the first name of a path if quine or git obeys it there; "" if not."""
+    """Return the first name of a path if quine or git obeys it there, on some file system; "" if not."""
     first = path.partition("/")[0]
-    return first if first in OBEYED or first.startswith(ASIDE) else ""
+    is_one = any(paths.is_alias(first, each) for each in OBEYED)
+    return first if is_one or first.lower().startswith(ASIDE) else ""
 
 
 def own(tier: Tier, top: str) -> frozenset[str]:

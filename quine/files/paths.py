@@ -77,7 +77,7 @@ def ancestors(path: str) -> list[str]:
 
 
 def is_alias(name: str, reserved: str) -> bool:
-    """Return whether some filesystem takes `name` for `reserved`, which begins with a dot. Git checks `.git` likewise.
+    """Return whether some filesystem takes `name` for `reserved`, in small letters. Git checks `.git` likewise.
 
     Some filesystems ignore case, trailing dots and spaces, the text after a colon, or invisible characters. Some have
     a short name for each long one.
@@ -91,8 +91,12 @@ def is_alias(name: str, reserved: str) -> bool:
             each for each in folded if unicodedata.category(each) != "Cf" and each not in _SHOWS_NOTHING
         )
     plain = plain.lower().partition(":")[0].rstrip(". ")
-    short, tilde, number = plain.partition("~")
-    return plain == reserved or (bool(tilde) and number.isdigit() and short == reserved.lstrip(".")[:6])
+    if plain == reserved or "~" not in plain:
+        return plain == reserved
+    short, _, number = plain.partition("~")
+    number, _, ending = number.partition(".")
+    stem, _, extension = reserved.lstrip(".").partition(".")
+    return number.isdigit() and (short, ending) == (stem[:6], extension[:3])
 
 
 _SHOWS_NOTHING = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10)))

@@ -330,8 +330,7 @@ class _Down(_Sync):
 
     verb = "get"
     _folder: localfs.Folder | None = None
-    # Quine's own directories, and names that are obeyed here: nothing in them is written or removed.
-    _own = frozenset(OBEYED)
+    _own = frozenset(OBEYED)  # and quine's own directories: nothing in them is written or removed
 
     @property
     def folder(self) -> localfs.Folder:
@@ -362,7 +361,8 @@ class _Down(_Sync):
         for found in localfs.walk(self.folder.path, False, self.crew.failed, leave_out=self._own):
             if found.kind == "directory" and holds(found.path, self._own):
                 self.seen.add(found.path)  # the directory stays, even if its other contents are removed
-            yield of_disk(found)
+            if not obeyed(found.path):
+                yield of_disk(found)
 
     def known_alike(self, item: Item, there: Item) -> Look:
         known = of_tier((yield Request("stat", paths.join(self.source, item.path))), self.source)

@@ -18,7 +18,7 @@ from quine.files.api import Entry, Reader, Request, Tier, Writer
 from quine.files.cli.compare import same_time
 from quine.files.cli.main import Call
 from quine.files.cli.sync import sync
-from quine.files.exclusions import own
+from quine.files.exclusions import obeyed, own
 from quine.files.layers.reserved import Unreserved
 from quine.files.stores.local.store import Local
 from quine.files.wire.pipeline import RequestPipeline
@@ -362,6 +362,41 @@ def test_a_tree_that_comes_lacks_the_names_that_are_obeyed_here(shelf: Shelf) ->
     shelf.ok("sync", "tier:t/personas", "w/personas")
     for name in ("w/inventory.toml", "mine.toml", "w/personas/me.md"):
         assert (shelf.directory / name).read_text() == "forged"
+
+
+OTHERS = [
+    ".GIT",
+    "git~1",
+    ".git.",
+    "Inventory.TOML",
+    "INVENT~1.TOM",
+    "inventory.toml ",
+    "PERSON~1",
+    "personas:x",
+]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_name_that_a_filesystem_takes_for_one_that_is_obeyed_does_not_come(shelf: Shelf, name: str) -> None:
+    """On a mount that knows no case `.GIT/hooks` is that of the repository."""
+    assert obeyed(name)
+    fill(shelf.tier / "t", {b"a": b"1", f"{name}/x".encode(): b"forged", f"b/{name}/x".encode(): b"2"})
+    fill(shelf.directory / "w", {f"{name}/y".encode(): b"mine"})
+    for words in (("sync", "--delete", "tier:t", "w"), ("get", "-r", "-T", "t", "w")):
+        done = shelf.run(*words)
+        assert done.returncode == 0 and f"{name} left out, a name that" in done.stderr.decode()
+    assert (shelf.directory / "w" / name / "y").read_text() == "mine"
+    assert not (shelf.directory / "w" / name / "x").exists()
+    assert (shelf.directory / "w/b" / name / "x").read_text() == "2"
+    shelf.ok("get", "-r", f"t/{name}", "w/")
+    assert (shelf.directory / "w" / name / "x").read_text() == "forged", "it was named"
+
+
+@pytest.mark.parametrize(
+    "name", ["git", ".gitignore", "inventory.json", "INVENT~1.TXT", "PERSON~1.A", "person"]
+)
+def test_names_that_are_like_those_that_are_obeyed_come(name: str) -> None:
+    assert not obeyed(name)
 
 
 class Elsewhere(Local):
