@@ -88,9 +88,10 @@ class Scene:
             file.seek(length)
             text = file.read()
         peaks = {"command": memory}
-        # Not those of the hosts: a worker of the suite may have brought up any number of them before.
-        for each in processes.marked(f"XDG_RUNTIME_DIR={self.lab.env['XDG_RUNTIME_DIR']}", brokers=True):
-            if hostile_program.__file__ not in each.argv:
+        # Not those of hosts and of other builds: a worker of the suite may have brought up any number of them before.
+        origin = f"XDG_RUNTIME_DIR={self.lab.env['XDG_RUNTIME_DIR']}"
+        for each in processes.marked(origin, brokers=True):
+            if each.broker or (each.name == node.name and hostile_program.__file__ not in each.argv):
                 peaks[f"{each.pid} {each.name}"] = _peak(each.pid)
         return Ended(process.returncode, out, err.decode(), peaks, disk + len(text), text)
 
