@@ -99,8 +99,9 @@ def _check_end(sim: BatchSimulation, item: Job, row: list[str], runs: list[Proce
 
 
 def excused(sim: BatchSimulation) -> bool:
-    """Whether an item may be lost."""
-    faults = [fault for fault in sim.course.faults if fault.kind not in ("kill_client", "signal", "full")]
+    """Whether an item may be lost. Where a disk is full, a client that was killed comes back only when it is not."""
+    known = ("kill_client", "signal", *(() if sim.deaths else ("full",)))
+    faults = [fault for fault in sim.course.faults if fault.kind not in known]
     if any(fault.kills and fault.where != ORIGIN for fault in faults):
         return True
     away = sum(fault.outage + fault.seconds for fault in faults) + sim.deaths * sim.course.again
