@@ -391,7 +391,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     now = _until_none(lambda: _new_fds(fds), deadline)
     complaints += [f"descriptor {fd} -> {target}" for fd, target in now.items()]
     files = _until_none(lambda: _litter() - litter, deadline)
-    complaints += [f"temporary file {name}" for name in files]
+    complaints += [f"temporary file {_shown(Path(tempfile.gettempdir(), name))}" for name in files]
     ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     if ours != {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}:
         complaints.append("a changed environment")

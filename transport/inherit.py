@@ -5,6 +5,9 @@ Laws
    whose number the environment names (QUINE_CREDENTIALS_FD). So every descendant that inherits descriptors can read
    it, and no process can change it.
 2. Reading never moves a shared file position (pread), so any number of processes read it at once.
+3. A descriptor of another process is a name that may mean another file a moment later, as in a shell that makes pipes.
+   So what was seen there is opened by what it was (`MemoryFile.opened`), and a file without its seals, which its
+   maker has not finished yet, counts as absent.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import os
 
 from transport import quickjson
-from transport.lean import Any, prctl
+from transport.lean import Any, NamedTuple, prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -207,8 +210,24 @@ def ancestors(pid: int) -> Iterator[tuple[int, int]]:
         pid = int(fields[1])
 
 
-def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list[tuple[int, int, str]]]:
-    """Memfds of these names held by a process and its ancestors: (pid, inode, path that opens it anew) for each.
+class MemoryFile(NamedTuple):
+    """A memfd, as one process holds it."""
+
+    pid: int
+    inode: int
+    path: str  # /proc/PID/fd/N
+
+    @property
+    def number(self) -> int:
+        return int(self.path.rpartition("/")[2])
+
+    def opened(self, flags: int) -> int:
+        """Open it anew, as `reopened`. Raises OSError, also if the process has closed it since."""
+        return reopened(self.path, flags, self.inode)
+
+
+def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list[MemoryFile]]:
+    """Memfds of these names that a process and its ancestors hold.
 
     The process is this one, unless `pid` is another.
 
@@ -220,19 +239,19 @@ def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list
     daemon has closed those of its starter, and its jobs get others. With `whole` it ends none: for a decision that is
     wrong without a file from above, and right with one of another tree.
     """
-    wanted = {f"/memfd:{name} (deleted)": name for name in names}
-    parts: list[dict[str, list[tuple[int, int, str]]]] = [
-        {name: [] for name in names}
-    ]  # and one for each mark
+    wanted = {_link(name): name for name in names}
+    parts: list[dict[str, list[MemoryFile]]] = [{name: [] for name in names}]  # and one for each mark
     for each, _ in ancestors(pid or os.getpid()):
         marked = False
         for target, path in _open_files(each):
-            marked = marked or target == f"/memfd:{APART} (deleted)"
+            marked = marked or target == _link(APART)
             if target in wanted:
                 try:
-                    parts[-1][wanted[target]].append((each, os.stat(path).st_ino, path))
+                    inode = _finished(path, target)
                 except OSError:
-                    pass  # closed since
+                    continue  # closed since
+                if inode:
+                    parts[-1][wanted[target]].append(MemoryFile(each, inode, path))
         if each == _first:
             break
         if marked and not whole:
@@ -241,9 +260,21 @@ def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list
     return {name: [one for part in ours for one in part[name]] for name in names}
 
 
-def _belonging(parts: list[dict[str, list[tuple[int, int, str]]]]) -> int:
+def _finished(path: str, target: str) -> int:
+    """Return the inode of a memfd, 0 if its maker has not sealed it yet. Raises OSError if it is there no more."""
+    import fcntl
+
+    fd = reopened(path, os.O_RDONLY, target=target)
+    try:
+        sealed = target == _link(APART) or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL
+        return os.fstat(fd).st_ino if sealed else 0
+    finally:
+        os.close(fd)
+
+
+def _belonging(parts: list[dict[str, list[MemoryFile]]]) -> int:
     """Return how many parts of a walk belong to the tree of the first one: to the last that shares a file with it."""
-    inodes = [{inode for held in part.values() for _, inode, _ in held} for part in parts]
+    inodes = [{each.inode for held in part.values() for each in held} for part in parts]
     shared = [at for at in range(1, len(parts)) if not inodes[at].isdisjoint(set().union(*inodes[:at]))]
     return 1 + max(shared, default=0)
 
@@ -282,15 +313,31 @@ def _open_files(pid: int) -> Iterator[tuple[str, str]]:
         yield target, path
 
 
-def reopened(path: str, flags: int) -> int:
-    """Open `path` at a descriptor above those that shells redirect. Raises OSError."""
+def reopened(path: str, flags: int, inode: int = 0, target: str = "") -> int:
+    """Open `path` at a descriptor above those that shells redirect. Raises OSError.
+
+    With an `inode` or a `target` (of the link in /proc): only if it is still that file. Another one is not opened at
+    all: the end of a pipe would wait for the other, or keep it from seeing an end.
+    """
+    import errno
     import fcntl
 
-    low = os.open(path, flags | os.O_CLOEXEC)
+    seen = os.open(path, os.O_PATH | os.O_CLOEXEC) if inode or target else -1
+    low = -1
     try:
+        own = f"/proc/self/fd/{seen}"
+        if (inode and os.fstat(seen).st_ino != inode) or (target and os.readlink(own) != target):
+            raise FileNotFoundError(errno.ENOENT, "closed since", path)
+        low = os.open(own if seen >= 0 else path, flags | os.O_CLOEXEC)
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
     finally:
-        os.close(low)
+        for fd in (seen, low):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _link(name: str) -> str:
+    return f"/memfd:{name} (deleted)"
 
 
 def adopt_orphans(adopt: bool = True) -> None:

@@ -179,7 +179,7 @@ def _make_absolute(environ: MutableMapping[str, str]) -> None:
 
 
 _ABOVE = (shared_counters.NAME, inherit.NAME, purse.NAME)
-_walks: list[dict[str, list[tuple[int, int, str]]]] = []  # that of `adopt`, for `join_tree` a few ms later
+_walks: list[dict[str, list[inherit.MemoryFile]]] = []  # that of `adopt`, for `join_tree` a few ms later
 
 
 def _memo(environ: MutableMapping[str, str]) -> dict[str, Any]:
@@ -189,10 +189,13 @@ def _memo(environ: MutableMapping[str, str]) -> dict[str, Any]:
         return memo
     _walks[:] = [inherit.held_above(*_ABOVE)]
     own = os.fstat(int(environ[inherit.VARIABLE])).st_ino if memo else 0
-    for _, inode, path in _walks[0][inherit.NAME]:
-        if inode == own:
+    for held in _walks[0][inherit.NAME]:
+        if held.inode == own:
             continue  # the state that this process has left to itself
-        fd = inherit.reopened(path, os.O_RDONLY)
+        try:
+            fd = held.opened(os.O_RDONLY)
+        except OSError:
+            continue  # that process has ended since; those above it hold the same memo
         os.set_inheritable(fd, True)
         if memo:
             os.close(int(environ[inherit.VARIABLE]))
@@ -289,11 +292,16 @@ def join_tree(
     `apart` are the inodes of ledgers of other trees, which are not to be joined.
     """
     record = settings.memo.get("lineage")
-    walked = _walks.pop() if _walks else inherit.held_above(*_ABOVE)
-    held = walked if share else caller.with_those_of_caller(walked)
-    above = [each for each in held[shared_counters.NAME] if each[1] not in apart]
+    held: dict[str, list[inherit.MemoryFile]] = {}
+
+    def walk() -> dict[str, list[inherit.MemoryFile]]:
+        walked = _walks.pop() if _walks else inherit.held_above(*_ABOVE)
+        held.update(walked if share else caller.with_those_of_caller(walked))
+        held[shared_counters.NAME] = [each for each in held[shared_counters.NAME] if each.inode not in apart]
+        return held
+
     told = record.get("ledger") if isinstance(record, dict) else None
-    ledger = Ledger.join(told, limits, above, held[purse.NAME])
+    ledger = Ledger.join(told, limits, walk)
     start = _start(settings.memo) or here()
     if ledger is None:
         start = here()
@@ -305,12 +313,12 @@ def join_tree(
     return Tree(ledger, ledger.bound(own), start, agents)
 
 
-def _memos(held: list[tuple[int, int, str]]) -> list[dict[str, object]]:
+def _memos(held: list[inherit.MemoryFile]) -> list[dict[str, object]]:
     """Read each memo once: every agent holds a memo of its own, and its commands hold the same one."""
     memos = []
-    for path in {inode: path for _, inode, path in held}.values():
+    for each in {each.inode: each for each in held}.values():
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = each.opened(os.O_RDONLY)
             try:
                 memos.append(inherit.read({inherit.VARIABLE: str(fd)}))
             finally:

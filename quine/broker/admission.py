@@ -324,12 +324,13 @@ def purses_around(pid: int) -> list[int]:
 
     Also of those above a daemon, since a command can mark itself as one. A purse of another ledger is of no use.
     """
-    held = {inode: path for _, inode, path in inherit.held_above(purse.NAME, pid=pid, whole=True)[purse.NAME]}
-    found = []
-    for path in held.values():
-        with contextlib.suppress(OSError):  # closed since
-            found.append(inherit.reopened(path, os.O_RDONLY))
-    return found
+    held = inherit.held_above(purse.NAME, pid=pid, whole=True)[purse.NAME]
+    found: dict[int, int] = {}
+    for each in held:
+        if each.inode not in found:
+            with contextlib.suppress(OSError):  # closed since
+                found[each.inode] = each.opened(os.O_RDONLY)
+    return list(found.values())
 
 
 def _line(member: Member, inode: int) -> bytes:

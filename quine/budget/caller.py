@@ -6,25 +6,34 @@ Its environment names it to the job, by boot, pid and start.
 Laws
 1. The kernel has the last word: the variable is read only where there is no ledger above a process.
 2. A caller that has ended, or is on another machine, is none.
-3. A variable holds a command to its budget, not an adversary: one that takes it away is below no budget, as any process
+3. A file that is gone before it is opened is looked for anew: the processes above end, and begin trees.
+4. A variable holds a command to its budget, not an adversary: one that takes it away is below no budget, as any process
    that a node has started. So no job of a node may raise a purse: nothing tells for whom the node has started it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 from quine.base import procs
+from quine.base.errors import LOST, Failure
 from quine.budget import purse
-from quine.budget.shared_counters import NAME
+from quine.budget.shared_counters import NAME, release
 from transport.address import boot_id, start_time
 from transport.inherit import APART, ancestors, held_above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from quine.budget.purse import Purse
+    from transport.inherit import MemoryFile
+
+    Walk = Callable[[], dict[str, list[MemoryFile]]]
 
 VARIABLE = "QUINE_CALLER"
+WALKS = 100  # of some milliseconds each
 ORPHANED = "the process that has made the budget has ended, so its limits stay as they are"
 
 
@@ -39,14 +48,51 @@ def told() -> dict[str, str]:
     return {VARIABLE: f"{boot_id()}:{pid}:{start_time(pid)}"}
 
 
-def held(*names: str) -> dict[str, list[tuple[int, int, str]]]:
-    """Return memory files as `inherit.held_above`; ledger and purses are those of the caller where there are none."""
-    return with_those_of_caller(held_above(*names))
+def walk() -> dict[str, list[MemoryFile]]:
+    """Return the ledgers and purses above, as `inherit.held_above`; those of the caller where there are none."""
+    return with_those_of_caller(held_above(NAME, purse.NAME))
 
 
-def with_those_of_caller(
-    found: dict[str, list[tuple[int, int, str]]],
-) -> dict[str, list[tuple[int, int, str]]]:
+def joined(look: Walk) -> tuple[int, tuple[int, ...]] | None:
+    """Return descriptors of the ledger that the topmost process above holds, and of its purses; None without one.
+
+    `look` is `walk`, or does as that. All descendants inherit the descriptors. Raises Failure.
+    """
+    for _ in range(WALKS):
+        held = look()
+        if not held[NAME]:
+            return None
+        top = [each for each in held[NAME] if each.inode == held[NAME][-1].inode]
+        purses: tuple[int, ...] = ()
+        try:
+            purses = purse.above(held[purse.NAME], top[0].inode)
+            return _ledger(top), purses
+        except OSError:
+            own = {each.number for each in held[purse.NAME] if each.pid == os.getpid()}
+            release([fd for fd in purses if fd not in own])
+    raise Failure(LOST, f"the ledger of the tree was gone {WALKS} times before it was opened")
+
+
+def _ledger(holders: Sequence[MemoryFile]) -> int:
+    """Return a read-only descriptor of a ledger. Raises OSError if none of its holders has it any more."""
+    # The places of agents are descriptors of the same file, but open for writing.
+    ours = [each.number for each in holders if each.pid == os.getpid()]
+    reading = [fd for fd in ours if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY]
+    if reading:
+        return reading[0]
+    error = OSError()
+    for each in holders:
+        try:
+            fd = each.opened(os.O_RDONLY)
+        except OSError as why:
+            error = why
+            continue
+        os.set_inheritable(fd, True)
+        return fd
+    raise error
+
+
+def with_those_of_caller(found: dict[str, list[MemoryFile]]) -> dict[str, list[MemoryFile]]:
     """Return what `inherit.held_above` has found, with ledger and purses of the caller where there are none."""
     pid = 0 if found.get(NAME) else _caller()
     return {**found, **held_above(NAME, purse.NAME, pid=pid)} if pid else found

@@ -16,7 +16,6 @@ Laws
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 
@@ -28,16 +27,14 @@ from quine.budget.shared_counters import (
     AGENT,
     INFER,
     LONGEST,
-    NAME,
     SHORTEST,
     Locked,
     Numbers,
     SharedCounters,
-    inherited,
     release,
 )
 from transport.address import boot_clock
-from transport.lean import Callable, Protocol, Sequence
+from transport.lean import Callable, Protocol
 
 LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
 MOST_REPLY = 16384  # tokens reserved for a reply, if the tree has that many left
@@ -115,31 +112,15 @@ class Ledger:
         return cls(SharedCounters.create(numbers))
 
     @classmethod
-    def join(
-        cls,
-        told: object,
-        limits: Limits,
-        above: Sequence[tuple[int, int, str]] | None = None,
-        purses: Sequence[tuple[int, int, str]] = (),
-    ) -> Ledger | None:
+    def join(cls, told: object, limits: Limits, walk: caller.Walk = caller.walk) -> Ledger | None:
         """Return the ledger of the tree above this process, narrowed by its own `limits`; None at the root of a tree.
 
         It is the ledger that the topmost process above holds. The memo's part, `told`, can only narrow it.
-        `above` and `purses` are the results of inherit.held_above, if the caller has them already.
         """
-        if above is None:
-            held = caller.held(NAME, purse.NAME)
-            above, purses = held[NAME], held[purse.NAME]
-        if not above:
+        found = caller.joined(walk)
+        if found is None:
             return None
-        _, inode, path = above[-1]
-        ours = [
-            int(path.rpartition("/")[2]) for pid, each, path in above if (pid, each) == (os.getpid(), inode)
-        ]
-        # The places of agents are descriptors of the same file, but open for writing.
-        reading = [fd for fd in ours if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY]
-        book = SharedCounters(reading[0] if reading else inherited(path))
-        around = purse.above(purses, inode)
+        book, around = SharedCounters(found[0]), found[1]
         if not isinstance(told, dict):
             return cls(book, None, around)._narrowed(limits)
         mark = told.get("mark")

@@ -22,12 +22,14 @@ from quine.base.errors import Misconfigured
 from quine.budget.shared_counters import Numbers, SharedCounters, inherited
 from transport.address import boot_clock
 from transport.inherit import reopened
-from transport.lean import NamedTuple, contextlib
+from transport.lean import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
+
+    from transport.inherit import MemoryFile
 
 
 NAME = "quine-purse"
@@ -124,8 +126,8 @@ def create(
     try:
         fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, _SIZE)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         write(fd, purse)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return inherited(f"/proc/self/fd/{fd}")
     except OSError as error:
         why = (error.strerror or "").lower()
@@ -160,24 +162,36 @@ def caps(fds: tuple[int, ...]) -> list[Purse]:
     return [purse for fd in fds if (purse := read(fd)) is not None]
 
 
-def above(held: Sequence[tuple[int, int, str]], ledger: int) -> tuple[int, ...]:
+def above(held: Sequence[MemoryFile], ledger: int) -> tuple[int, ...]:
     """Return descriptors, which descendants inherit, of the purses in `held` that belong to this ledger (an inode).
 
-    `held` is the part of `inherit.held_above`.
+    `held` is the part of `inherit.held_above`. Raises OSError if none of its holders has one of them any more.
     """
     found: dict[int, int] = {}
-    for pid, inode, path in held:
-        if inode in found:
+    lost: dict[int, OSError] = {}
+    opened = []
+    for each in held:
+        if each.inode in found:
             continue
-        with contextlib.suppress(OSError):
-            own = pid == os.getpid()
-            fd = int(path.rpartition("/")[2]) if own else reopened(path, os.O_RDONLY)
-            purse = read(fd)
-            if purse is not None and purse.ledger == ledger:
-                os.set_inheritable(fd, True)
-                found[inode] = fd
-            elif not own:
-                os.close(fd)
+        try:
+            if each.pid == os.getpid():
+                fd = each.number
+            else:
+                fd = each.opened(os.O_RDONLY)
+                opened.append(fd)
+        except OSError as error:
+            lost[each.inode] = error
+            continue
+        lost.pop(each.inode, None)
+        purse = read(fd)
+        if purse is not None and purse.ledger == ledger:
+            os.set_inheritable(fd, True)
+            found[each.inode] = fd
+    for fd in opened:
+        if lost or fd not in found.values():
+            os.close(fd)
+    for why in lost.values():
+        raise why
     return tuple(found.values())
 
 
@@ -191,7 +205,7 @@ def change(
 
     `check` gets both before anything is written, and while nobody else can write; it may raise.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = reopened(path, os.O_RDWR, target=LINK)
     try:
         with book.changing():
             before = read(fd)

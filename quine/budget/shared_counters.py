@@ -105,8 +105,8 @@ class SharedCounters:
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, PUT.end)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             os.pwrite(fd, _HEADER.pack(*numbers), 0)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return cls(inherited(f"/proc/self/fd/{fd}"))
         except OSError as error:
             why = (error.strerror or "").lower()

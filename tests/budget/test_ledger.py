@@ -16,10 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quine.base.errors import Failure
 from quine.base.messages import Remaining, Spent
+from quine.budget import purse
 from quine.budget.ledger import LEAST_REPLY, MOST_REPLY, Cap, Ledger, Reservation
 from quine.budget.limits import Limits
+from quine.budget.shared_counters import NAME
 from tests.support.machine import in_child, kill
+from transport.inherit import MemoryFile
 
 Make = Callable[..., Ledger]
 
@@ -345,6 +349,36 @@ def test_who_has_closed_its_descriptors_still_belongs_to_the_tree(make: Make, cl
         done = subprocess.run(words, close_fds=closed, capture_output=True, check=True, timeout=120)
         assert done.stdout.decode().strip() == str(not taken)
         close(held)
+
+
+@pytest.mark.parametrize("which", ["ledger", "purse"])
+def test_a_descriptor_that_was_closed_since_is_looked_for_anew(make: Make, which: str) -> None:
+    """A program above makes a ledger, and the number that was seen there is that of a pipe when it is opened."""
+    ledger = make(tokens=100)
+    held = purse.create(ledger.book, "a" * 36, "cmd", (0, 0.0, 0.0), (0, 0))
+    reading, writing = os.pipe()
+    inodes = {"ledger": os.fstat(ledger.fd).st_ino, "purse": os.fstat(held).st_ino}
+
+    def seen(fd: int, inode: int) -> MemoryFile:
+        return MemoryFile(os.getppid(), inode, f"/proc/self/fd/{fd}")
+
+    true = {"ledger": ledger.fd, "purse": held}
+    stale = {**true, which: reading}
+    walks = [
+        {name: [seen(fds[key], inodes[key])] for name, key in ((NAME, "ledger"), (purse.NAME, "purse"))}
+        for fds in (stale, true)
+    ]
+    try:
+        joined = Ledger.join(None, Limits(), lambda: walks.pop(0))
+        assert joined and not walks
+        assert os.fstat(joined.fd).st_ino == inodes["ledger"]
+        assert [each.ident for each in joined.around()] == ["a" * 36]
+        assert os.get_inheritable(joined.fd)
+        close([joined.fd, *joined.purses])
+        with pytest.raises(Failure, match="gone 100 times"):
+            Ledger.join(None, Limits(), lambda: {NAME: [seen(reading, inodes["ledger"])], purse.NAME: []})
+    finally:
+        close([held, reading, writing])
 
 
 def test_what_a_command_inherits_it_cannot_write_to(make: Make) -> None:

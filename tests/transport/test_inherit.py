@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -53,6 +54,18 @@ else:
     os.memfd_create("first")
 print(json.dumps([len(held) for held in inherit.held_above(*names).values()]))
 """
+
+
+def test_a_memory_file_counts_when_its_maker_has_sealed_it() -> None:
+    """A child would read the zeros of a ledger whose numbers are not written yet."""
+    fd = os.memfd_create("first", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        assert inherit.held_above("first") == {"first": []}
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        (held,) = inherit.held_above("first")["first"]
+        assert (held.pid, held.inode, held.number) == (os.getpid(), os.fstat(fd).st_ino, fd)
+    finally:
+        os.close(fd)
 
 
 @pytest.mark.parametrize(("how", "expected"), [("keeps", [2, 1]), ("closes", [1, 0])])

@@ -22,6 +22,7 @@ from quine.budget.shared_counters import AGENT, INFER, PUT, SHORTEST, Locked, Sh
 from quine.jobs import census
 from transport import quickjson
 from transport.address import boot_clock
+from transport.inherit import reopened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,14 +136,14 @@ def everyone() -> list[Found]:
 
 def _opened(inode: int, path: str, ledgers: dict[int, str]) -> Found | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = reopened(path, os.O_RDONLY, inode)
         try:
             facts = purse.read(fd)
         finally:
             os.close(fd)
         if facts is None or not is_session(facts.ident) or facts.ledger not in ledgers:
             return None
-        fd = os.open(ledgers[facts.ledger], os.O_RDONLY | os.O_CLOEXEC)
+        fd = reopened(ledgers[facts.ledger], os.O_RDONLY, facts.ledger)
         if os.fstat(fd).st_size < PUT.end:
             os.close(fd)
             return None

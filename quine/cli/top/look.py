@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from quine.base import procs
 from quine.base.sessions import SHOWN
-from quine.budget.shared_counters import NAME, SharedCounters
+from quine.budget.shared_counters import NAME, PUT, SharedCounters
 from quine.cli.ps_table import facts_of, progress_of
 from quine.jobs import batch_state, census, foreign, remote
 from quine.tape import registry
 from quine.tape.registry import ALIVE
 from transport import quickjson
+from transport.inherit import reopened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -198,10 +199,12 @@ def _trees(files: list[Held], rows: list[Facts], batches: list[Facts]) -> dict[s
         if root in found or row["pid"] not in ledgers or row["kind"] == "job":
             continue
         try:
-            fd = os.open(ledgers[row["pid"]], os.O_RDONLY | os.O_CLOEXEC)
+            fd = reopened(ledgers[row["pid"]], os.O_RDONLY, target=LEDGER)
         except OSError:
             continue
         try:
+            if os.fstat(fd).st_size < PUT.end:
+                continue  # a command can give its own file this name
             numbers = SharedCounters(fd).numbers()
         finally:
             os.close(fd)

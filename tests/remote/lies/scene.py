@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.lab import Lab, processes
+from tests.lab import Lab, clear_peak, peak_rss, processes
 from tests.lab.lab import TIMEOUT
 from tests.support import peak
 from tests.support.machine import node_file, only_node
@@ -29,7 +28,9 @@ class Ended(NamedTuple):
     status: int
     out: bytes
     err: str
-    memory: dict[str, int]  # the most bytes that each process of the origin has had
+    memory: dict[
+        str, int
+    ]  # the most bytes that each process of the origin has had more than before the command
     disk: int  # bytes that the command has written to files, and the node to its log
     log: str
 
@@ -63,10 +64,10 @@ class Scene:
 
     def origin(self, words: Sequence[str], env: dict[str, str]) -> Ended:
         """Run a command of the origin to its end."""
-        node = only_node(self.lab)
         log = node_file(self.lab, "log")
         length = log.stat().st_size
-        Path(f"/proc/{node.pid}/clear_refs").write_text("5")  # its peak begins here
+        # A worker of the suite may have used the node and brokers before: their memory until now is not this command's.
+        before = {each.pid: _cleared(each.pid) for each in self._processes()}
         told = self.folder / "peak"
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", peak.__file__, str(told), self.lab.quine, *words],
@@ -88,12 +89,19 @@ class Scene:
             file.seek(length)
             text = file.read()
         peaks = {"command": memory}
-        # Not those of hosts and of other builds: a worker of the suite may have brought up any number of them before.
-        origin = f"XDG_RUNTIME_DIR={self.lab.env['XDG_RUNTIME_DIR']}"
-        for each in processes.marked(origin, brokers=True):
-            if each.broker or (each.name == node.name and hostile_program.__file__ not in each.argv):
-                peaks[f"{each.pid} {each.name}"] = _peak(each.pid)
+        for each in self._processes():
+            peaks[f"{each.pid} {each.name}"] = max(0, _peak(each.pid) - before.get(each.pid, 0))
         return Ended(process.returncode, out, err.decode(), peaks, disk + len(text), text)
+
+    def _processes(self) -> list[processes.Process]:
+        """The node and the brokers of the origin: not those of hosts and of other builds."""
+        node = only_node(self.lab)
+        origin = f"XDG_RUNTIME_DIR={self.lab.env['XDG_RUNTIME_DIR']}"
+        return [
+            each
+            for each in processes.marked(origin, brokers=True)
+            if each.broker or (each.name == node.name and hostile_program.__file__ not in each.argv)
+        ]
 
     def close(self) -> None:
         """No double is left, and no file that came."""
@@ -107,9 +115,17 @@ class Scene:
         processes.wait_gone(left, 60)
 
 
-def _peak(pid: int) -> int:
+def _cleared(pid: int) -> int:
+    """Let the peak of a process begin here; return its memory now, 0 if it has ended."""
     try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return clear_peak(pid)
     except OSError:
         return 0
-    return int(found[1]) * 1024 if found else 0
+
+
+def _peak(pid: int) -> int:
+    """Return the peak memory of a process, 0 if it has ended."""
+    try:
+        return peak_rss(pid)
+    except OSError:
+        return 0

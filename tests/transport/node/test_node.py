@@ -181,7 +181,8 @@ def test_a_request_without_a_token_is_refused(lab: Lab, call: Callable[[], socke
 def test_a_flood_beyond_the_window_is_cut_off(lab: Lab, call: Callable[[], socket.socket]) -> None:
     """A client that ignores its credit, to a command that does not read, cannot fill the node."""
     connection = call()
-    connection.sendall(hello() + encode(Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["sleep", "60"]}))))
+    body = pack({**SPAWN, "id": "floods", "argv": ["sleep", "60"]})
+    connection.sendall(hello() + encode(Frame(Kind.SPAWN, 1, 0, 0, body)))
     before = clear_peak(only_node(lab).pid)  # other tests have used it
     payload, offset = b"x" * MAX_PAYLOAD, 0
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
@@ -391,7 +392,9 @@ def test_a_job_here_has_its_callers_environment(lab: Lab, tmp_path: Path) -> Non
 def test_a_signal_that_no_machine_has_is_ignored(lab: Lab, call: Callable[[], socket.socket]) -> None:
     connection = call()
     frames = [
-        Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["sh", "-c", "read x; echo lives"]})),
+        Frame(
+            Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "id": "lives", "argv": ["sh", "-c", "read x; echo lives"]})
+        ),
         Frame(Kind.SIGNAL, 1, LIFE, 1, pack({"signal": "NOPE"})),
         Frame(Kind.DATA, 1, 0, 0, b"x\n"),
     ]
@@ -401,7 +404,8 @@ def test_a_signal_that_no_machine_has_is_ignored(lab: Lab, call: Callable[[], so
 
 def test_the_same_id_twice_is_one_job(lab: Lab, call: Callable[[], socket.socket]) -> None:
     connection = call()
-    body = pack({**SPAWN, "argv": ["sh", "-c", "echo started; cat"]})
+    # The job of a test before this one, with the id of `SPAWN`, may not have ended yet.
+    body = pack({**SPAWN, "id": "twice", "argv": ["sh", "-c", "echo started; cat"]})
     connection.sendall(
         hello() + encode(Frame(Kind.SPAWN, 1, 0, 0, body)) + encode(Frame(Kind.SPAWN, 3, 0, 0, body))
     )
