@@ -169,7 +169,7 @@ class Loop:
         else:
             self._silent += 1
         if last:
-            raise exhausted(last, self.spec.limits)
+            raise exhausted(last, self.spec.limits, self.account.window)
         if self.signals.alarm and max(self._silent, self._refused) >= REMINDERS:
             raise Ended(DEADLINE, "timeout", detail="the guest did not end when its time was over")
         if self._silent >= REMINDERS:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 
+SERVED = "its server gives it no more: quine doctor --guest shows what it gives"
+
+
 class Result(NamedTuple):
     text: str
     is_error: bool = False
@@ -86,8 +89,11 @@ def ended_by(error: GuestError | Spent) -> Ended:
     return Ended(TRY_AGAIN, "error", detail=f"the guest failed: {error}")
 
 
-def exhausted(mode: str, limits: Limits) -> Ended:
-    """Return the end of a session that did not end itself in the last reply that a limit left to it."""
+def exhausted(mode: str, limits: Limits, window: int) -> Ended:
+    """Return the end of a session that did not end itself in the last reply that a limit left to it.
+
+    `window` is the context that it had, in tokens: that of `limits`, or less.
+    """
     if mode == "turn_exhaustion":
         return Ended(DENIED, mode, detail=f"all {limits.turns} turns are used", hint="see --max-turns")
     if mode == "budget":
@@ -100,6 +106,6 @@ def exhausted(mode: str, limits: Limits) -> Ended:
     return Ended(
         DENIED,
         mode,
-        detail=f"the context of {limits.window} tokens is full",
-        hint="see QUINE_CONTEXT_WINDOW",
+        detail=f"the context of {window} tokens is full",
+        hint="see QUINE_CONTEXT_WINDOW" if window == limits.window else SERVED,
     )

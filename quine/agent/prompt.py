@@ -31,6 +31,7 @@ LOST = (
     "[LOST] Your last call did not arrive: the server of your model could not read it. Send it again, shorter or in "
     "another form."
 )
+SERVED = "[CONTEXT] The server gives you {} tokens of memory, less than the {} that were meant for you."
 FULL = "[CONTEXT] {} % of your memory is used. Before it is full, exec with wisdom begins a new life."
 LATE = ", and then only exit is accepted: come to an end"
 DROPPED = "[DROPPED] This result did not fit into the context any more, and you cannot see it again."

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 FULL = 0.8  # share of the context window at which the guest is warned, once
+LEAST_WINDOW = 1024  # tokens: a server that says less means something else
 LATE = 0.8  # share of the time of the tree after which the guest is told to finish
 
 
@@ -33,9 +34,10 @@ class Account:
         self._time = limits.deadline or ledger.time_left() or 0.0  # a purse has a deadline of its own
         self._guest = guest
         self._price = price
+        self._served = 0  # tokens of context, as the server has told; 0 = not yet
         self._context = 0  # tokens up to the last reply, if the provider has reported usage
         self._counted = 0  # number of messages in `_context`
-        self._warned = False
+        self._warned = self._told = False
 
     def count(self, reply: Reply, messages: int) -> None:
         """Count `reply`, sent in answer to `messages` messages."""
@@ -43,8 +45,15 @@ class Account:
         self.usage += reply.usage
         if reply.usage.input:
             self._context, self._counted = reply.usage.input + reply.usage.output, messages + 1
+        if reply.window >= LEAST_WINDOW:
+            self._served = reply.window
         if reply.stop == "context":
-            self._context = max(self._context, self._limits.window)
+            self._context = max(self._context, self.window)
+
+    @property
+    def window(self) -> int:
+        """The tokens that a conversation may have: of the limit and of what the server gives, the smaller; 0 = any."""
+        return min(filter(None, (self._limits.window, self._served)), default=0)
 
     @property
     def out_of_turns(self) -> bool:
@@ -61,7 +70,10 @@ class Account:
             lines.append(f"[TURNS LEFT] {max(0, limit - self.turns)}")
         # The next prompt includes the new results: without them the warning would come a batch too late.
         used = self.used(messages) + metering.tokens([Message("user", result)])
-        window = self._limits.window
+        window = self.window
+        if window < self._limits.window and not self._told:
+            self._told = True
+            lines.append(prompt.SERVED.format(window, self._limits.window))
         lines.append(f"[CONTEXT USED] {round(used / 1000)}K of {round(window / 1000)}K")
         lines += self._of_tree()
         last = "turn_exhaustion" if self.out_of_turns else ""

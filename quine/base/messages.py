@@ -258,15 +258,18 @@ class Reply(NamedTuple):
     message: Message
     usage: Usage = Usage()
     stop: str = "end"
+    window: int = 0  # tokens of context that the server gives to the model; 0 = it has not told
 
     def to_json(self) -> dict[str, Any]:
-        return {"message": self.message.to_json(), "usage": list(self.usage), "stop": self.stop}
+        data = {"message": self.message.to_json(), "usage": list(self.usage), "stop": self.stop}
+        return {**data, "window": self.window} if self.window else data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Reply:
         *tokens, cost = data["usage"]
         usage = Usage(*map(int, tokens))._replace(cost=float(cost))
-        return cls(Message.from_json(data["message"]), usage, str(data["stop"]))
+        window = max(0, int(data.get("window", 0)))
+        return cls(Message.from_json(data["message"]), usage, str(data["stop"]), window)
 
 
 class Remaining(NamedTuple):

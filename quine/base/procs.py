@@ -287,15 +287,16 @@ def end_all(found: dict[int, Process], root: int | None, grace: float) -> None:
     """Send TERM, after `grace` seconds KILL, to `found`, to the group `root`, and to their descendants.
 
     A `root` of None is no group. 0 is one: that of a process put into this PID namespace from outside, maybe our own.
-    A process of `found` can fork just before it takes its TERM: its child is then an orphan of ours in its group.
+    A process of `found` can fork just before it takes its TERM: its child is then an orphan of ours in its group. That
+    may be a new one, with its own number, as timeout(1) makes it.
     """
     session, ours = os.getsid(0), os.getpid()
-    groups: set[int] = set()  # of those that were seen alive
+    groups: set[int] = set()  # of those that were seen alive, or that they can make
 
     def left() -> dict[int, Process]:
         table = {p.pid: p for p in everyone(session) if p.pid != ours}
         mine = {pid for pid, p in found.items() if pid in table and table[pid].started == p.started}
-        groups.update({found[pid].group for pid in mine} - {os.getpgrp()})
+        groups.update(({found[pid].group for pid in mine} | mine) - {os.getpgrp()})
         mine |= {pid for pid, p in table.items() if p.group == root or (p.ppid == ours and p.group in groups)}
         return {pid: table[pid] for pid in _grown(mine, table)}
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from quine.broker.gate import Chain
     from quine.providers.connecting import Connections
     from quine.providers.http import HttpGuest
+    from quine.providers.models import Windows
 
 MOST_MODELS = 256  # whose state is kept: anybody may ask for any name
 
@@ -71,6 +72,7 @@ class Inferences:
         self._payments = Payments()
         self._connections: Connections | None = None
         self._guests: dict[Config, HttpGuest] = {}
+        self._windows: Windows | None = None
         self._turns: dict[tuple[str, str, str], Turns] = {}  # by key, base and model
 
     async def infer(self, payer: Payer, body: bytes, note: Callable[[str], None]) -> bytes:
@@ -128,6 +130,8 @@ class Inferences:
         for turns in self._turns.values():
             turns.close()
         await self._payments.close()
+        if self._windows is not None:
+            await self._windows.close()
         if self._connections is not None:
             await self._connections.close()
 
@@ -160,6 +164,7 @@ class Inferences:
         note: Callable[[str], None],
     ) -> dict[str, object]:
         ledger, price = payer.ledger, payer.price
+        self._window(payer.config, guest)
         due = metering.due(request, ledger, price, known)
         hold: Reservation | None = await self._payments.reserve(ledger, payer.concurrent, due)
         assert hold
@@ -195,7 +200,16 @@ class Inferences:
             if hold is not None:
                 await settle(used)
         cost = metering.cost_of(guest, reply.usage, price)
+        reply = reply._replace(window=self._window(payer.config, guest))
         return {**reply.to_json(), "left": left, "surely": surely, "cost": cost}
+
+    def _window(self, config: Config, guest: HttpGuest) -> int:
+        """Return the context that the server gives to the model, 0 if it has not told; ask it."""
+        if self._windows is None:
+            from quine.providers.models import Windows
+
+            self._windows = Windows()
+        return self._windows.of(config, guest)
 
     def _guest(self, config: Config) -> HttpGuest:
         if config not in self._guests:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quine.base.errors import FAILED, OK, USAGE, Misconfigured, complain
+from quine.base.errors import OK, USAGE, Misconfigured, complain
 
 if TYPE_CHECKING:
     from deploy.host import Host
@@ -223,28 +223,26 @@ def doctor(
     host: Annotated[list[str] | None, typer.Argument(metavar="HOST", help="go there, step by step")] = None,
     inventory: InventoryOption = None,
     guest: Annotated[
-        bool, typer.Option("--guest", help="ask the guest for one short reply, which may cost something")
+        bool, typer.Option("--guest", help="examine the guest by a small session, which may cost something")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
 ) -> int:
     """Check the needs of quine on this machine, and print a cure for each that is not met.
 
-    With hosts: each step of the way there, from the name to an answer of the node, with its time.
+    With --guest: how its server is reached, its models, tools, speed, context and price. With hosts: each step of the
+    way there, from the name to an answer of the node, with its time.
     """
-    if host and guest:
+    if host and (guest or as_json):
         raise Misconfigured("one of HOST, --guest: the guest is asked from this machine")
     if host:
-        from quine.cli.doctor_host import examine as go
+        from quine.cli.doctor.host import examine as go
 
         known = _inventory(inventory, host)
         return go(_chosen(known, host), known)
-    from quine.cli.doctor import examine
+    from quine.cli.doctor.findings import show
+    from quine.cli.doctor.machine import examine
 
-    findings = examine(str(inventory) if inventory else None, guest)
-    for finding in findings:
-        print(f"{finding.state:4}  {finding.subject:10}  {finding.detail}")
-        if finding.cure:
-            print(f"{'':18}{finding.cure}")
-    return FAILED if any(finding.state == "fail" for finding in findings) else OK
+    return show(examine(str(inventory) if inventory else None, guest), as_json)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 
 from quine.base.messages import DEEPEST, Unavailable, too_deep
@@ -118,3 +119,15 @@ def _seconds(text: str) -> float:
         from email.utils import parsedate_to_datetime
 
         return parsedate_to_datetime(text).timestamp() - time.time()
+
+
+def below(base: str, path: str) -> str:
+    """Return the URL of a path below the base of a server, or below its root if the path begins with a slash.
+
+    The root is the base without the version at its end. A query of the base stays.
+    """
+    place, mark, query = base.partition("?")
+    if path.startswith("/"):
+        place = re.sub(r"/v\d\w*$", "", place)
+    joined = f"{place}/{path.lstrip('/')}"
+    return f"{joined}{'&' if '?' in joined else '?'}{query}" if mark else joined

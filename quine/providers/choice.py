@@ -52,7 +52,10 @@ def choose(known: Mapping[str, str]) -> Config:
     if not base:
         raise NoGuest("no guest: neither QUINE_API_BASE nor a vendor's key is set", HINT)
     if not model:
-        raise Misconfigured("QUINE_MODEL_ID is not set", "name the model with --model or QUINE_MODEL_ID")
+        raise Misconfigured(
+            "QUINE_MODEL_ID is not set",
+            "name the model with --model or QUINE_MODEL_ID; quine doctor --guest lists those of the server",
+        )
     return Config(kind, base.rstrip("/"), model, key)
 
 

@@ -26,7 +26,7 @@ from quine import __version__
 from quine.base import backoff
 from quine.base.errors import USAGE, Misconfigured
 from quine.base.messages import GuestError, Malformed, Refused, Reply, Request, Unavailable, Usage, unheard
-from quine.providers.bodies import encoded, fed, is_stream, parse, pieces, retry_after
+from quine.providers.bodies import below, encoded, fed, is_stream, parse, pieces, retry_after
 from quine.providers.connecting import Connections, Route, route_of, why_unreached, without_password
 from quine.providers.dialects import sse
 from quine.providers.dialects.dialect import Dialect, Stream
@@ -46,6 +46,7 @@ FIRST_PAUSE = (
 LONGEST_PAUSE = 8.0
 # Between two reads, not in total. Before the first byte a model may be loaded, or think, for minutes.
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
+QUESTION = httpx.Timeout(10.0)  # for what a server tells of itself
 LARGEST = 64 << 20  # bytes of a body
 LARGEST_STREAM = 4 * LARGEST  # on the wire each token has an envelope of some 200 bytes around it
 LINGER = 0.5  # seconds that a complete answer may take to end
@@ -74,7 +75,8 @@ class HttpGuest:
                 f"QUINE_API_BASE must begin with http:// or https://, not {without_password(base)!r}"
             )
         self._dialect = dialect
-        self._url = dialect.url(base.rstrip("/"))
+        self._base = base.rstrip("/")
+        self._url = dialect.url(self._base)
         self._shown = without_password(self._url)
         self._mask = Mask([key])  # some servers quote the key that they refuse
         self._headers = {
@@ -86,6 +88,15 @@ class HttpGuest:
         self._pause = pause
         self._connections = connections or Connections()
         self._left_out: frozenset[str] = frozenset()  # parts that this server refuses for this model
+
+    @property
+    def kind(self) -> str:
+        return self._dialect.KIND
+
+    @property
+    def host(self) -> str:
+        """The name or address of the server."""
+        return self._dialect.host
 
     @property
     def lessons(self) -> list[str]:
@@ -158,6 +169,27 @@ class HttpGuest:
     def _masked(self, fault: GuestError) -> GuestError:
         fault.args = tuple(map(self._mask.of, fault.args))
         return fault
+
+    async def get(self, path: str) -> Any:
+        """Return the JSON at a path below the server's base, or below its root if it begins with a slash.
+
+        Raises GuestError if there is none. Nothing is tried again.
+        """
+        url = below(self._base, path)
+        headers = {name: value for name, value in self._headers.items() if name != "Content-Type"}
+        try:
+            with self._connections.using(url, self._route()) as client:
+                request = client.build_request("GET", url, headers=headers, timeout=QUESTION)
+                response = await client.send(request, stream=True)
+                try:
+                    data = _value(await self._whole(_chunks(response, LARGEST)))
+                finally:
+                    await response.aclose()
+        except httpx.HTTPError as error:
+            raise self._masked(self._fault(error)) from None
+        if not response.is_success or isinstance(data, str):
+            raise self._masked(self._dialect.fault(response.status_code, self._mask.of(data)))
+        return data
 
     async def close(self) -> None:
         await self._connections.close()

@@ -3,8 +3,8 @@
 Laws
 1. A server is a row. No code names one, but for what a request to it has to have.
 2. The table is read when the first error has to be judged: an agent that meets none does not pay for it.
-3. A row belongs to the hosts that it names. A server that runs on anybody's host is judged by the common rules, which
-   come last for all.
+3. A row belongs to the hosts that it names. A host without a row of its own is judged by what is said at all servers
+   that run on anybody's host. The common rules come last for all.
 """
 
 from __future__ import annotations
@@ -54,14 +54,36 @@ def table() -> dict[str, Any]:
 @lru_cache(maxsize=256)
 def rules(host: str, kind: str) -> tuple[Rule, ...]:
     """The rules for a host that is asked in a dialect, the first one first."""
-    found = [
-        rule
+    named = _of(host, kind)
+    found = [rule for server in named or _anywhere(kind) for rule in server["judge"]]
+    if not named:  # any of them: their codes are those of many troubles, and their words of one
+        found = [{**rule, "c": []} for rule in found if rule["w"]]
+    return tuple(map(_rule, [*found, *table()["common"]["judge"]]))
+
+
+def windows(host: str, kind: str) -> list[dict[str, str]]:
+    """The ways to ask a host for the context that it serves: its own, or those of all servers that name no host."""
+    return [dict(row) for server in _of(host, kind) or _anywhere(kind) for row in server["window"]]
+
+
+def models(kind: str) -> dict[str, str]:
+    """The way to ask for the names of models in a dialect."""
+    return dict(table()["models"][kind])
+
+
+def _anywhere(kind: str) -> list[Mapping[str, Any]]:
+    """The servers that run on anybody's host."""
+    return [each for each in table()["servers"].values() if not each["hosts"] and kind in each["speaks"]]
+
+
+def _of(host: str, kind: str) -> list[Mapping[str, Any]]:
+    """The servers that have this host and speak the dialect."""
+    return [
+        server
         for server in table()["servers"].values()
         if kind in server["speaks"]
         and any(host == name or host.endswith(f".{name}") for name in server["hosts"])
-        for rule in server["judge"]
     ]
-    return tuple(map(_rule, [*found, *table()["common"]["judge"]]))
 
 
 def _rule(row: Mapping[str, Any]) -> Rule:

@@ -104,12 +104,14 @@ def test_a_process_of_another_user_hides_no_other(tmp_path: Path) -> None:
 
 # A process that forks when it is told to end, as one does that is about to fork when its processes are listed
 FORKS = """
-import subprocess
+import subprocess, sys
 from quine.base import procs
 
 procs.adopt_orphans()
-script = 'trap "sleep 86391 >&2 & exit 0" TERM; echo; while :; do sleep 0.01; done'
-child = subprocess.Popen(["sh", "-c", script], process_group=0, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+script, group = sys.argv[2], int(sys.argv[1])
+words = ["sh", "-c", script] if group == 0 else [sys.executable, "-c", script]
+own = {} if group else {"process_group": 0}
+child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **own)
 child.stdout.readline()
 procs.end_all({child.pid: procs.look(child.pid)}, None, 60)
 child.wait()
@@ -118,8 +120,26 @@ print(procs.is_empty(child.pid))
 """
 
 
-def test_what_is_forked_while_its_parent_ends_is_ended_too() -> None:
-    assert run(sys.executable, "-c", FORKS) == "True\n"
+IN_ITS_GROUP = 'trap "sleep 86391 >&2 & exit 0" TERM; echo; while :; do sleep 0.01; done'
+# As timeout(1), which makes a group and forks at its start, and may have been listed before that.
+IN_ONE_OF_ITS_OWN = """
+import os, signal, time
+def end(*_):
+    os.setpgid(0, 0)
+    if os.fork():
+        os._exit(0)
+    os.dup2(2, 1)
+    os.execvp("sleep", ["sleep", "86392"])
+signal.signal(signal.SIGTERM, end)
+print(flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("group", "script"), [("0", IN_ITS_GROUP), ("-1", IN_ONE_OF_ITS_OWN)])
+def test_what_is_forked_while_its_parent_ends_is_ended_too(group: str, script: str) -> None:
+    assert run(sys.executable, "-c", FORKS, group, script) == "True\n"
 
 
 def test_a_parent_that_has_ended_before_its_child_asks_to_end_with_it() -> None:

@@ -21,8 +21,6 @@ from quine.cli.tape import HELP
 from quine.mount.mounts import lacking
 from tests.lab import forks
 from tests.support.agents import OK, Agents, Started, says, sh
-from tests.vendors import chat
-from tests.vendors.server import KEY, Fault, Provider, Said
 from transport import this_build
 
 QUINE = str(Path(sys.prefix) / "bin" / "quine")
@@ -386,40 +384,6 @@ def test_prices_of_the_user_are_checked(home: Path, quine: Quine) -> None:
     assert done.stderr == 'quine: error: prices.toml: models."script": output: is missing\n'
     (home / "prices.toml").write_text("[models]\nscript = { input = 0, output = 0 }\n")
     assert "0.0000" in quine("tape", "cost", **env).stdout
-
-
-def test_doctor_asks_the_guest_only_when_it_is_told_to(quine: Quine) -> None:
-    """A complete configuration is not called good: nothing was sent. One real call tells."""
-    with Provider(chat, Said("ok")) as provider:
-        env = {
-            "QUINE_API_TYPE": "openai",
-            "QUINE_API_BASE": f"{provider.base}/v1",
-            "QUINE_MODEL_ID": "m",
-            "QUINE_API_KEY": KEY,
-        }
-        plain = quine("doctor", **env)
-        assert (
-            f"openai at {provider.base}/v1: settings are complete, nothing was sent (--guest)" in plain.stdout
-        )
-        asked = quine("doctor", "--guest", **env)
-    assert findings(asked)["guest"] == "ok"
-    assert "m replied in " in asked.stdout and "100 tokens in, 10 out" in asked.stdout
-
-
-@pytest.mark.long
-def test_doctor_finds_a_wrong_key_and_a_dead_server(quine: Quine) -> None:
-    with Provider(chat, Fault(401, "auth")) as provider:
-        env = {
-            "QUINE_API_TYPE": "openai",
-            "QUINE_API_BASE": f"{provider.base}/v1",
-            "QUINE_MODEL_ID": "m",
-            "QUINE_API_KEY": KEY,
-        }
-        done = quine("doctor", "--guest", **env)
-    assert (done.returncode, findings(done)["guest"]) == (1, "fail") and KEY not in done.stdout
-    done = quine("doctor", "--guest", **env)  # its port is closed now
-    assert (done.returncode, findings(done)["guest"]) == (1, "fail")
-    assert "refused" in done.stdout
 
 
 @pytest.mark.parametrize(

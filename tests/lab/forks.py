@@ -37,9 +37,10 @@ ROOMS = ("quine.fanout", "quine.jobs", "transport.client", "deploy")  # loaded w
 MODULES = (
     "asyncssh", "encodings.idna", "grp", "pydantic.fields", "quine.agent.main", "quine.base.cli_options",
     "quine.base.run_report", "quine.cli.app", "quine.cli.budget.listing", "quine.cli.budget.main",
-    "quine.cli.budget.running", "quine.cli.deployment", "quine.cli.doctor", "quine.cli.doctor_host", "quine.cli.help",
-    "quine.cli.job_verbs", "quine.cli.node.status", "quine.cli.ps_table", "quine.cli.run", "quine.cli.tape",
-    "quine.cli.top.main", "quine.cli.visits", "quine.files.cli.main", "quine.files.select", "quine.mount.mounts",
+    "quine.cli.budget.running", "quine.cli.deployment", "quine.cli.doctor.host", "quine.cli.doctor.machine",
+    "quine.cli.help", "quine.cli.job_verbs", "quine.cli.node.status", "quine.cli.ps_table", "quine.cli.run",
+    "quine.cli.tape", "quine.cli.top.main", "quine.cli.visits", "quine.files.cli.main", "quine.files.select",
+    "quine.mount.mounts",
     "quine.providers.choice", "quine.remote.compose", "quine.remote.crowd", "quine.remote.node_entry", "tomllib",
     "transport.carrier.ssh.connect", "typer._adapters",
 )  # fmt: skip

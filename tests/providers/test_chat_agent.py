@@ -109,6 +109,20 @@ def test_a_life(agents: Agents) -> None:
     assert KEY.encode() not in kept
 
 
+def test_an_agent_goes_by_the_context_that_its_server_gives(agents: Agents) -> None:
+    """One that gives less cuts what is longer, often without a word. It is asked beside the first inference."""
+    waits = Said("", (call("sh", command="until test -e known; do sleep 0.01; done"),), usage=(900, 10, 0))
+    with Provider(chat, waits, Said("", (call("sh", command=":"),), usage=(3000, 10, 0)), BYE) as provider:
+        provider.facts["/props"] = {"default_generation_settings": {"n_ctx": 4096}}
+        provider.told = lambda path: path == "/props" and (agents.directory / "known").touch()
+        done = life(agents, provider)
+    assert (done.returncode, done.stderr) == (0, b"")
+    first, second = (body["messages"][-1]["content"] for body in provider.bodies[1:])
+    shown = [text for text in (first, second) if "gives you 4096 tokens" in text]
+    assert len(shown) == 1 and "less than the 128000" in shown[0]
+    assert "[CONTEXT USED] 3K of 4K" in second
+
+
 def test_a_life_elsewhere(lab: Lab, tmp_path: Path) -> None:
     """Inference is asked of the origin: the key stays here, and what goes back is what came."""
     with Provider(chat, WORK, BYE) as provider:

@@ -37,15 +37,18 @@ class Disk:
         if folder:
             self.folders.enter(self._name(folder))
 
-    def ended(self, folder: str, group: int, removes: bool = False) -> bool:
-        """The process of a job was reaped; 0: it was not started. Return whether something is left in its folder."""
-        left = self.folders.ended(self._name(folder), group, removes)
+    def ended(self, folder: str, group: int, told: bool = False) -> bool:
+        """The process of a job was reaped; 0: it was not started. Return whether something is left in its folder.
+
+        `told`: it was told to end.
+        """
+        left = self.folders.ended(self._name(folder), group, group > 0 and not told, told)
         if not self._looks:
             self._look()
         return left == workdir.KEPT
 
     def _look(self) -> None:
-        for name in self.folders.turn(self.machine.world.now):
+        for _, name, _ in self.folders.turn(self.machine.world.now):
             remove(self.machine, name)
         self._looks = self.folders.due is not None
         if self._looks:
@@ -85,8 +88,13 @@ def scripted(world: World, machines: dict[str, Machine]) -> Iterator[None]:
     def lives(group: int) -> bool:
         return any(each.alive for machine in machines.values() for each in machine.sessions.get(group, ()))
 
+    def waitpid(group: int, flags: int) -> tuple[int, int]:
+        raise ChildProcessError(group)
+
     scripts: dict[str, Any] = {
         "os": SimpleNamespace(
+            waitpid=waitpid,
+            WNOHANG=0,
             stat=stat,
             fstat=lambda fd: fd,
             close=lambda fd: None,

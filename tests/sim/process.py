@@ -416,7 +416,7 @@ class Running:
         """In the node: the process has ended, and is reaped."""
         assert self.process
         self._exited = True
-        kept = bool(self._folder) and self._launcher.disk.ended(self._folder, self.pid, not self._ending)
+        kept = bool(self._folder) and self._launcher.disk.ended(self._folder, self.pid, self._ending)
         self._owner.on_exited(Status.from_wait(self.process.wait_status, pid=self.pid))
         if self._ending and not self._members():
             self._gone()

@@ -136,6 +136,8 @@ class Provider(ThreadingHTTPServer):
         self.plan = list(plan)
         self.choose = choose
         self.requests: list[Seen] = []
+        self.facts: dict[str, Any] = {}  # the answers to a GET of a path; 404 for any other
+        self.told: Callable[[str], object] = lambda path: None  # called after such an answer
         self.violations: list[str] = []
         self.connections = 0
         self.silent = threading.Event()  # a Silent turn has said what it had to say
@@ -217,6 +219,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        path = path[path.find("/", len("http://")) :] if "://" in path else path
+        found = self.server.facts.get(path)
+        nothing = {"error": {"message": f"no {path}", "code": 404}}
+        self._body(404 if found is None else 200, nothing if found is None else found)
+        self.server.told(path)
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -141,8 +141,10 @@ class Launcher:
             self._spares.dismiss(now)
             self._zygotes.dismiss(now)
             self._note_starts(now)
-            for path in self._folders.turn(now):
-                self._leave(0, path, [])  # no node waits for that
+            for number, path, fds in self._folders.turn(now):
+                self._leave(number, path, fds)
+                for fd in fds:
+                    os.close(fd)
             self._out.turn(now)
             self._prepare()
 
@@ -360,13 +362,10 @@ class Launcher:
             if made:
                 del self._pids[made.number]
                 # The folder of a job that is being ended may still have descendants of it in it.
-                removes = (
-                    made.number not in self._told_to_end
-                    and bool(made.slot)
-                    and self._quick.is_local(made.folder)
-                )
+                told = made.number in self._told_to_end
                 self._told_to_end.discard(made.number)
-                left = self._folders.ended(made.folder, ended.si_pid, removes)
+                removes = not told and bool(made.slot) and self._quick.is_local(made.folder)
+                left = self._folders.ended(made.folder, ended.si_pid, removes, told)
                 self._out.put(
                     ("exited", made.number, status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss, left)
                 )
@@ -386,7 +385,10 @@ class Launcher:
 
     def _leave(self, number: int, path: str, fds: list[int]) -> None:
         if self._folders.is_used(path):
-            self._tell("left", number, workdir.KEPT)
+            if fds and self._folders.waits(number, path, fds[-1]):
+                fds.pop()
+            else:
+                self._tell("left", number, workdir.KEPT)
             return
         if self._quick.is_local(path):
             self._tell("left", number, workdir.leave(path, fds.pop() if fds else -1))

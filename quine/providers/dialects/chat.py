@@ -90,7 +90,7 @@ class ChatDialect(Dialect):
 
     def _url(self, base: str) -> str:
         self._base = base
-        if self._host == OPENAI:
+        if self.host == OPENAI:
             base = base if "/" in base.partition("://")[2] else f"{base}/v1"
         base, mark, query = base.partition("?")
         base = base.rstrip("/").removesuffix("/chat/completions")
@@ -98,25 +98,25 @@ class ChatDialect(Dialect):
 
     def headers(self, key: str) -> dict[str, str]:
         headers = super().headers(key)
-        return {**headers, "api-key": key} if key and self._host.endswith(AZURE) else headers
+        return {**headers, "api-key": key} if key and self.host.endswith(AZURE) else headers
 
     def body(self, request: Request, without: Collection[str] = ()) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self._model}
         if request.tools:  # some servers refuse an empty list
             body["tools"] = [_tool(tool) for tool in request.tools]
-        system = "developer" if self._host == OPENAI else "system"
+        system = "developer" if self.host == OPENAI else "system"
         body["messages"] = _messages(request.messages, system, without)
         if request.output > 0:
-            newer = self._host == OPENAI or "max_tokens" in without
+            newer = self.host == OPENAI or "max_tokens" in without
             limit = "max_completion_tokens" if newer else "max_tokens"
             body[limit] = request.output
         if "effort" in without and request.tools:
             body["reasoning_effort"] = "none"
-        if self._host == OPENAI:
+        if self.host == OPENAI:
             # Conversations with the same beginning, such as clones of one agent, must meet the same cache.
             first = request.messages[0].text if request.messages else ""
             body["prompt_cache_key"] = hashlib.sha256(first.encode("utf-8", "replace")).hexdigest()[:32]
-        if self._host == OPENROUTER:
+        if self.host == OPENROUTER:
             body["usage"] = {"include": True}  # with the cost
         if "stream" not in without:
             body["stream"] = True

@@ -187,11 +187,11 @@ class Dialect(abc.ABC):
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._host = ""
+        self.host = ""  # of the server, in small letters
 
     def url(self, base: str) -> str:
         """Return the URL to POST to. `base` is as configured, without a slash at its end. Called before `body`."""
-        self._host = re.sub(r"^https?://(?:[^/?#]*@)?|[:/?#].*$", "", base.lower())
+        self.host = re.sub(r"^https?://(?:[^/?#]*@)?|[:/?#].*$", "", base.lower())
         return self._url(base)
 
     @abc.abstractmethod
@@ -228,7 +228,7 @@ class Dialect(abc.ABC):
         return read(model, data)
 
     def _judged(self, status: int, said: Told) -> GuestError:
-        return judge(status, said, self._host, self.KIND)
+        return judge(status, said, self.host, self.KIND)
 
     def _adapted(self, fault: GuestError, status: int, message: str) -> GuestError:
         """Return Adapted if the error refuses an optional part, else `fault`.

@@ -23,7 +23,7 @@ READ = 4000  # of those that are judged
 TRY_AGAIN = (200, 408, 409, 425, 429, 499)  # and all from 500; 200: an error inside an answer that began well
 NO_QUOTA_LEFT = "the account has no quota left"  # the hint of such a refusal
 KEY = "see QUINE_API_KEY, or the vendor's own variable"
-MODEL = "see --model and QUINE_API_BASE"
+MODEL = "see --model and QUINE_API_BASE; quine doctor --guest lists the models of the server"
 # Troubles that are refusals: the hint, and the status of the agent.
 REFUSALS = {
     "quota": (NO_QUOTA_LEFT, USAGE),

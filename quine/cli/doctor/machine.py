@@ -1,7 +1,7 @@
-"""The checks of `quine doctor`: each thing that quine needs of a machine, whether it is there, and the cure.
+"""The checks of `quine doctor` on this machine: each thing that quine needs, whether it is there, and the cure.
 
 Laws
-1. A check changes nothing and asks no other machine; `quine hosts check` does that, and `--guest`.
+1. A check changes nothing and asks no other machine; `quine hosts check` does that, and `--guest` (guest.py).
 2. "fail" is a need of every command, "warn" a need of some; each of them comes with a cure.
 """
 
@@ -13,14 +13,13 @@ import socket
 import struct
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from quine.cli.doctor.findings import Finding
 
 if TYPE_CHECKING:
-    from quine.base.messages import Reply, Request
     from quine.providers.vendors import Config
 
 IGNORED = (
@@ -31,33 +30,36 @@ IGNORED = (
     "updatehostkeys",
 )
 AGENT_SECONDS = 3.0
-REPLY_TOKENS = 512  # of the test: a model that thinks first needs more than the one word
-
-
-class Finding(NamedTuple):
-    state: str  # ok, warn, fail
-    subject: str
-    detail: str
-    cure: str = ""
 
 
 def examine(inventory: str | None = None, ask: bool = False) -> list[Finding]:
-    """Return all findings, each after those that it depends on. With `ask`, the guest is asked for one short reply."""
-    looks: list[Callable[[], Finding]] = [
-        _python, _kernel, _runtime, _data, partial(_guest, ask), lambda: _inventory(inventory), _binary,
-        lambda: _agent(inventory), _configuration, _mount,
-    ]  # fmt: skip
-    return [_look(look) for look in looks]
+    """Return all findings, each after those that it depends on. With `ask`, the guest is examined: it is asked."""
+    looks: dict[str, Callable[[], Finding | list[Finding]]] = {
+        "python": _python,
+        "kernel": _kernel,
+        "runtime": _runtime,
+        "data": _data,
+        "guest": _examined if ask else _guest,
+        "inventory": lambda: _inventory(inventory),
+        "binary": _binary,
+        "ssh keys": lambda: _agent(inventory),
+        "ssh config": _configuration,
+        "mount": _mount,
+    }
+    findings: list[Finding] = []
+    for subject, look in looks.items():
+        found = _look(subject, look)
+        findings += found if isinstance(found, list) else [found]
+    return findings
 
 
-def _look(look: Callable[[], Finding]) -> Finding:
+def _look(subject: str, look: Callable[[], Finding | list[Finding]]) -> Finding | list[Finding]:
     from quine.base.errors import Failure
     from transport.errors import Refused
 
     try:
         return look()
     except (Refused, Failure) as error:
-        subject = getattr(look, "func", look).__name__.strip("_<>").replace("lambda", "inventory")
         return Finding("fail", subject, error.detail, error.hint)
 
 
@@ -120,61 +122,42 @@ def _unwritable(folder: Path) -> str:
         return f"{folder}: {(error.strerror or '').lower()}"
 
 
-def _guest(ask: bool = False) -> Finding:
-    from quine.agent import env
-    from quine.base.cli_options import RunOptions
+def _guest() -> Finding:
     from quine.base.errors import Failure
 
     try:
-        # on a copy: adopting takes the secrets out
-        own = dict(os.environ)
-        settings = env.adopt(RunOptions(), own)
-        config = env.guest(settings, own)
-        if ask:
-            return _asked(config)
+        config = _config({})
     except Failure as failure:
-        return Finding("fail" if ask else "warn", "guest", failure.detail, failure.hint)
+        return Finding("warn", "guest", failure.detail, failure.hint)
     return Finding(
         "ok", "guest", f"{config.kind} at {config.base}: settings are complete, nothing was sent (--guest)"
     )
 
 
-def _asked(config: Config) -> Finding:
-    """Make one real call, as an agent does: with the tools, and room for a short reply. Raise Failure."""
-    from quine.agent import tools
-    from quine.base.messages import GuestError, Message, Request
-    from quine.base.sessions import new_session
-    from quine.providers import vendors
-    from quine.providers.vendors import FILES
+def _examined() -> list[Finding]:
+    """Return the findings on the guest; where no model is named, the server's list of them. Raises Failure."""
+    from quine.base.errors import Misconfigured
+    from quine.cli.doctor import guest
 
-    text = "This is a test of the connection. Reply with the word ok and call no tool."
-    messages = [Message("system", "You are tested by the user."), Message("user", text)]
-    request = Request(messages, tools.TOOLS, new_session(), text, output=REPLY_TOKENS)
-    began = time.monotonic()
     try:
-        reply = vendors.build(config).infer(request) if config.kind in FILES else _served(config, request)
-    except GuestError as error:
-        cure = getattr(error, "hint", "") or "look at QUINE_API_BASE, the key and QUINE_MODEL_ID"
-        return Finding("fail", "guest", f"{config.kind} at {config.base}: {error}", cure)
-    used = reply.usage
-    took = f"replied in {time.monotonic() - began:.1f} s, {used.input} tokens in, {used.output} out"
-    return Finding("ok", "guest", f"{config.kind} at {config.base}: {config.model or 'its model'} {took}")
+        return guest.examine(_config({}))
+    except Misconfigured as missing:
+        if os.environ.get("QUINE_MODEL_ID"):
+            raise
+        config = _config({"QUINE_MODEL_ID": "any"})  # raises if there is another fault
+        return [
+            Finding("fail", "guest", missing.detail, missing.hint),
+            *guest.examine(config._replace(model="")),
+        ]
 
 
-def _served(config: Config, request: Request) -> Reply:
-    """Ask the server once, without a broker. Raise GuestError."""
-    import asyncio
+def _config(more: Mapping[str, str]) -> Config:
+    """Return the guest by the environment and `more`. Raises Failure."""
+    from quine.agent import env
+    from quine.base.cli_options import RunOptions
 
-    from quine.providers import vendors
-
-    async def ask() -> Reply:
-        guest = vendors.served(config)
-        try:
-            return await guest.infer(request)
-        finally:
-            await guest.close()
-
-    return asyncio.run(ask())
+    own = {**os.environ, **more}  # a copy: adopting takes the secrets out
+    return env.guest(env.adopt(RunOptions(), own), own)
 
 
 def _inventory(named: str | None) -> Finding:
