@@ -255,7 +255,7 @@ def arrival_unnoted() -> contextlib.AbstractContextManager[None]:
 def folder_left() -> contextlib.AbstractContextManager[None]:
     """F6. A folder is left by a job that has ended, whatever processes of it live."""
 
-    def restored(self: Folders, path: str, group: int, removes: bool) -> int:
+    def restored(self: Folders, path: str, group: int, removes: bool, told: bool) -> int:
         return self.left(path, removes)
 
     return replaced(Folders, "ended", restored)
