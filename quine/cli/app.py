@@ -249,7 +249,10 @@ def doctor(
 def node(
     dial: Annotated[bool, typer.Option("--dial", help="hand stdin and stdout to the node here")] = False,
     stop: Annotated[
-        bool, typer.Option("--stop", help="end the node of this machine and its attached jobs")
+        bool, typer.Option("--stop", help="end the node of this machine, if no job ends with it")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="with --stop: end it with its attached jobs")
     ] = False,
     status: Annotated[
         bool, typer.Option("--status", help="print the node's state, and the gates of the brokers")
@@ -264,10 +267,12 @@ def node(
 
     if dial + stop + status + resume > 1:
         raise Misconfigured("one of --dial, --stop, --status, --resume")
+    if force and not stop:
+        raise Misconfigured("--force goes with --stop", "quine node --stop --force")
     if as_json and not status:
         raise Misconfigured("--json goes with --status", "quine node --status --json")
     if status or stop or resume:
         from quine.cli.node import status as told
 
-        return told.show(as_json) if status else told.stop() if stop else told.resume()
+        return told.show(as_json) if status else told.stop(force) if stop else told.resume()
     return enter(["--dial"] if dial else [])

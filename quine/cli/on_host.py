@@ -11,6 +11,7 @@ from pathlib import Path
 from quine.base.errors import OK, Misconfigured
 
 STATUS = (["--status"], ["--json", "--status"])
+STOP = (["--stop"], ["--force", "--stop"])
 
 
 def main(words: list[str]) -> int:
@@ -19,7 +20,7 @@ def main(words: list[str]) -> int:
         if rest not in ([], ["--json"]):
             raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
         return _hosts(bool(rest))
-    if verb == "node" and (rest in (["--stop"], ["--resume"]) or sorted(rest) in STATUS):
+    if verb == "node" and (rest == ["--resume"] or sorted(rest) in (*STATUS, *STOP)):
         return _node(rest)
     if (
         verb == "deploy"
@@ -27,7 +28,7 @@ def main(words: list[str]) -> int:
         and (len(rest) == 1 or (len(rest) == 3 and rest[1] == "-o"))
     ):
         return _build(Path(rest[2]) if len(rest) == 3 else None)
-    known = "quine hosts [--json], quine node --status [--json]|--stop|--resume, quine deploy build [-o FILE]"
+    known = "quine hosts [--json], quine node --status [--json]|--stop [--force]|--resume, quine deploy build [-o FILE]"
     raise Misconfigured(
         f"not on a host: quine {' '.join(words)}", f"here: {known}; all else where quine was installed"
     )
@@ -52,7 +53,7 @@ def _node(words: list[str]) -> int:
 
     if "--status" in words:
         return status.show("--json" in words)
-    return status.stop() if "--stop" in words else status.resume()
+    return status.stop("--force" in words) if "--stop" in words else status.resume()
 
 
 def _build(output: Path | None) -> int:

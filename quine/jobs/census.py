@@ -154,19 +154,23 @@ def _complain(refused: Refused) -> None:
 
 
 def _of_nodes(refused: Callable[[Refused], None]) -> list[Living]:
+    return [one for node in _nodes(refused) for one in carried_by(node)]
+
+
+def carried_by(node: dict[str, Any]) -> list[Living]:
+    """Return what a node carries and runs, by its status."""
     found = []
     above = {os.getpid(), *procs.ancestors()}
-    for node in _nodes(refused):
-        for facts in _rows(node, "proxies"):
-            if one := _living(facts, facts.get("client"), "proxy"):
-                found.append(one)
-        for facts in _rows(node, "running"):
-            command = str(facts.get("command"))
-            verb = facts.get("own") is True and command.partition(" ")[0] in VERBS
-            if verb or facts.get("ended") or facts.get("pid") in above:
-                continue
-            if one := _living(facts, facts.get("pid"), "agent" if facts.get("own") else "job"):
-                found.append(one)
+    for facts in _rows(node, "proxies"):
+        if one := _living(facts, facts.get("client"), "proxy"):
+            found.append(one)
+    for facts in _rows(node, "running"):
+        command = str(facts.get("command"))
+        verb = facts.get("own") is True and command.partition(" ")[0] in VERBS
+        if verb or facts.get("ended") or facts.get("pid") in above:
+            continue
+        if one := _living(facts, facts.get("pid"), "agent" if facts.get("own") else "job"):
+            found.append(one)
     return found
 
 

@@ -76,7 +76,7 @@ def test_a_node_that_is_started_below_a_budget_is_not_of_it(lab: Lab, tmp_path: 
             finally:
                 (tmp_path / "go").touch()
             assert process.wait(60) == 0
-        lab.run(["node", "--stop"], env=env, check=True)
+        lab.run(["node", "--stop", "--force"], env=env, check=True)
 
 
 def test_a_detached_agent_draws_on_the_budget_it_was_started_below(lab: Lab, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_program_of_a_carrier_that_ignores_signals_ends_with_the_node(
     lab.alias("stub", "h1", **{**none, "transport": "command", "command": words})
     process = lab.popen(["run", "--on", "stub", "--", "true"], stderr=subprocess.DEVNULL)
     pid = int(until(lambda: path.exists() and path.read_text(), "the carrier runs"))
-    lab.run(["node", "--stop"], check=True)
+    lab.run(["node", "--stop", "--force"], check=True)
     assert processes.find(pid) is None
     process.wait()
 

@@ -118,7 +118,7 @@ def test_agents_are_a_tree_with_its_totals(agents: Agents, go: Path) -> None:
         assert process.wait(PATIENCE) == 0
     lines = out.splitlines()
     at = next(at for at, line in enumerate(lines) if line.endswith("  work"))
-    assert lines[at + 1] == "  3 agents so far, 3030 tokens, $0.00"
+    assert lines[at + 1] == "  3 agents so far, 3030 tokens"
     children = sorted(line.rpartition("    ")[2] for line in lines[at + 2 : at + 4])  # they begin at one time
     assert children == [r"first \x1b[2J", "second"]
     assert "\x1b" not in out

@@ -579,7 +579,9 @@ def other(lab: Lab) -> Iterator[dict[str, str]]:
         (home / ".cache/quine/build").symlink_to(BUILDS)
     env = {"HOME": str(home), "XDG_RUNTIME_DIR": str(run)}
     yield env
-    lab.run(["node", "--stop"], env=env)  # it is one of this lab's, and not the one that others look for
+    lab.run(
+        ["node", "--stop", "--force"], env=env
+    )  # it is one of this lab's, and not the one that others look for
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ def test_a_job_whose_host_is_down_is_not_said_to_be_none(
     lab = own_lab(["h1"])
     job = detach(lab, "--on", "h1", "--", "sleep", "8635")
     lab["h1"].stop()
-    lab.run(["node", "--stop"], check=True)
+    lab.run(["node", "--stop", "--force"], check=True)
     done = lab.run([verb, job])
     assert (done.returncode, done.stdout) == (NOT_STARTED, b"")
     assert b"no such job" not in done.stderr and done.stderr.count(b"quine: h1: error: ") == 1

@@ -51,7 +51,7 @@ def origin(lab: Lab) -> Iterator[Origin]:
     (lab.home / ".ssh" / "config").chmod(0o644)
     (lab.home / ".ssh" / "config").write_text(SSH_CONFIG)
     lab.forget_aliases()
-    lab.run(["node", "--stop"])
+    lab.run(["node", "--stop", "--force"])
 
 
 @contextmanager

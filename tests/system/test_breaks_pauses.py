@@ -315,7 +315,7 @@ def test_a_node_that_is_stopped_is_not_waited_for(lab: Lab, tmp_path: Path) -> N
         lab, host, f"trap 'echo TERM >{tmp_path}/died; exit' TERM; echo up; while :; do sleep 0.02; done"
     ):
         job = job_of(lab["h1"], "died")
-        lab.run(["node", "--stop"], check=True)
+        lab.run(["node", "--stop", "--force"], check=True)
         assert processes.wait_gone([job], 60) == []
     assert breaks.lines(tmp_path / "died") == ["TERM"]
 

@@ -19,7 +19,7 @@ def runtime(agents: Agents) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="qn-")
     agents.env["XDG_RUNTIME_DIR"] = folder
     yield folder
-    agents.quine("node", "--stop")
+    agents.quine("node", "--stop", "--force")
     shutil.rmtree(folder)
 
 

@@ -21,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+NAMED, SHOWN = 5, 40  # jobs in a message, and characters of each
 LINKS = ("LINK", "STATE", "CHANNELS", "QUEUED", "JOBS")
 BROKERS = ("BROKER", "SECONDS", "AGENTS", "KEYS")
 GATES = ("BROKER", "KEY", "MODEL", "BASE", "RUNNING", "WAITING", "STARTED", "429", "PAUSED", "WITHOUT")
@@ -48,7 +49,19 @@ def show(as_json: bool) -> int:
     return OK
 
 
-def stop() -> int:
+def stop(force: bool) -> int:
+    """End the node; without `force` only if nothing ends with it."""
+    living = [] if force else census.carried_by(rendezvous.status() or {})
+    if living:
+        shown = "; ".join(
+            f"{one.agent.mission[:SHOWN] or one.agent.id} on {one.agent.host}" for one in living[:NAMED]
+        )
+        more = f" and {len(living) - NAMED} more" if len(living) > NAMED else ""
+        count = "1 job" if len(living) == 1 else f"{len(living)} jobs"
+        complain(
+            f"{count} would end with it: {plain(shown, newlines=False)}{more}", "quine node --stop --force"
+        )
+        return FAILED
     if rendezvous.stop():
         return OK
     complain("no node of this build runs here", census.other_builds())

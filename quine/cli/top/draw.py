@@ -123,7 +123,8 @@ def _table(found: Found, brief: int, width: int | None) -> list[str]:
 
 def _totals(tree: Tree) -> str:
     agents = f"{tree.agents} agents" if tree.agents != 1 else "1 agent"
-    return f"  {agents} so far, {tree.tokens} tokens, ${tree.cost:.2f}"
+    cost = f", ${tree.cost:.2f}" if tree.cost else ""  # 0 where no price is known
+    return f"  {agents} so far, {tree.tokens} tokens{cost}"
 
 
 def _line(cells: list[str], names: list[str], widths: list[int]) -> str:

@@ -41,7 +41,7 @@ class Scene:
     def __init__(self, lab: Lab, folder: Path, alone: bool) -> None:
         self.lab, self.folder, self._alone = lab, folder, alone
         if alone:
-            lab.run(["node", "--stop"])
+            lab.run(["node", "--stop", "--force"])
         lab.alias("good", "h1", slots=2)
         lab.run(["run", "--on", "good", "--", "true"], check=True)  # the node is up, and has a link
 
@@ -107,7 +107,7 @@ class Scene:
         """No double is left, and no file that came."""
         self.lab.forget_aliases()
         if self._alone:
-            self.lab.run(["node", "--stop"], check=True)
+            self.lab.run(["node", "--stop", "--force"], check=True)
         subprocess.run(["rm", "-rf", str(self.lab.work / "out")], check=True)
         left = [each for each in processes.marked(self.lab.mark) if hostile_program.__file__ in each.argv]
         for each in left:

@@ -365,7 +365,7 @@ def test_variables_that_the_configuration_sends_and_sets(user: User, accepting: 
             ["run", "--on", "box", "--", "env", "-0"], env=user.env, check=True
         ).stdout.decode()
     finally:
-        user.lab.run(["node", "--stop"], env=user.env)
+        user.lab.run(["node", "--stop", "--force"], env=user.env)
         accepting.kill_processes()
     for text in (done, user.dial(user.named(of="accepting", transport="openssh"), "env -0")[0]):
         found = dict(line.split("=", 1) for line in text.split("\0") if line)

@@ -41,7 +41,7 @@ class Stranger:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[bytes]:
         """A command by way of a new link: the node here is ended first, a link that stands asks for no key."""
-        self.lab.run(["node", "--stop"])
+        self.lab.run(["node", "--stop", "--force"])
         return self.lab.run(words or ["run", "--on", "h1", "--", "true"])
 
     def recorded(self, *paths: Path) -> list[str]:
@@ -53,7 +53,7 @@ def stranger(lab: Lab) -> Iterator[Stranger]:
     if not lab["h1"].real:
         pytest.skip("needs sshd")
     yield Stranger(lab)
-    lab.run(["node", "--stop"])
+    lab.run(["node", "--stop", "--force"])
     (lab.home / ".ssh" / "config").write_text(SSH_CONFIG)
     (lab.home / ".ssh" / "known_hosts").unlink(missing_ok=True)
 

@@ -171,7 +171,7 @@ def test_both_killed_at_once_are_made_good_by_the_next(lab: Lab) -> None:
 def test_when_a_node_ends_so_does_its_guard(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab([])
     lab.run(["run", "--on", "local", "--", "true"], check=True)
-    lab.run(["node", "--stop"], check=True)
+    lab.run(["node", "--stop", "--force"], check=True)
     gone(*guards(lab))
     assert tables(lab) == []
     lab.run(["run", "--on", "local", "--", "true"], env={"QUINE_NODE_IDLE": "0.2"}, check=True)
@@ -187,7 +187,7 @@ def test_a_stop_does_not_cut_a_pause_short_and_forgets_nobody(own_lab: Callable[
     client.kill()
     client.communicate(timeout=120)
     until(lambda: running("sleep", "73965") and not running("sh", "-c", "73965", "& wait"))
-    lab.run(["node", "--stop"], check=True)
+    lab.run(["node", "--stop", "--force"], check=True)
     assert lab.wait_idle() == [] and not running("sleep", "73965")
 
 

@@ -389,6 +389,26 @@ def test_a_job_here_has_its_callers_environment(lab: Lab, tmp_path: Path) -> Non
         assert done.stdout.decode() == f"1\n{tmp_path}\n", place
 
 
+def test_a_node_is_not_stopped_under_a_job_unasked(own_lab: Callable[..., Lab]) -> None:
+    """Also one that a client here carries to a host: it would be lost."""
+    lab = own_lab(["h1"])
+    for place in ("local", "h1"):
+        with lab.popen(
+            ["run", "--on", place, "--", "sh", "-c", "echo up; read x"], stdin=-1, stdout=-1
+        ) as job:
+            read_until(job.stdout.fileno(), b"up")
+            refused = lab.run(["node", "--stop"])
+            assert refused.returncode == 1 and b"1 job would end with it: sh -c echo up" in refused.stderr
+            job.communicate(b"\n", timeout=120)
+            assert job.returncode == 0
+    with lab.popen(["run", "--on", "local", "--", "sh", "-c", "echo up; read x"], stdin=-1, stdout=-1) as job:
+        read_until(job.stdout.fileno(), b"up")
+        assert lab.run(["node", "--stop", "--force"]).returncode == 0
+        assert job.wait(120) in (74, -15, 143)
+    lab.run(["run", "--on", "local", "--", "true"], check=True)
+    assert lab.run(["node", "--stop"]).returncode == 0
+
+
 def test_a_signal_that_no_machine_has_is_ignored(lab: Lab, call: Callable[[], socket.socket]) -> None:
     connection = call()
     frames = [
