@@ -1,11 +1,12 @@
 """Write the reference of the command line and the man pages from the tables that the program parses with.
 
-    python scripts/reference.py            write command-line.md and host-words.md of docs/reference, and man/*.1
+    python scripts/reference.py            write command-line.md, host-words.md and servers.md of docs/reference, and man/*.1
     python scripts/reference.py --check    write nothing; status 1 and the names where they are stale
 
 Nothing about an option stands here: TABLE and VERBS of quine/base/cli_options.py, USAGE of quine/cli/help.py, HELP of
 quine/cli/tape.py, the tables of quine/cli/rsh.py, quine/files/cli/options.py, quine/fanout/options.py and
-quine/fanout/each/options.py, and the verbs of quine/cli/app.py are read; for the other page quine/remote/host_words.py.
+quine/fanout/each/options.py, and the verbs of quine/cli/app.py are read; for the other pages quine/remote/host_words.py and
+quine/providers/servers.toml.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -28,11 +30,14 @@ from quine.cli.help import USAGE  # noqa: E402
 from quine.fanout import options as fanout  # noqa: E402
 from quine.fanout.each import options as each  # noqa: E402
 from quine.files.cli import options as files  # noqa: E402
+from quine.providers import servers  # noqa: E402
+from quine.providers.dialects.faults import ERRORS, REFUSALS  # noqa: E402
 from quine.remote import host_words  # noqa: E402
 
 DATE = "2026-11-23"  # of the man pages; a fixed one, so that the same tables give the same files
 MARKDOWN = ROOT / "docs" / "reference" / "command-line.md"
 HOST_WORDS = ROOT / "docs" / "reference" / "host-words.md"
+SERVERS = ROOT / "docs" / "reference" / "servers.md"
 MAN = ROOT / "man"
 STATUS = """\
 That of the agent or command. 0 success; 1 the agent judged that its mission failed, and 3 to 63 are its own to choose;
@@ -197,6 +202,69 @@ def markdown() -> str:
     return "\n".join([head, *(part for command in commands() for part in _section(command, 2))])
 
 
+# -- model servers ---------------------------------------------------------------------------------
+
+TROUBLES = {  # of the table of servers: the meaning, and what is done
+    "overflow": ("the context is full", "old results are left out of the conversation, then one last reply"),
+    "too_big": ("one request above a limit of a minute", "as a full context: it would never succeed"),
+    "rate": ("too many requests", "tried again after the pause that it asks for"),
+    "quota": ("the quota is used up", "the agent ends with 2, or waits until a budget is raised"),
+    "overloaded": ("the server is overloaded", "tried again"),
+    "loading": ("the model is being loaded", "tried again"),
+    "unavailable": ("it can't answer now", "tried again"),
+    "refusal": ("it refuses the content", "the agent ends with 1"),
+    "field": ("a field that it does not know", "asked once more without that, if it is optional"),
+    "demand": ("something is missing in the history", "asked once more with that, if it is known"),
+    "badargs": ("it can't read an old call", "calls go back as JSON, so it does not come"),
+    "malformed": ("it can't read the call of its model", "tried again twice, then the model is told [LOST]"),
+    "notools": ("no tools there", "the agent ends with 1 and the cure"),
+    "auth": ("the key", "the agent ends with 2"),
+    "nomodel": ("the model", "the agent ends with 2"),
+    "environment": ("its machine", "the agent ends with 1"),
+}
+
+
+def of_servers() -> str:
+    table = servers.table()
+    assert TROUBLES.keys() == {*ERRORS, *REFUSALS}
+    lines = [
+        "# Model servers\n",
+        "<!-- written by scripts/reference.py from quine/providers/servers.toml; do not edit -->\n",
+        "The words of each server and what it demands, as quine reads them. `quine doctor --guest` examines the one that you\n"
+        "have. A host that is in no row is judged by the words of all servers that run on anybody's host.\n",
+        "| trouble | meaning | what quine does |\n|---|---|---|",
+        *(f"| {name} | {meaning} | {_escaped(done)} |" for name, (meaning, done) in TROUBLES.items()),
+        "",
+        *(line for server in table["servers"].values() for line in _server(server, table["sources"])),
+    ]
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+def _server(server: dict[str, Any], sources: dict[str, str]) -> Iterator[str]:
+    yield f"## {server['title']}\n"
+    hosts = ", ".join(f"`{host}`" for host in server["hosts"]) or "any host"
+    yield f"Asked as {', '.join(f'`{kind}`' for kind in server['speaks'])}; {hosts}.\n"
+    yield "| trouble | status | it says |\n|---|---|---|"
+    for row in server["judge"]:
+        status = ", ".join(str(each) if each else "inside a 200" for each in row["s"]) or "any"
+        said = " ".join(map(_code, (*row["c"], *row["w"]))).replace("|", "\\|") or "anything"
+        yield f"| {row['t']} | {status} | {said} |"
+    yield ""
+    facts = [
+        *((f"Refuses {row['field']}: {row['when']}", row["src"]) for row in server["refuses"]),
+        *((f"Demands {row['what']}", row["src"]) for row in server["demands"]),
+        (f"Usage: {server['usage']['where']}", server["usage"]["src"]),
+        *((f"Context: `{row['tokens']}` of `GET {row['get']}`", row["src"]) for row in server["window"]),
+    ]
+    yield from (f"* {_escaped(text)}" for text, _ in facts)
+    used = dict.fromkeys([*(row["src"] for row in server["judge"]), *(src for _, src in facts)])
+    yield "\nSources: " + "; ".join(_escaped(sources[name].strip()) for name in used) + ".\n"
+
+
 # -- roff -----------------------------------------------------------------------------------------
 
 
@@ -259,7 +327,7 @@ def written() -> dict[Path, str]:
     found = commands()
     names = [command.name.replace(" ", "-") for command in found]
     texts = {MAN / f"{name}.1": page(command, names) for name, command in zip(names, found, strict=True)}
-    return {MARKDOWN: markdown(), HOST_WORDS: host_words.page(), **texts}
+    return {MARKDOWN: markdown(), HOST_WORDS: host_words.page(), SERVERS: of_servers(), **texts}
 
 
 def stale() -> list[Path]:
