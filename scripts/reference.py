@@ -1,12 +1,12 @@
 """Write the reference of the command line and the man pages from the tables that the program parses with.
 
-    python scripts/reference.py            write command-line.md, host-words.md and servers.md of docs/reference, and man/*.1
+    python scripts/reference.py            write command-line, host-words and servers of docs/reference, and man/*.1
     python scripts/reference.py --check    write nothing; status 1 and the names where they are stale
 
 Nothing about an option stands here: TABLE and VERBS of quine/base/cli_options.py, USAGE of quine/cli/help.py, HELP of
 quine/cli/tape.py, the tables of quine/cli/rsh.py, quine/files/cli/options.py, quine/fanout/options.py and
-quine/fanout/each/options.py, and the verbs of quine/cli/app.py are read; for the other pages quine/remote/host_words.py and
-quine/providers/servers.toml.
+quine/fanout/each/options.py, and the verbs of quine/cli/app.py are read; for the other pages
+quine/remote/host_words.py and quine/providers/servers.toml.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def of_servers() -> str:
     lines = [
         "# Model servers\n",
         "<!-- written by scripts/reference.py from quine/providers/servers.toml; do not edit -->\n",
-        "The words of each server and what it demands, as quine reads them. `quine doctor --guest` examines the one that you\n"
-        "have. A host that is in no row is judged by the words of all servers that run on anybody's host.\n",
+        "The words of each server and what it demands, as quine reads them. `quine doctor --guest` examines the one that\n"
+        "you have. A host that is in no row is judged by the words of all servers that run on anybody's host.\n",
         "| trouble | meaning | what quine does |\n|---|---|---|",
         *(f"| {name} | {meaning} | {_escaped(done)} |" for name, (meaning, done) in TROUBLES.items()),
         "",
