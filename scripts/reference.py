@@ -230,8 +230,8 @@ def of_servers() -> str:
     lines = [
         "# Model servers\n",
         "<!-- written by scripts/reference.py from quine/providers/servers.toml; do not edit -->\n",
-        "The words of each server and what it demands, as quine reads them. `quine doctor --guest` examines the one that\n"
-        "you have. A host that is in no row is judged by the words of all servers that run on anybody's host.\n",
+        "The words of each server and what it demands, as quine reads them. `quine doctor --guest` examines the one\n"
+        "that you have. A host that is in no row is judged by the words of all servers that run on anybody's host.\n",
         "| trouble | meaning | what quine does |\n|---|---|---|",
         *(f"| {name} | {meaning} | {_escaped(done)} |" for name, (meaning, done) in TROUBLES.items()),
         "",
