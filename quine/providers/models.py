@@ -1,8 +1,8 @@
-"""What a server tells of its models: the names that it lists, and the length of context that it serves.
+"""The facts that a server tells of its models: the names that it lists, and the length of context that it serves.
 
 Laws
 1. The table of servers says how a server is asked. One that names no host is asked in the ways of all of them.
-2. What is told is a help, and may be missing or wrong: no failure of a question is an error here.
+2. Such a fact is a help, and may be missing or wrong: no failure of a question is an error here.
 """
 
 from __future__ import annotations

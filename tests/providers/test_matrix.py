@@ -41,7 +41,7 @@ ASKED = Request([Message("system", "be"), Message("user", "do")], TOOLS)
 WORK = Said("hi", (call("sh", command="echo a"),))
 PASSES = ("rate", "overloaded", "loading", "unavailable")
 TROUBLES = (*ERRORS, *REFUSALS)
-# A text and a status for servers without a rule: what any server may say.
+# A text and a status for servers without a rule, as any server may have them.
 PLAIN = {
     "auth": (401, "Incorrect API key provided"),
     "nomodel": (404, "The model does not exist"),
@@ -135,7 +135,7 @@ def cells(server: str) -> list[Cell]:
 
 
 class Lenient:
-    """A vendor that takes whatever is JSON: what is asked here is how it answers."""
+    """A vendor that takes whatever is JSON: here only its answers count."""
 
     def __init__(self, vendor: ModuleType) -> None:
         self.error, self.reply_json = vendor.error, vendor.reply_json

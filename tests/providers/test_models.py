@@ -1,4 +1,4 @@
-"""What servers tell of their models: each way of the table is asked of a real server."""
+"""Models as their servers tell of them: each way of the table is asked of a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check has found, and how it is printed: as lines for people, or as JSON."""
+"""A finding of a check, and its form: lines for people, or JSON."""
 
 from __future__ import annotations
 

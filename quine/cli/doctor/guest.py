@@ -3,7 +3,7 @@
 Laws
 1. It asks for what an agent needs: tools, several calls in one reply, results that are taken back, the context.
 2. Two inferences at most, with room for a short reply: they may cost something.
-3. What a server does not tell is said so, and is no failure.
+3. A fact that the server does not tell is said to be unknown, and is no failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folders of a launcher: what is said of one whose job has ended, with processes of it that have not."""
+"""The folders of a launcher: the word on one whose job has ended, with processes of it that have not."""
 
 from __future__ import annotations
 
