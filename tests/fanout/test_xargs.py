@@ -737,6 +737,8 @@ REFUSED = [
     (["--halt", "x", "--", "true"], "--halt x: should be "),
     (["-k", "--line-buffer", "--", "true"], "-k passes outputs on as a whole"),
     (["--jsno", "--", "true"], "no such option: --jsno"),
+    (["-j4", "--", "true"], "no such option: -j4\nquine: hint: -P N\n"),
+    (["--eta", "--", "true"], "no such option: --eta\nquine: hint: the view on a terminal shows it"),
     (["--"], "no command"),
     (["--max-cost", "1", "--", "true"], "--max-cost is about agents, and this is a command"),
     (["cat", "{}"], "cat is a command, and a mission for agents stands here"),

@@ -10,6 +10,7 @@ import re
 from quine.base import sizes
 from quine.base.cli_options import Parser, RunOptions, listing
 from quine.base.errors import Misconfigured
+from quine.fanout.options import FOREIGN, unknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ CLOSING = (
 )
 
 LIST = re.compile(r"(!?)([^,!\[\]]*(?:\[[^\[\]]*\][^,!\[\]]*)+)")  # a term of WHERE that is a folded list
+
+
+_FOREIGN = {
+    **FOREIGN,
+    **dict.fromkeys(("w", "g", "S", "onall", "nonall"), "quine each WHERE CMD: hosts, @tag, any"),
+}
 
 
 class Options:
@@ -99,15 +106,7 @@ class Options:
 def parse(words: list[str]) -> tuple[Options, str, list[str]]:
     """Return the options, WHERE and the command. Raise Misconfigured."""
 
-    def unknown(word: str) -> Misconfigured:
-        from difflib import get_close_matches
-
-        near = get_close_matches(word.lstrip("-").partition("=")[0], [row[0] for row in OPTIONS], 1)
-        return Misconfigured(
-            f"no such option: {word}", f"did you mean --{near[0]}?" if near else "see quine each --help"
-        )
-
-    parser, todo = Parser(OPTIONS, unknown), words[::-1]
+    parser, todo = Parser(OPTIONS, lambda word: unknown(word, "each", OPTIONS, _FOREIGN)), words[::-1]
     parser.take(todo)
     where = todo.pop() if todo and todo[-1] != "--" else ""
     parser.take(todo)
