@@ -16,6 +16,7 @@ import pytest
 
 from tests.lab.machine import readable
 from tests.support.agents import LOOK, OK, PATIENCE, Agents, call, left, says, sh, until
+from tests.support.waiting import accept_inference
 
 FATAL = (S.SIGTERM, S.SIGHUP, S.SIGPIPE, S.SIGQUIT, S.SIGUSR1, S.SIGUSR2)
 HARMLESS = (S.SIGCHLD, S.SIGWINCH, S.SIGCONT)
@@ -148,8 +149,7 @@ def test_during_an_inference(tmp_path: Path) -> None:
         numbers = tuple(n for n in (*FATAL, *HARMLESS, S.SIGINT) if n != S.SIGPIPE)
         with each(tmp_path, numbers, begin) as ones:
             for one in ones:
-                connection, _ = servers[one.number].accept()
-                with connection:
+                with accept_inference(servers[one.number]) as connection:
                     take_request(connection)
                     one.process.send_signal(one.number)
                     if one.number in HARMLESS:

@@ -13,7 +13,7 @@ import pytest
 
 from quine.agent import signals as module
 from tests.support.agents import OK, PATIENCE, Agents, call, left, says, sh, until
-from tests.support.waiting import wait_for
+from tests.support.waiting import accept_inference, wait_for
 
 NAP = "72299"  # seconds that only a test sleeps
 
@@ -87,8 +87,7 @@ def test_during_an_inference(agents: Agents) -> None:
         }
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
             with agents.start(f"work {number}", env=env) as process:
-                connection, _ = server.accept()
-                with connection:
+                with accept_inference(server) as connection:
                     connection.recv(100)
                     process.send_signal(number)
                     if number == signal.SIGPIPE:

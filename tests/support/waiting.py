@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,3 +36,14 @@ def read_until(pipe: int, text: bytes, seconds: float = PATIENCE) -> bytes:
 def wait_for(path: Path) -> None:
     """Until the file is there, which a command of the agent makes."""
     until(path.exists, str(path))
+
+
+def accept_inference(server: socket.socket) -> socket.socket:
+    """Accept the connection of an inference; what the broker asks of a server beside it is not known here."""
+    while True:
+        connection, _ = server.accept()
+        connection.settimeout(server.gettimeout())
+        if connection.recv(3, socket.MSG_PEEK | socket.MSG_WAITALL) == b"POS":
+            return connection
+        with connection:
+            connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
