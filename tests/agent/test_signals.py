@@ -86,14 +86,13 @@ def test_during_an_inference(agents: Agents) -> None:
             "QUINE_MODEL_ID": "m",
         }
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
-            with agents.start(f"work {number}", env=env) as process:
-                with accept_inference(server) as connection:
-                    connection.recv(100)
-                    process.send_signal(number)
-                    if number == signal.SIGPIPE:
-                        connection.recv(1 << 20)
-                        connection.sendall(b"HTTP/1.1 400 Bad\r\nContent-Length: 2\r\n\r\n{}")
-                    process.communicate(timeout=PATIENCE)
+            with agents.start(f"work {number}", env=env) as process, accept_inference(server) as connection:
+                connection.recv(100)
+                process.send_signal(number)
+                if number == signal.SIGPIPE:
+                    connection.recv(1 << 20)
+                    connection.sendall(b"HTTP/1.1 400 Bad\r\nContent-Length: 2\r\n\r\n{}")
+                process.communicate(timeout=PATIENCE)
             assert process.returncode == -number
             assert agents.outcome(f"work {number}")["termination_mode"] == "signal"
 
