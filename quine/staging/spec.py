@@ -120,13 +120,15 @@ def name_of(word: str) -> str | None:
 def overlap(pattern: str, other: str) -> bool:
     """Return whether a match of a pattern may be that of another pattern, or a name; or in it, or above it."""
     name = name_of(other)
+    if "." in (pattern, name):
+        return True  # the whole directory
     if name is None or name_of(pattern) is not None:
-        first, second = sorted((_fixed(pattern), _fixed(other)), key=len)
+        first, second = sorted((fixed(pattern), fixed(other)), key=len)
         return second.startswith(first)
-    return allowed(os.fsencode(name), [pattern]) or _fixed(pattern).startswith(name + "/")
+    return bool(_states(name.split("/"), pattern.split("/")))
 
 
-def _fixed(pattern: str) -> str:
+def fixed(pattern: str) -> str:
     """Return what all matches of a pattern begin with."""
     name = name_of(pattern)
     return min((pattern.partition(char)[0] for char in MAGIC), key=len) if name is None else name
@@ -303,14 +305,21 @@ def allowed(name: bytes, patterns: list[str]) -> bool:
 
 
 def _matches(parts: list[str], pattern: list[str]) -> bool:
-    """Match by parallel states, without backtracking: a hostile sender could choose names with very many matches."""
-    places = _reached({0}, pattern)  # lengths of the pattern that may be matched so far
+    return len(pattern) in _states(parts, pattern)
+
+
+def _states(parts: list[str], pattern: list[str]) -> set[int]:
+    """Return which lengths of a pattern may be matched by all of `parts`; its own length if a part of them match it.
+
+    These are parallel states, without backtracking: a hostile sender could choose names with very many matches.
+    """
+    places = _reached({0}, pattern)
     for part in parts:
         behind = {at for at in places if at < len(pattern) and _is_like(part, pattern[at])}
         places = _reached({at if pattern[at] == "**" else at + 1 for at in behind}, pattern)
         if len(pattern) in places:
-            return True
-    return False
+            break
+    return places
 
 
 def _reached(places: set[int], pattern: list[str]) -> set[int]:

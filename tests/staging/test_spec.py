@@ -1,0 +1,58 @@
+"""The meaning of patterns, against brute force: each name that one may mean is made. Without a file."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quine.files.paths import within
+from quine.staging import spec
+
+NAMES = ["a", "b", ".a"]
+DEEPEST = 3  # directories that `**` stands for
+DIRECTORIES = [list(path) for depth in range(DEEPEST + 1) for path in product(["a", "b"], repeat=depth)]
+
+parts = st.sampled_from(["a", "b", ".a", "*", "?", "a*", ".*", "[ab]", "**"])
+patterns = st.lists(parts, min_size=1, max_size=3).map("/".join)
+names = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join)
+
+
+def meant(pattern: str) -> list[str]:
+    """All names that a pattern may mean, of NAMES."""
+    choices = []
+    for part in pattern.split("/"):
+        shown = [each for each in NAMES if each[0] != "." or part[0] == "."]
+        choices.append(DIRECTORIES if part == "**" else [[each] for each in shown if fnmatchcase(each, part)])
+    found = ("/".join(name for part in way for name in part) for way in product(*choices))
+    return [name for name in found if name]
+
+
+def meet(one: str, other: str) -> bool:
+    return within(one, other) or within(other, one)
+
+
+@settings(deadline=None, max_examples=300)
+@given(patterns, names)
+def test_a_pattern_and_a_name_overlap_if_a_match_is_the_name_or_in_it_or_above_it(
+    pattern: str, name: str
+) -> None:
+    truth = any(meet(match, name) for match in meant(pattern))
+    if spec.name_of(pattern) is None:
+        assert spec.overlap(pattern, spec.literal(name)) == truth
+    else:
+        assert spec.overlap(pattern, spec.literal(name)) >= truth
+
+
+@settings(deadline=None, max_examples=200)
+@given(patterns, patterns)
+def test_patterns_whose_matches_meet_overlap(one: str, other: str) -> None:
+    mine, theirs = set(meant(one)), set(meant(other))
+    if any(meet(*pair) for pair in product(sorted(mine)[:40], sorted(theirs)[:40])):
+        assert spec.overlap(one, other) and spec.overlap(other, one)
+
+
+def test_a_match_in_a_directory_of_another_item_overlaps() -> None:
+    assert spec.overlap("*/b.out", "d1") and not spec.overlap("*/b.out", ".d1")
