@@ -242,7 +242,7 @@ class Run:
 
     def missed(self, task: Task, never: bool) -> None:
         """No host has the job of an item, which was sent; `never`: it was certainly never begun."""
-        self._starter.give_names(task)
+        self._starter.give_names(task, not never)
         task.entry.kind = NEVER if never else LOST
         job = task.job  # None: it is of the run before
         if not self.stopped and (never or (job is None and self._options.spawn.idempotent)):

@@ -147,8 +147,10 @@ class Starter:
         task.unsent = lambda: self._unsent(task, ended)
         self.files.begin(task, stage, lambda: self._send(task, avoid, stage, started, ended))
 
-    def give_names(self, task: Task) -> None:
+    def give_names(self, task: Task, may_run: bool = False) -> None:
         """Its job has its end, or is not looked for any longer: others may have the names of its files."""
+        if may_run:
+            self.files.missed(task)
         self.files.give(task)
 
     def _unsent(self, task: Task, ended: Ended) -> None:
@@ -232,6 +234,7 @@ class Starter:
 
         def on_started(_: int, host: str) -> None:
             answers.placed(host)
+            self.files.started(task, host)
             task.entry.host = host
             if self._journal:
                 try:
@@ -351,9 +354,8 @@ class Starter:
 
         Then its job is left to the next run.
         """
-        assert self._journal
         spawn, answers = adopted.job.spawn, adopted.job.services
-        assert isinstance(answers, Services)
+        assert self._journal and isinstance(answers, Services)
         task.entry.id = task.sent = spawn.id
         task.adopted, task.kept, task.job = adopted, adopted.job, adopted.job
         task.cut_short = spawn.id in self._journal.halted

@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from quine.fanout.files.cleanup import Removal
     from quine.fanout.input.items import Item
     from quine.fanout.input.template import Template
     from quine.fanout.journal import Unreturned
@@ -64,7 +65,9 @@ class Task:
         self.failed_on: list[str] = []  # hosts
         self.job: BatchJob | None = None
         self.unsent: Callable[[], None] | None = None  # gives the try its end, while it waits to be sent
-        self.after: BatchJob | Bringing | None = None  # that brings its returns, or removes its files
+        self.after: BatchJob | Bringing | Removal | None = (
+            None  # that brings its returns, or removes its files
+        )
         self.unreturned: str | None = None  # the directory there of returns that did not come
         self.unbegun = False  # its host says that the command of this try did not begin
         self.sent = ""  # the id of the latest try in the journal of the batch,

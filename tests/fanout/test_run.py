@@ -27,7 +27,7 @@ def test_an_item_of_a_stopped_batch_that_never_began_is_not_lost(never: bool, st
     """A lost one is not run again by --resume, and this one would not be."""
     run, judged = object.__new__(Run), []
     run.stopped = True
-    run._starter = SimpleNamespace(give_names=lambda task: None)  # type: ignore[assignment]
+    run._starter = SimpleNamespace(give_names=lambda task, may_run: None)  # type: ignore[assignment]
     run._judge = lambda task, status: judged.append(status)  # type: ignore[method-assign]
     task = a_task()
     task.job = SimpleNamespace(host="")  # type: ignore[assignment]

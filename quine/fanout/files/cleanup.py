@@ -4,74 +4,40 @@ Laws
 1. An item has its end when its files have been removed, so a place that is full of files starts no more items.
 2. A file that another item under way needs stays, and so does a directory with one; both go at the end of the batch, as
    those that all items have. An item whose file is being removed waits until that is done.
-3. A host that cannot be reached keeps the files, which is said: the items have their ends as they were.
-4. Nothing that --returns names is removed before it is here. A host on which results were left, by this run or by one
-   before, keeps the files that all items had.
+3. A host that cannot be reached keeps the files, which is said: the items have their ends as they were. So does one
+   with more files for the end than are remembered.
+4. Nothing that --returns names is removed before it is here. Results that were left on a host stay, and the files that
+   all items had. As long as the names of such results are not known, since their items are still to be read, all of the
+   host is left for the end of the batch. A pattern is for that end, too: it may mean results of any item.
+5. One item may have very many files. They are looked at and removed in pieces, between which the loop serves others.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 
-from quine.files.paths import ancestors
+from quine.fanout.files.uses import Uses
 from quine.staging import spec
 from transport.spawn import Spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from quine.fanout.tasks import Task, Work
+    from quine.jobs.staged import At
     from transport.client.batch import Batch, BatchJob
     from transport.status import Status
 
-DIRECTORIES = 4096  # names of directories that are kept for the end, at most
+    Place = tuple[str, "str | None"]  # a host, and the directory of its jobs
 
-
-class Uses:
-    """Names and patterns over there, each as often as it was added."""
-
-    def __init__(self) -> None:
-        self._names: Counter[str] = Counter()
-        self._above: Counter[str] = Counter()  # directories of names
-        self._patterns: Counter[str] = Counter()
-
-    def add(self, words: Iterable[str], count: int = 1) -> None:
-        for word in words:
-            name = spec.name_of(word)
-            if name is None:
-                self._count(self._patterns, word, count)
-                continue
-            self._count(self._names, name, count)
-            for above in ancestors(name):
-                self._count(self._above, above, count)
-
-    def drop(self, words: Iterable[str]) -> None:
-        self.add(words, -1)
-
-    @staticmethod
-    def _count(counter: Counter[str], key: str, count: int) -> None:
-        counter[key] += count
-        if not counter[key]:
-            del counter[key]
-
-    def has(self, word: str) -> bool:
-        """Whether this very name or pattern is among them."""
-        return bool((self._names.get(spec.name_of(word) or "")) or self._patterns.get(word))
-
-    def meet(self, word: str) -> bool:
-        """Whether one of them may be what a name or pattern means, or in it, or above it."""
-        name = spec.name_of(word)
-        if name is None:
-            return any(spec.overlap(word, each) for each in (*self._names, *self._patterns))
-        if (
-            name in self._names
-            or name in self._above
-            or any(above in self._names for above in ancestors(name))
-        ):
-            return True
-        return any(spec.overlap(pattern, name) for pattern in self._patterns)
+DIRECTORIES = 4096  # names of directories that are kept for the end, at most,
+LATER = 1 << 16  # and of files
+LOOKED_AT = 2048  # names in one turn, at most,
+COMPARED = 2048  # and comparisons of one with a pattern
+BYTES = 1 << 16  # of the names that one job gets
 
 
 class Cleanup:
@@ -81,14 +47,22 @@ class Cleanup:
         self._batch = batch
         self._work = work
         self._say = say
+        self.at: At = lambda when, call: call()  # calls a function at a time
+        # Whether a host may have results of items that are still to be read.
+        self.has_unread: Callable[[str], bool] = lambda host: False
         self._used = Uses()  # by items under way
         self._going = Uses()  # being removed
-        self._later: dict[tuple[str, str | None], dict[str, None]] = {}  # at the end, since they were in use
+        self._left: dict[str, Uses] = {}  # results that did not come, by their host; "": on any
+        self._later: dict[Place, dict[str, None]] = {}  # at the end, since they were in use
+        self._count = 0  # names in both of these
+        self._forgotten: Counter[str] = Counter()  # files that were too many for that, by their host
         self._waiting: list[tuple[list[str], Callable[[], None]]] = []
         self._directories: set[str] = set()
-        self._places: dict[tuple[str, str | None], Spawn] = {}  # a job of each host, for the end
+        self._more_directories = False  # than these
+        self._places: dict[Place, Spawn] = {}  # a job of each host, for the end
         self._told: set[str] = set()
-        self._kept: set[str] = set()  # hosts on which results were left
+        self._kept: set[str] = set()  # hosts on which results were left,
+        self._blind: set[str] = set()  # and those of them on which their names are not known
 
     def names(self, task: Task) -> list[str]:
         """Return the names over there of the item's own files. Raises Misconfigured."""
@@ -109,61 +83,148 @@ class Cleanup:
         """Whether one of these is being removed."""
         return any(map(self._going.meet, names))
 
+    def serve(self) -> None:
+        """Items that wait for the end of a removal may begin."""
+        waiting, self._waiting = self._waiting, []
+        for needs, call in waiting:
+            if self._goes(needs):
+                self._waiting.append((needs, call))
+            else:
+                call()
+
     def give(self, names: list[str]) -> None:
         """An item does not need these any more."""
         self._used.drop(names)
 
-    def remove(self, names: list[str], job: Spawn, host: str, over: Callable[[], None]) -> BatchJob | None:
-        """Remove what no item needs, where `job` has run, then call `over`. Return the job that removes it, if any."""
-        alone = [name for name in names if not self._used.meet(name)]
+    def remove(self, names: Iterable[str], job: Spawn, host: str, over: Callable[[], None]) -> Removal | None:
+        """Remove what no item needs, where `job` has run, then call `over`. Return this removal, if it goes on."""
         self._places.setdefault((host, job.cwd), job)
-        later = self._later.setdefault((host, job.cwd), {})
-        if len(later) < DIRECTORIES and len(alone) < len(names):
-            later.update((name, None) for name in names if name not in alone and not self._used.has(name))
-        if len(self._directories) < DIRECTORIES:
-            self._directories.update(filter(None, map(_directory, names)))
-        if not alone:
-            over()
-            return None
-        self._going.add(alone)
+        removal = Removal(self, names, job, host, over)
+        removal.begin()
+        return None if removal.over else removal
 
-        def gone() -> None:
-            self._going.drop(alone)
-            over()
-            waiting, self._waiting = self._waiting, []
-            for needs, call in waiting:
-                if self._goes(needs):
-                    self._waiting.append((needs, call))
-                else:
-                    call()
+    def is_for_the_end(self, host: str, name: str) -> bool:
+        """Whether a name or pattern of an item that has ended stays until the batch ends."""
+        names_unknown = self.has_unread(host) or self._blind & {host, ""}
+        return bool(names_unknown) or spec.name_of(name) is None or self._is_needed(host, name)
 
-        return self._start(alone, [], job, host, gone)
+    def _is_needed(self, host: str, name: str) -> bool:
+        return self._used.meet(name) or self._stays(host, name)
 
-    def keep(self, host: str) -> None:
-        """Results that did not come stay on a host, or with "" on one that is not known."""
+    def _stays(self, host: str, name: str) -> bool:
+        """Whether a name meets results that were left on a host."""
+        return any(left.meet(name) for left in map(self._left.get, (host, "")) if left)
+
+    @property
+    def compared(self) -> int:
+        """How many comparisons there were."""
+        return sum(uses.compared for uses in (self._used, *self._left.values()))
+
+    def defer(self, names: Iterable[str], job: Spawn, host: str) -> None:
+        """Remove these at the end of the batch, where `job` has run."""
+        place = host, job.cwd
+        self._places.setdefault(place, job)
+        later = self._later.setdefault(place, {})
+        for name in names:
+            if name not in later and self._count >= LATER:
+                self._forgotten[host] += 1
+            elif name not in later:
+                later[name] = None
+                self._count += 1
+
+    def goes(self, names: Sequence[str], job: Spawn, host: str) -> None:
+        """These are about to be removed, and so need not be at the end."""
+        self._going.add(names)
+        later = self._later.get((host, job.cwd), {})
+        for name in names:
+            if name in later:
+                del later[name]
+                self._count -= 1
+
+    def has_gone(self, names: Sequence[str]) -> None:
+        self._going.drop(names)
+
+    def empties(self, name: str) -> None:
+        """The directory of a name may be empty at the end."""
+        directory = _directory(name)
+        if directory and len(self._directories) < DIRECTORIES:
+            self._directories.add(directory)
+        elif directory and directory not in self._directories:
+            self._more_directories = True
+
+    def keep(self, host: str, names: list[str] | None = None) -> None:
+        """Results that did not come stay on a host, or with "" on one that is not known.
+
+        `names`: those of their item's files; None if they are not known.
+        """
         self._kept.add(host)
+        if names is None or self._count + len(names) > LATER:
+            self._blind.add(host)
+        else:
+            self._count += len(names)
+            self._left.setdefault(host, Uses()).add(names)
+
+    def release(self, host: str, names: list[str]) -> None:
+        """Names that were kept: their results are not asked for any more."""
+        if not self._blind & {host}:
+            self._count -= len(names)
+            self._left[host].drop(names)
 
     def finish(self, over: Callable[[], None]) -> int:
         """Remove what all items had, and directories that are empty. Return the number of calls of `over` to come."""
         shared = self._work.placed(None, shared=True)
         directories = self._directories | set(filter(None, map(_directory, shared)))
+        deepest_first = sorted(directories, key=lambda name: (-name.count("/"), name))
         places, self._places = self._places, {}
-        for (host, cwd), job in places.items():
-            names = [*shared, *self._later.get((host, cwd), ())]
-            stays = bool(self._kept & {host, ""})
-            self._start([] if stays else names, sorted(directories), job, host, over)
+        for place, job in places.items():
+            host = place[0]
+            names = [*shared, *self._later.get(place, ())]
+            if self._blind & {host, ""}:
+                names = []
+            elif self._kept & {host, ""}:
+                names = [name for name in names[len(shared) :] if not self._is_needed(host, name)]
+            self._remove_all(_pieces(names, deepest_first), job, host, over)
+        for host, count in self._forgotten.items():
+            why = f"no more than {LATER} names are remembered for the end"
+            self._say(f"quine: {host}: --cleanup: {count} files are left there: {why}\n")
+        if self._more_directories:
+            self._say(f"quine: --cleanup: directories may be left empty: more than {DIRECTORIES} had files\n")
         return len(places)
 
-    def _start(
-        self, names: list[str], directories: list[str], job: Spawn, host: str, over: Callable[[], None]
+    def _remove_all(
+        self,
+        pieces: Iterator[tuple[list[str], list[str]]],
+        job: Spawn,
+        host: str,
+        over: Callable[[], None],
+    ) -> None:
+        piece = next(pieces, None)
+        if piece is None:
+            over()
+            return
+
+        def gone(reached: bool) -> None:
+            self._remove_all(pieces if reached else iter(()), job, host, over)
+
+        self.start(*piece, job, host, gone)
+
+    def start(
+        self,
+        names: Sequence[str],
+        directories: Sequence[str],
+        job: Spawn,
+        host: str,
+        over: Callable[[bool], None],
     ) -> BatchJob:
+        """Start a job that removes. `over` is called at its end, with whether it could do its work."""
+
         def on_exit(status: Status) -> None:
             if (status.state, status.code) != ("exited", 0) and host not in self._told:
                 self._told.add(host)
                 self._say(
                     f"quine: {host}: --cleanup: files are left there: {status.detail or status.state}\n"
                 )
-            over()
+            over(status.state == "exited")
 
         spawn = Spawn(
             ["node", "--stage", "clean", str(len(names)), "--", *names, *directories],
@@ -175,6 +236,86 @@ class Cleanup:
             context={**job.context, "control": True},
         )
         return self._batch.start(spawn, on_exit=on_exit)
+
+
+class Removal:
+    """The removal of the files of one item, piece by piece; then `finished` is called.
+
+    To its task it is a job: it can be given up, or left as it is.
+    """
+
+    def __init__(
+        self, cleanup: Cleanup, names: Iterable[str], job: Spawn, host: str, finished: Callable[[], None]
+    ) -> None:
+        self._cleanup, self._names = cleanup, iter(names)
+        self._place, self._finished = (job, host), finished
+        self._job: BatchJob | None = None  # that removes a piece
+        self._is_given_up = self.over = False
+
+    def begin(self) -> None:
+        """Remove the next piece."""
+        self._job = None
+        if self.over:
+            return
+        piece = None if self._is_given_up else self._piece()
+        if piece is None:
+            self.over = True
+            self._finished()
+        elif not piece:
+            self._cleanup.at(time.monotonic(), self.begin)
+        else:
+            self._cleanup.goes(piece, *self._place)
+            self._job = self._cleanup.start(
+                piece, [], *self._place, lambda reached: self._gone(piece, reached)
+            )
+
+    def _piece(self) -> list[str] | None:
+        """Return the next names that nobody needs; [] if there may be more behind those that were looked at."""
+        cleanup, (job, host), size = self._cleanup, self._place, 0
+        piece: list[str] = []
+        last = cleanup.compared + COMPARED
+        for looked_at, name in enumerate(self._names, 1):
+            cleanup.empties(name)
+            if cleanup.is_for_the_end(host, name):
+                cleanup.defer([name], job, host)
+            else:
+                piece.append(name)
+                size += len(os.fsencode(name))
+            if looked_at == LOOKED_AT or size >= BYTES or cleanup.compared >= last:
+                return piece
+        return piece or None
+
+    def _gone(self, piece: list[str], reached: bool) -> None:
+        self._is_given_up = self._is_given_up or not reached
+        self._cleanup.has_gone(piece)
+        self.begin()
+        self._cleanup.serve()
+
+    def abandon(self) -> None:
+        """Wait for it no longer. Between two pieces the next turn ends it."""
+        self._is_given_up = True
+        if self._job:
+            self._job.abandon()
+
+    def go_on(self) -> None:
+        """Leave it as it is: nothing is called any more."""
+        self.over = True
+        if self._job:
+            self._job.go_on()
+
+
+def _pieces(names: list[str], directories: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield what each job is to remove, of these in their order."""
+    piece: tuple[list[str], list[str]] = ([], [])
+    size = 0
+    for at, words in enumerate((names, directories)):
+        for word in words:
+            if size >= BYTES:
+                yield piece
+                piece, size = ([], []), 0
+            piece[at].append(word)
+            size += len(os.fsencode(word))
+    yield piece
 
 
 def _directory(word: str) -> str:

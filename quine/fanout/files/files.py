@@ -6,7 +6,8 @@ Laws
 2. An item has its end when its returns are here and its files have been removed. A job that may go on without this
    process keeps them, and its names, until it is adopted and ends, or is not looked for any longer.
 3. A job that was told to end, by this process or by the one before, brings nothing: a part of a result would replace a
-   finished one. Where results stay on a host, nothing of their item is removed there.
+   finished one. Where results stay on a host, nothing of their item is removed there until they are asked for no more:
+   those that a try has withheld, once the next one runs.
 4. If returns replace the files of their item, a try that is to be repeated brings none, also if that is because some
    were not there: the next one has the files that the item had. If the batch ends before that one, --resume asks for
    them, as for those that did not come.
@@ -15,9 +16,11 @@ Laws
 from __future__ import annotations
 
 import os
+from collections import Counter
 from functools import partial
+from typing import NamedTuple
 
-from quine.base.errors import FAILED, Failure
+from quine.base.errors import FAILED, Failure, Misconfigured
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.names import Names
 from quine.jobs.staged import Bringing
@@ -67,6 +70,14 @@ class Held:
         self.task.unreturned = place
 
 
+class Left(NamedTuple):
+    """Names of files that a try has left on a host, with its results; `spawn`: of its job, if the next try decides."""
+
+    host: str
+    names: list[str]
+    spawn: Spawn | None = None
+
+
 class Files:
     """The files of a batch. `say` prints a message."""
 
@@ -82,14 +93,41 @@ class Files:
         self._work = work
         self.journal: Journal | None = None  # of a batch with a log
         self.fail: Callable[[Failure], None]  # called where that cannot be written
-        self._earlier: set[str] = set()  # ids of jobs of the runs before that have no end yet
-        self.at: At  # calls a function at a time
+        self._left: dict[Task, list[Left]] = {}  # by items that have no end yet
+        # Jobs of the runs before that have, or may get, results on a host ("": on any), and whose items are still to be
+        # read: their ids, with the host; and how many each host has.
+        self._unread: dict[str, str] = {}
+        self._unread_on: Counter[str] = Counter()
         # Whether an item is tried again after a try with this end.
         self.repeats: Callable[[Task, Status], bool] = lambda task, status: False
 
     def record(self, journal: Journal, fail: Callable[[Failure], None]) -> None:
         """Jobs may be of the runs before, and outlive this one."""
-        self.journal, self.fail, self._earlier = journal, fail, set(journal.sent)
+        self.journal, self.fail = journal, fail
+        if self._cleanup:
+            for notes in (journal.sent, journal.unreturned):
+                self._unread.update(
+                    (id, note.host) for id, note in notes.items() if id not in journal.brought
+                )
+            self._unread_on = Counter(self._unread.values())
+            self._cleanup.has_unread = lambda host: bool(self._unread_on[host] or self._unread_on[""])
+
+    def _is_read(self, *ids: str) -> None:
+        """The names of the items of these jobs are known, or are not needed any more."""
+        for id in ids:
+            if (host := self._unread.pop(id, None)) is not None:
+                self._unread_on[host] -= 1
+
+    @property
+    def at(self) -> At:
+        """Calls a function at a time."""
+        return self._at
+
+    @at.setter
+    def at(self, at: At) -> None:
+        self._at = at
+        if self._cleanup:
+            self._cleanup.at = at
 
     def begin(self, task: Task, stage: Staging, send: Callable[[], None]) -> None:
         """Have `send` called once the try may be sent, if `give` is not called before."""
@@ -126,10 +164,11 @@ class Files:
         held.sources = stage.sources
         self._names.hold(held.sources)
         self._use(task, held)
+        self._is_read(task.sent, task.entry.fetched)
 
     def give(self, task: Task) -> None:
         """The try has its end, if it has any files: those that wait for its names may have them."""
-        self._earlier.discard(task.sent)
+        self._is_read(task.sent)
         if held := self._held.pop(task, None):
             if self._cleanup:
                 self._cleanup.give(held.own)
@@ -156,13 +195,14 @@ class Files:
         def remove(stays: bool = False) -> None:
             began = task.running or status.state in ("exited", "signaled")
             if self._cleanup and (stays or task.left or (held.stage.returns and status.state == "lost")):
-                self._cleanup.keep(status.host)
+                self._leave(task, Left(status.host, held.own))
                 self._over(task, over)
             elif not (self._cleanup and began and status.host):
                 self._over(task, over)
             else:
                 own, held.own = held.own, []
                 self._cleanup.give(own)
+                self._forget_left(task, status.host)
                 gone = _removable(own, held.stage.came)
                 task.after = self._cleanup.remove(gone, spawn, status.host, lambda: self._over(task, over))
 
@@ -172,6 +212,7 @@ class Files:
 
         def brought() -> None:
             if status.state != "lost" and task.unreturned is not None:
+                self._leave(task, Left(status.host, held.own, spawn))
                 self._over(task, over)  # they are withheld, and stay for the next try
                 return
             remove(stays=status.state != "lost" and not self._note_arrival(task, held.stage, status.code))
@@ -180,6 +221,7 @@ class Files:
             remove()
         elif again and held.stage.is_in_place:
             held.lost(status.left)  # as long as no other try has begun, which may not come
+            self._leave(task, Left(status.host, held.own, spawn))
             self._over(task, over)
         elif self.journal and task.entry.id in self.journal.brought:
             held.stage.brought_before(status, self.journal.brought[task.entry.id])
@@ -223,34 +265,70 @@ class Files:
         self.give(task)
         over()
 
+    # -- with --cleanup: where results stay --------------------------------------------------------
+
+    def _leave(self, task: Task, left: Left) -> None:
+        if self._cleanup:
+            self._cleanup.keep(left.host, left.names)
+            self._left.setdefault(task, []).append(left)
+
+    def missed(self, task: Task) -> None:
+        """No host tells of its job, which may go on: it has its files, and its results stay."""
+        if not self._cleanup:
+            return
+        sent = self.journal.sent.get(task.sent) if self.journal else None
+        host, held = sent.host if sent else "", self._held.get(task)
+        try:
+            self._leave(task, Left(host, held.own if held else self._cleanup.names(task)))
+        except Misconfigured:
+            self._cleanup.keep(host)
+
+    def started(self, task: Task, host: str) -> None:
+        """A try runs on a host: results that the ones before have withheld are not asked for any more."""
+        for left in self._left.get(task, ()):
+            if self._cleanup and left.spawn and left.host not in ("", host):
+                self._cleanup.defer(left.names, left.spawn, left.host)
+        self._forget_left(task)
+
+    def _forget_left(self, task: Task, host: str | None = None) -> None:
+        """Do without results that an item has withheld; or without those on a `host` where it has its end now."""
+        kept = []
+        for left in self._left.pop(task, ()):
+            if self._cleanup and (left.spawn if host is None else left.host in (host, "")):
+                self._cleanup.release(left.host, left.names)
+            else:
+                kept.append(left)
+        if kept:
+            self._left[task] = kept
+
+    def final(self, task: Task) -> None:
+        """An item has its end, and may have left its results on a host."""
+        left = self._left.pop(task, None)
+        if self._cleanup and (note := task.entry.unreturned):
+            self._cleanup.keep(note.host, [] if left else None)
+
     def finish(self, over: Callable[[], None]) -> int:
         """All items have their ends. Return how many calls of `over` are still to come, for jobs that clean up."""
         if not self._cleanup:
             return 0
-        for host in self._left():
-            self._cleanup.keep(host)
+        for task in self._held:
+            self._cleanup.keep(task.entry.host)
+        if journal := self.journal:
+            for id, host in self._unread.items():
+                if id not in journal.brought and (id in journal.sent or id in journal.unreturned):
+                    self._cleanup.keep(host)
         return self._cleanup.finish(over)
 
-    def final(self, task: Task) -> None:
-        """An item has its end, and may have left its results on a host."""
-        if self._cleanup and (note := task.entry.unreturned):
-            self._cleanup.keep(note.host)
 
-    def _left(self) -> Iterator[str]:
-        """Yield the hosts that have, or may get, results of jobs that are left to the next run; "" for any host."""
-        yield from (task.entry.host for task in self._held)
-        if journal := self.journal:
-            yield from (note.host for id, note in journal.unreturned.items() if id not in journal.brought)
-            yield from ("" for id in self._earlier if id in journal.sent)
+def _removable(own: list[str], came: list[str] | None) -> Iterator[str]:
+    """Yield what is to be removed of the `own` names and patterns of an item: of a pattern, what came by it.
 
-
-def _removable(own: list[str], came: list[str] | None) -> list[str]:
-    """Return what is to be removed of the `own` names and patterns of an item: of a pattern, what came by it.
-
-    It may match more by now, of another item. Without `came` that is not known: the process before brought it.
+    It may match more by now, of another item. Without `came` that is not known, since the process before brought it:
+    the pattern is for the end of the batch.
     """
+    mine = set(own)
     patterns = [word for word in own if spec.name_of(word) is None]
-    if not patterns or came is None:
-        return own
-    brought = [spec.literal(name) for name in came if spec.allowed(os.fsencode(name), patterns)]
-    return list(dict.fromkeys([*(word for word in own if word not in patterns), *brought]))
+    yield from (word for word in own if came is None or word not in patterns)
+    for name in came or () if patterns else ():
+        if (word := spec.literal(name)) not in mine and spec.allowed(os.fsencode(name), patterns):
+            yield word

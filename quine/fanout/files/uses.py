@@ -1,0 +1,105 @@
+"""Names and patterns over there, and whether a name or a pattern may mean what one of them does.
+
+Law: one item may have a hundred thousand results, and there may be thousands of patterns. So a name is compared with a
+pattern only if it begins as all matches of that do, and each comparison is counted: the caller can stop in between.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from itertools import islice, takewhile
+
+from quine.files.paths import ancestors
+from quine.staging import spec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+COMPARED = 256  # names with a pattern: of more, one is taken to be a match
+
+
+class Uses:
+    """Each name and pattern as often as it was added. `compared` counts comparisons of a name with a pattern."""
+
+    def __init__(self) -> None:
+        self._names: Counter[str] = Counter()
+        self._above: Counter[str] = Counter()  # directories of names, and of the beginnings of patterns
+        self._patterns: Counter[str] = Counter()
+        self._by_beginning: dict[str, dict[str, None]] = {}  # what all matches begin with -> patterns
+        self._lengths: Counter[int] = Counter()  # of these beginnings
+        self._sorted: list[str] | None = None  # names, as long as none is added or dropped
+        self.compared = 0
+
+    def add(self, words: Iterable[str], count: int = 1) -> None:
+        for word in words:
+            name = spec.name_of(word)
+            if name is None:
+                self._count_pattern(word, count)
+                continue
+            self._sorted = None
+            self._count(self._names, name, count)
+            for above in ancestors(name):
+                self._count(self._above, above, count)
+
+    def drop(self, words: Iterable[str]) -> None:
+        self.add(words, -1)
+
+    def _count_pattern(self, pattern: str, count: int) -> None:
+        beginning = spec.fixed(pattern)
+        for above in ancestors(beginning):
+            self._count(self._above, above, count)
+        self._count(self._lengths, len(beginning), count)
+        self._count(self._patterns, pattern, count)
+        alike = self._by_beginning.setdefault(beginning, {})
+        if pattern in self._patterns:
+            alike[pattern] = None
+        else:
+            del alike[pattern]
+        if not alike:
+            del self._by_beginning[beginning]
+
+    @staticmethod
+    def _count(counter: Counter[Any], key: object, count: int) -> None:
+        counter[key] += count
+        if not counter[key]:
+            del counter[key]
+
+    def meet(self, word: str) -> bool:
+        """Whether one of them may be what a name or pattern means, or in it, or above it."""
+        name = spec.name_of(word)
+        if name == "." or "." in self._names:
+            return bool(self._names or self._patterns)  # the whole directory
+        if name is None:
+            return self._meets_pattern(word)
+        if (
+            name in self._names
+            or name in self._above
+            or any(above in self._names for above in ancestors(name))
+        ):
+            return True
+        return any(self._overlap(pattern, word) for pattern in self._beginning(name))
+
+    def _beginning(self, name: str) -> Iterator[str]:
+        """Yield the patterns whose matches begin as a name does."""
+        for length in self._lengths:
+            yield from self._by_beginning.get(name[:length], ()) if length <= len(name) else ()
+
+    def _meets_pattern(self, pattern: str) -> bool:
+        beginning = spec.fixed(pattern)
+        if any(above in self._names for above in ancestors(beginning)):
+            return True
+        if any(spec.overlap(pattern, other) for other in self._patterns):
+            return True
+        if self._sorted is None:
+            self._sorted = sorted(self._names)
+        first = bisect_left(self._sorted, beginning)
+        begin_so = takewhile(lambda name: name.startswith(beginning), islice(self._sorted, first, None))
+        names = [*islice(begin_so, COMPARED + 1)]
+        return len(names) > COMPARED or any(self._overlap(pattern, spec.literal(name)) for name in names)
+
+    def _overlap(self, pattern: str, name: str) -> bool:
+        self.compared += 1
+        return spec.overlap(pattern, name)
