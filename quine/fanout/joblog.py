@@ -12,9 +12,10 @@ Laws
 4. An item is known by its hash, and equal ones are counted: order and length of the list do not matter. If its returns
    have replaced its files then its line has SENT:CAME, and each of the two is that item.
 5. There is one line an item. The line of an item that is run again stays until the item has a new one: the list may be
-   another one now, or end early, and what is known of the others was dropped with them. Where this process was killed
-   before it removed an old line whose end does not count, the later one of the same hash and number does. Any other
-   old line of them is that of an equal item, which had this number in a run before.
+   another one now, or end early, and what is known of the others was dropped with them. The new line says so behind its
+   Attempt, with the State of the old one (`2:failed`), until that is removed at the end. So if this process is killed
+   before, no run counts both; a job that was sent says it in the journal. Equal items are told apart by nothing else:
+   in later runs they have other numbers, and one run counts ends that another does not.
 6. An item that was ended because the batch was has no end of its own: its State is STOPPED, and resuming runs it. One
    whose job has ended and whose returns did not come is UNRETURNED: resuming asks for them, and runs nothing.
 """
@@ -27,6 +28,7 @@ import os
 import re
 import stat
 import time
+from collections import Counter
 from itertools import chain
 
 from quine.base.errors import Misconfigured
@@ -58,7 +60,7 @@ class Entry:
     """One line."""
 
     __slots__ = (
-        *("attempt", "code", "command", "fetched", "hash", "host", "id", "kind", "received"),
+        *("attempt", "code", "command", "fetched", "hash", "host", "id", "kind", "received", "renews"),
         *("seconds", "sent", "seq", "signal", "started", "stopped", "unreturned"),
     )
 
@@ -70,15 +72,19 @@ class Entry:
         self.kind = NEVER
         self.stopped = False
         self.unreturned: Unreturned | None = None
+        self.renews: str | None = (
+            None  # the State of the old line that this is in place of; None: not looked for yet
+        )
         self.attempt = self.code = self.signal = self.sent = self.received = 0
         self.started = self.seconds = 0.0
 
     def line(self) -> str:
         state = STOPPED if self.stopped else UNRETURNED if self.unreturned else self.kind.replace(" ", "-")
+        attempt = f"{self.attempt}:{self.renews}" if self.renews else str(self.attempt)
         columns = (
             *(str(self.seq), self.host or ":", f"{self.started:.3f}", f"{self.seconds:10.3f}"),
             *(str(self.sent), str(self.received), str(self.code), str(self.signal)),
-            *(self.command.translate(ESCAPES), self.host or "local", self.id, str(self.attempt)),
+            *(self.command.translate(ESCAPES), self.host or "local", self.id, attempt),
             *(state, self.hash),
         )
         return "\t".join(columns) + "\n"
@@ -89,37 +95,37 @@ class Past:
 
     def __init__(self, path: str, journal: Journal, keep: Iterable[str]) -> None:
         """`keep`: kinds of the ends that count. Raises OSError, and Misconfigured."""
-        self.again = Seen()  # hashes of lines whose ends do not count
+        self._again: dict[str, Seen] = {}  # State -> hashes of lines whose ends do not count
         self._ends: dict[str, Seen] = {}  # kind -> hashes of the others
         self._numbers = Seen()  # that their items had, with their hashes
         self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
         self._unreturned: dict[str, list[str]] = {}  # hash -> ids of jobs whose returns did not come
         self._path = path
-        self._keep = keep = frozenset(keep)
-        self._earlier: dict[tuple[str, str], int] = {}  # item -> its lines but the last one
+        keep = frozenset(keep)
+        self._renewed: Counter[tuple[str, str]] = Counter()  # hash and State of lines that have a new one
         self.replaced = Replaced(path)
         self.replaced.read()
         self.count = 0
         journal.read()
         if next(whole_lines(path), HEAD) != HEAD:
             raise OSError(errno.EINVAL, "not a log that can be resumed")
-        seen = Seen()
-        for _, columns in self._all():
-            journal.ended(columns[-4], _end_of(columns)[0] != UNRETURNED)
-            if (item := (columns[-1], columns[0])) in seen:
-                self._earlier[item] = self._earlier.get(item, 0) + 1
-            else:
-                seen.add(item)
-        del seen
-        for _, columns in self._latest():
+        for columns in self._all():
+            journal.ended(columns[-4], columns[-2] != UNRETURNED)
+            if renews := columns[-3].partition(":")[2]:
+                self._renewed[columns[-1], renews] += 1
+        under_way = Counter((sent.hash, sent.renews) for sent in journal.sent.values() if sent.renews)
+        for columns in self._latest():
             self.count += 1
-            kind, hash = _end_of(columns)
-            if kind == UNRETURNED and columns[-4] in journal.unreturned:
+            kind, hash = columns[-2].replace("-", " "), columns[-1]
+            if under_way[hash, columns[-2]]:
+                under_way[hash, columns[-2]] -= 1
+                kind = RUNNING  # the job that was sent
+            elif kind == UNRETURNED and columns[-4] in journal.unreturned:
                 self._unreturned.setdefault(hash, []).append(columns[-4])
             elif kind == UNRETURNED:
                 kind = LOST  # the journal has gone, and with it the place of the results
             if kind not in keep:
-                self.again.add(hash)
+                self._again.setdefault(columns[-2], Seen()).add(hash)
             else:
                 self._ends.setdefault(kind, Seen()).add(hash)
                 self._numbers.add((hash, int(columns[0])))
@@ -127,27 +133,35 @@ class Past:
         for id, sent in journal.sent.items():
             self._running.setdefault(sent.hash, []).append(id)
 
-    def _all(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the lines of items, with their columns."""
+    def _all(self) -> Iterator[list[str]]:
+        """Yield the columns of the lines of items."""
         for line in whole_lines(self._path):
             columns = line[:-1].split("\t")
             if len(columns) == COLUMNS and NUMBER(columns[0]):
-                yield line, columns
+                yield columns
 
-    def _latest(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield them; of those with one hash and one number the last one, and each whose end counts."""
-        earlier = dict(self._earlier)
-        for line, columns in self._all():
-            item = columns[-1], columns[0]
-            left = earlier.get(item, 0)
-            if left:
-                earlier[item] = left - 1
-            if not left or _end_of(columns)[0] in self._keep:
-                yield line, columns
+    def _latest(self) -> Iterator[list[str]]:
+        """Yield those of lines that have no new one."""
+        renewed = self._renewed.copy()
+        for columns in self._all():
+            if renewed[columns[-1], columns[-2]]:
+                renewed[columns[-1], columns[-2]] -= 1  # the new one is behind it
+            else:
+                yield columns
 
     def lines(self) -> Iterator[str]:
         """Yield the lines that count, one an item. They are read anew: there may be millions."""
-        return (line for line, _ in self._latest())
+        return map(_settled, self._latest())
+
+    def claim(self, hash: str, state: str = "") -> str:
+        """Return the State of a line whose end does not count, for one of these items that will have a new one.
+
+        "" if there is none. `state`: of a line with this one.
+        """
+        for each in [state] if state else self._again:
+            if each in self._again and self._again[each].take(hash):
+                return each
+        return ""
 
     def take(self, hash: str) -> tuple[str, str]:
         """Return the kind of the end that one of these items had: "" if it has none that counts.
@@ -172,9 +186,10 @@ class Past:
         return (hash, number) in self._numbers
 
 
-def _end_of(columns: list[str]) -> tuple[str, str]:
-    """Return the kind of an end, and the hash of its item."""
-    return columns[-2].replace("-", " "), columns[-1]
+def _settled(columns: list[str]) -> str:
+    """Return the line of these columns, which is in place of no other one."""
+    columns[-3] = columns[-3].partition(":")[0]
+    return "\t".join(columns) + "\n"
 
 
 def past(path: str, keep: Iterable[str]) -> Past:
@@ -201,15 +216,14 @@ class Joblog:
         self._synced = 0.0
         self._dirty = False
         self._past: Past | None = None
-        self._keep = set(keep or ())
         self._old = 0  # lines of the runs before, with the first one,
-        self._renewed = Seen()  # and hashes of those of them that have a new one
+        self._renewed = Seen()  # and hash and State of those of them that have a new one
         self._fds: list[int] = []
         try:
             self._fds.append(_locked(path))
             kept: Iterable[str] = ()
             if keep is not None:
-                self._past = Past(path, self.journal, self._keep)
+                self._past = Past(path, self.journal, keep)
                 self.replaced = self._past.replaced
                 self.journal.check_owner(elsewhere)
                 kept, self._old = self._past.lines(), 1 + self._past.count
@@ -234,6 +248,14 @@ class Joblog:
         """See `Past.take`."""
         return self._past.take(hash) if self._past else ("", "")
 
+    def found(self, entry: Entry) -> tuple[str, str]:
+        """Return what `before` does for the item of an entry, which gets the line that its own will be in place of."""
+        kind, id = self.before(entry.hash)
+        if self._past and kind in ("", RUNNING, UNRETURNED):
+            renews = self.journal.sent[id].renews if kind == RUNNING else kind
+            entry.renews = "" if kind == RUNNING and not renews else self._past.claim(entry.hash, renews)
+        return kind, id
+
     def is_over(self, hash: str) -> bool:
         """See `Past.is_over`."""
         return self._past is not None and self._past.is_over(hash)
@@ -246,12 +268,14 @@ class Joblog:
         """An item has its end, and its output was passed on."""
         if entry.unreturned:
             self.journal.no_returns(entry.id, entry.unreturned)
+        if self._past and entry.renews is None:
+            entry.renews = self._past.claim(entry.hash)
         written(self._log, entry.line(), self._path)
         self.journal.ended(entry.id, returned=not entry.unreturned)
         for id in {entry.fetched, entry.id} - ({entry.id} if entry.unreturned else set()):
             self.journal.unreturned.pop(id, None)
-        if self._past and self._past.again.take(entry.hash):
-            self._renewed.add(entry.hash)
+        if entry.renews:
+            self._renewed.add((entry.hash, entry.renews))
         self._dirty = True
         if now - self._synced >= EVERY:
             self._sync(now)
@@ -275,7 +299,7 @@ class Joblog:
 
     def _drop_renewed(self) -> None:
         """Remove the lines of the runs before whose items have a new one."""
-        if not self._renewed:
+        if not len(self._renewed):
             return
         try:
             mode = stat.S_IMODE(os.fstat(self._log).st_mode)
@@ -285,11 +309,9 @@ class Joblog:
 
     def _but_renewed(self) -> Iterator[str]:
         for at, line in enumerate(whole_lines(self._path)):
-            if 0 < at < self._old:
-                kind, hash = _end_of(line[:-1].split("\t"))
-                if kind not in self._keep and self._renewed.take(hash):
-                    continue
-            yield line
+            columns = line[:-1].split("\t")
+            if not (0 < at < self._old and self._renewed.take((columns[-1], columns[-2]))):
+                yield _settled(columns)
 
     def _close(self) -> None:
         self.journal.leave()

@@ -65,6 +65,7 @@ class Sent(NamedTuple):
     attempt: int
     when: float
     host: str = ""  # on which it has started, if that was heard of
+    renews: str = ""  # the State of the line, of a run before, that its own will be in place of
 
 
 class Unreturned(NamedTuple):
@@ -160,8 +161,8 @@ class Journal:
                     (when,) = map(float, rest)
                     second = when if same else -inf
                 else:
-                    hash, attempt, before = rest
-                    self.sent[word] = Sent(hash, int(attempt), second)
+                    hash, attempt, before, renews = [*rest, ""] if len(rest) == 3 else rest
+                    self.sent[word] = Sent(hash, int(attempt), second, renews=renews)
                     self.sent.pop(before, None)
             except (ValueError, IndexError):
                 raise Misconfigured(f"line {number} of {self._path} is damaged") from None
@@ -200,7 +201,9 @@ class Journal:
         text += (f"where {where}\n" for where in self.wheres)
         text += ["lines\n"] if self._passes_lines else []
         for id, sent in self.sent.items():
-            text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} -\n")
+            text.append(
+                f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} - {sent.renews}".rstrip() + "\n"
+            )
             text += [f"host {sent.host} {id}\n"] if sent.host else []
         text += (note.line(id) for id, note in self.unreturned.items())
         for word, ids in (("halted", self.halted), ("begun", self.begun)):
@@ -221,16 +224,16 @@ class Journal:
         """Return the path of the file for an output that does not fit into memory."""
         return os.path.join(f"{self._log}.outputs", id)
 
-    def start(self, id: str, hash: str, attempt: int, before: str = "") -> None:
-        """A job is about to be sent; `before` is the id of the try before, whose end is known."""
+    def start(self, id: str, hash: str, attempt: int, before: str = "", renews: str = "") -> None:
+        """A job is about to be sent; `before` is the id of the try before, whose end is known. `renews`: see `Sent`."""
         now = boot_clock()
         noted = "" if now - self._second < 1 else f"time {now:.3f}\n"
         if noted:
             self._second = now
-        self._write(f"{noted}{id} {hash} {attempt} {before or '-'}\n")
+        self._write(f"{noted}{id} {hash} {attempt} {before or '-'} {renews}".rstrip() + "\n")
         self.sent.pop(before, None)
         self.brought.pop(before, None)
-        self.sent[id] = Sent(hash, attempt, self._second)
+        self.sent[id] = Sent(hash, attempt, self._second, renews=renews)
         self._lines += 1
         if self._lines > COMPACT + 4 * len(self.sent):
             self._compact()

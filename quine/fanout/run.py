@@ -210,7 +210,7 @@ class Run:
 
     def _had_before(self, task: Task) -> bool:
         """Leave out an item that has its end from a run before, or is looked for; False if it is to be run."""
-        kind, id = self._log.before(task.entry.hash) if self._log else ("", "")
+        kind, id = self._log.found(task.entry) if self._log else ("", "")
         if not kind:
             return False
         if kind == RUNNING and self._orphans:

@@ -213,7 +213,7 @@ class Starter:
             return
         self._note_hosts()
         self._batch.reach()  # a node that was there before the job was sent can vouch for it: see `adoption`
-        self._journal.start(spawn.id, task.entry.hash, task.tries, task.sent)
+        self._journal.start(spawn.id, task.entry.hash, task.tries, task.sent, task.entry.renews or "")
         task.sent, task.adopted = spawn.id, None
         if task.kept:
             task.kept.forget()

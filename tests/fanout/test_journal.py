@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from quine.fanout.joblog import UNRETURNED, Entry, Joblog
+from quine.fanout.joblog import RUNNING, UNRETURNED, Entry, Joblog
 from quine.fanout.journal import Sent, Unreturned, hash_of
 
 KEEP = {"done", "lost"}
@@ -127,6 +129,90 @@ def test_an_old_line_that_a_killed_run_has_not_removed_counts_no_more(tmp_path: 
     log = Joblog(path, {"done"})
     assert [log.before("h")[0] for _ in range(2)] == ["done", ""]
     log.close()
+
+
+Keep = frozenset[str]
+RETRIES = Keep({"done", "lost"}), Keep({"done", "lost", "failed"}), Keep({"done"})
+a_run = st.tuples(
+    st.sampled_from(RETRIES),
+    st.lists(st.sampled_from(["done", "failed", "lost", "killed before its line"]), min_size=4, max_size=4),
+    st.integers(0, 4),  # items that are read
+    st.booleans(),  # whether it is killed before its end
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(a_run, min_size=2, max_size=5))
+def test_equal_items_have_as_many_ends_as_they_had(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[Keep, list[str], int, bool]]
+) -> None:
+    """Each run may count other ends than the one before, which may have been killed at any point."""
+    path = tmp_path_factory.mktemp("log") / "log"
+    ends, sent = (
+        list[str](),
+        dict[str, tuple[str, str]](),
+    )  # what is known of them; jobs: what they renew, their end
+    for at, (keep, kinds, read, killed) in enumerate(runs):
+        log = Joblog(str(path), keep)
+        renewed = [renews for renews, _ in sent.values()]
+        counting = [kind for kind in ends if kind in keep]
+        for kind in renewed:
+            counting.remove(kind) if kind in counting else None
+        found, old = 0, list(ends)
+        for number, outcome in enumerate(kinds[:read], 1):
+            entry = Entry(number, "h")
+            kind, id = log.found(entry)
+            if kind == RUNNING:
+                renews, entry.kind = sent.pop(id)
+                assert found == len(counting) and entry.renews == renews
+            elif kind:
+                found += 1
+                counting.index(kind)
+                continue
+            else:
+                assert found == len(counting) and not sent
+                id, renews, entry.kind = f"{at}-{number}", entry.renews or "", outcome
+                assert bool(renews) == any(each not in keep for each in old)
+                log.journal.start(id, "h", 1, "", renews)
+            if renews:
+                old.remove(renews)
+            if entry.kind == "killed before its line":
+                sent[id] = renews, "done"
+                killed = True
+                break
+            entry.id = id
+            log.end(entry, 0.0)
+            ends += [entry.kind]
+            if renews:
+                ends.remove(renews)
+        if killed:
+            log._close()
+        else:
+            log.close()
+            lines = [line.split("\t") for line in path.read_text().splitlines()[1:]]
+            assert sorted(columns[-2] for columns in lines) == sorted(ends)
+            assert {columns[-3] for columns in lines} <= {"0"}
+
+
+@pytest.mark.parametrize(("kind", "first"), [("failed", RETRIES[0]), ("lost", RETRIES[2])])
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_end_counts_no_more_once_its_item_has_run_again(
+    tmp_path: Path, kind: str, first: Keep, killed: bool
+) -> None:
+    """The second of two equal items was taken to have it, and never ran. `killed`: before the line of the first."""
+    path = str(tmp_path / "log")
+    for keep, outcome in (({"done"}, kind), (first, "done")):
+        log = Joblog(path, keep)
+        entry = Entry(1, "h")
+        assert log.found(entry)[0] == ""
+        log.journal.start(outcome, "h", 1, "", entry.renews or "")
+        entry.kind, entry.id = outcome, outcome
+        if not killed or outcome == kind:
+            log.end(entry, 0.0)
+        log._close()
+    log = Joblog(path, {"done", "lost", "failed"})
+    assert [log.found(Entry(number, "h"))[0] for number in (1, 2)] == [RUNNING if killed else "done", ""]
+    log._close()
 
 
 @pytest.mark.parametrize(
