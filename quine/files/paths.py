@@ -88,7 +88,7 @@ def is_alias(name: str, reserved: str) -> bool:
 
         folded = unicodedata.normalize("NFKD", name.casefold())
         plain = "".join(
-            each for each in folded if unicodedata.category(each) != "Cf" and each not in _SHOWS_NOTHING
+            each for each in folded if unicodedata.category(each) != "Cf" and not _is_ignored(each)
         )
     plain = plain.lower().partition(":")[0].rstrip(". ")
     if plain == reserved or "~" not in plain:
@@ -99,4 +99,15 @@ def is_alias(name: str, reserved: str) -> bool:
     return number.isdigit() and (short, ending) == (stem[:6], extension[:3])
 
 
-_SHOWS_NOTHING = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10)))
+def _is_ignored(character: str) -> bool:
+    """Return whether Unicode has a character as Default_Ignorable_Code_Point: HFS+ ignores such in names."""
+    code = ord(character)
+    return any(first <= code <= last for first, last in _IGNORED)
+
+
+_IGNORED = (
+    *((0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)),
+    *((0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F)),
+    *((0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A)),
+    (0xE0000, 0xE0FFF),
+)

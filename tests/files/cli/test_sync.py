@@ -392,6 +392,18 @@ def test_a_name_that_a_filesystem_takes_for_one_that_is_obeyed_does_not_come(she
     assert (shelf.directory / "w" / name / "x").read_text() == "forged", "it was named"
 
 
+# first and last of each range of Default_Ignorable_Code_Point, in DerivedCoreProperties.txt of Unicode 16
+IGNORED = """
+    00AD 034F 061C 115F 1160 17B4 17B5 180B 180D 180E 180F 200B 200F 202A 202E 2060 2064 2065 2066 206F 3164 FE00 FE0F
+    FEFF FFA0 FFF0 FFF8 1BCA0 1BCA3 1D173 1D17A E0000 E0001 E0002 E001F E0020 E007F E0080 E00FF E0100 E01EF E01F0 E0FFF
+"""
+
+
+def test_a_name_with_characters_that_show_nothing_is_that_without_them() -> None:
+    assert [code for code in IGNORED.split() if not obeyed(f".g{chr(int(code, 16))}it")] == []
+    assert [name for name in (".g\u180ait", ".g\ufff9\u00e9it", ".git\u0301") if obeyed(name)] == []
+
+
 @pytest.mark.parametrize(
     "name", ["git", ".gitignore", "inventory.json", "INVENT~1.TXT", "PERSON~1.A", "person"]
 )
