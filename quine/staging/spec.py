@@ -83,9 +83,9 @@ def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
 def _check_within(word: str, matches: list[str], folder: str) -> None:
     """Raise Misconfigured if a match leads, by a link, out of the directory in which the pattern begins."""
     fixed = os.path.expanduser(word)
-    while any(char in fixed for char in MAGIC):
+    while name_of(fixed) is None:
         fixed = os.path.dirname(fixed)
-    roots = {os.path.realpath(os.path.join(folder, fixed)), os.path.realpath(folder)}
+    roots = {os.path.realpath(os.path.join(folder, _unquoted(fixed))), os.path.realpath(folder)}
     above: dict[str, str] = {}  # directories, and where they are
     for match in matches:
         folder_of, last = os.path.split(os.path.join(folder, match))
@@ -185,8 +185,9 @@ def check_way(pattern: str, folder: str) -> None:
     """Refuse results that could not be put in place after the job: they go through no link."""
     path = folder
     for part in pattern.split("/")[:-1]:
-        path = os.path.join(path, part)
-        if any(char in part for char in MAGIC) or not os.path.lexists(path):
+        name = name_of(part)
+        path = os.path.join(path, name or "")
+        if name is None or not os.path.lexists(path):
             return  # it is known when they come, or made for them
         if os.path.islink(path) or not os.path.isdir(path):
             raise Misconfigured(
@@ -208,11 +209,7 @@ def check_names(words: Iterable[str], folder: str) -> None:
     """Refuse FROM:NAME for a job that runs where the files are, which has them under their own names."""
     for word in words:
         where = os.path.join(folder, os.path.expanduser(word))
-        if (
-            ":" in _unquoted(word, False)
-            and not os.path.exists(where)
-            and not any(char in word for char in MAGIC)
-        ):
+        if ":" in _unquoted(word, False) and not os.path.exists(where) and name_of(word) is not None:
             raise Misconfigured(
                 f"--files {word}: the job runs in this directory, where the file has its own name",
                 "a copy with that name, or --on HOST",

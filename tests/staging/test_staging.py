@@ -1276,6 +1276,24 @@ def test_results_that_would_go_through_a_link_are_refused_before_the_job(
     Staging([], [pattern], str(tmp_path)).in_place([])  # nothing is written
 
 
+@pytest.mark.parametrize("item", ["sub[x]", "a*", "what?", "10:30"])
+def test_the_name_of_an_item_is_known_though_it_has_characters_of_patterns(item: str, tmp_path: Path) -> None:
+    """As the directory of results, as that in which a pattern of files begins, and before a colon."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "f").touch()
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / item).symlink_to(elsewhere)
+    with pytest.raises(Misconfigured, match="is no directory, or a link to one"):
+        Staging([], [f"{spec.literal(item)}/x"], str(here)).moving()
+    assert spec.sources([f"{spec.literal(item)}/*"], str(here)) == [
+        (os.fsencode(here / item / "f"), os.fsencode(f"{item}/f"))
+    ]
+    with pytest.raises(Misconfigured, match="the file has its own name"):
+        spec.check_names([f"{spec.literal(item)}:name"], str(here))
+
+
 @pytest.mark.parametrize(
     ("name", "pattern", "fine"),
     [
