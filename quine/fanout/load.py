@@ -3,8 +3,8 @@
 Laws
 1. A host is asked by a control job of the batch: it takes no slot, has no directory, and is no item.
 2. With --load a host whose load is not known yet starts nothing. One that runs the question but cannot answer it is
-   not held back. One that cannot be reached is held back while another host may be: with the others held back all
-   starts would go there, and fail. If none can be reached the starts go there, and tell why.
+   not held back. One that cannot be reached, or is silent for PATIENCE, is held back while another host may be: with
+   the others held back all starts would go there, and fail. If none can be reached the starts go there, and tell why.
 3. The hosts are those that --on means now: one that joins the inventory is asked before the next start. An inventory
    that cannot tell leaves them as they are, as it does for the node that places the jobs.
 """
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 EVERY = 5.0  # seconds between two looks
+PATIENCE = 2 * EVERY  # seconds for an answer
 # A host without getconf, as one with BusyBox, mostly has nproc; the exit status tells that there is neither.
 ASK = ["sh", "-c", "cat /proc/loadavg && { getconf _NPROCESSORS_ONLN || nproc; }"]
 WORDS = 6  # of an answer: five of /proc/loadavg, and the number of processors
@@ -182,7 +183,8 @@ class Loads:
             except ValueError:
                 self._mute.add(name)
 
-        ask(self._batch, Spawn(ASK, where=name, cwd="/", context=self._context), ANSWER, answered)
+        spawn = Spawn(ASK, where=name, cwd="/", context=self._context)
+        ask(self._batch, spawn, ANSWER, answered, PATIENCE)
 
     def _note(self, name: str, load: float, cpus: int) -> None:
         host = self._progress.hosts[name]

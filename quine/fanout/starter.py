@@ -261,6 +261,7 @@ class Starter:
     ) -> None:
         """Ask the host of a job whose caller died whether its command has begun, and then end the try."""
         from quine.staging import unbegun
+        from transport.client.time_limits import ANSWER
 
         def on_exit(answer: Status) -> None:
             task.unbegun = (answer.state, answer.code) == ("exited", 0)
@@ -272,7 +273,8 @@ class Starter:
         probe = self.asking(status.host or "local")
         probe.argv = ["node", "--stage", "unbegun", unbegun.name_of(spawn.capability)]
         task.over = True
-        task.after = self._batch.start(probe, on_exit=on_exit)
+        task.after = job = self._batch.start(probe, on_exit=on_exit)
+        job.limit(ANSWER)
 
     def _finish(self, task: Task, spawn: Spawn, status: Status, stage: Staging | None, ended: Ended) -> None:
         """A job has ended: bring its returns and remove its files, then call `ended`."""

@@ -6,7 +6,7 @@ Laws
 2. A job that no host has was never begun, if every host has answered and knows of all since before it was sent. So does
    one whose node is younger, if it has forgotten none, and the node here has known no other node of that host since
    then. Otherwise nothing is known: the job is lost.
-3. A host that does not answer is asked again for PATIENCE seconds.
+3. A host that fails is asked again for PATIENCE seconds. One that says nothing has as many for each answer.
 4. A job is attached to at once, since its lease runs; its item may be read much later. Until then it has its window.
 """
 
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
             """No host has the job of a task; `never`: it was certainly never begun."""
 
 
-PATIENCE = 30.0  # seconds for a host to be reached
+PATIENCE = 30.0  # seconds for a host to be reached, and to answer
 FIRST = 5.0  # seconds in which those of the run before are to be found before other jobs are started
 SEARCHES = 10  # for a job whose item was read: it may be found and lost again
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0
@@ -231,7 +231,7 @@ class Search:
             kept = None if status.code else Kept.parsed(answer or b"")
             self._answered(host, tries, kept, sole[0] if sole else inf)
 
-        ask(self._batch, self._asking(host), MOST, answered, note)
+        ask(self._batch, self._asking(host), MOST, answered, PATIENCE, note)
 
     def _answered(self, host: str, tries: int, kept: Kept | None, sole: float) -> None:
         """`sole`: since then the node here knows of no other node of the host; inf if it has not said so."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Of rooms that this one may not import; a test compares them.
-LOAD_ANSWER, MOST_LOAD = 4096, 1_000_000
+LOAD_ANSWER, MOST_LOAD, LOAD_SECONDS = 4096, 1_000_000, 10.0
 NOWHERE, NOTHING = "nowhere", "nothing"
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -200,7 +200,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "returns: bytes",
             "as announced, by digest",
-            f"`--returns-limit`: {size(returns_limit.BYTES)} a job",
+            f"`--returns-limit`: {size(returns_limit.BYTES)} a job; "
+            f"{returns_limit.Bound().patience:g} s without a byte",
             "stderr",
             "the contents of files",
         ),
@@ -293,14 +294,16 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "its load: of /proc/loadavg, and processors",
             "decimal number, integer",
-            f"0 to {MOST_LOAD}; 1 to {numbers.PROCESSORS}; {size(LOAD_ANSWER)} an answer; else it is not known",
+            f"0 to {MOST_LOAD}; 1 to {numbers.PROCESSORS}; {size(LOAD_ANSWER)} "
+            f"and {LOAD_SECONDS:g} s an answer; else it is not known",
             "the view of a batch, `quine top`",
-            "`--load`; a host whose load is not known is not held back",
+            "`--load`; a host whose load is not known is not held back, a silent one only while another answers",
         ),
         Row(
             "`--resume`: the jobs that it keeps, `remembers`",
             "list of ids, number of seconds",
-            f"{size(adoption.MOST)} an answer; 0 to {numbers.SECONDS:g} s; else it has not answered",
+            f"{size(adoption.MOST)} and {adoption.PATIENCE:g} s an answer; 0 to {numbers.SECONDS:g} s; "
+            "else it has not answered",
             NOWHERE,
             "which jobs are taken over: none that has started on another host; and which were never begun",
         ),

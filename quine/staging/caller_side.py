@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from transport.rpc.incoming import Incoming
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0
+SOONEST = 60.0  # seconds for which a host may say nothing, also when the deadline of its job is over
 STILL_THERE = "the results are still on the host, in"
 
 
@@ -100,6 +101,7 @@ class Staging:
         if self.sources:
             more["on_sent"] = self.begin
         told: list[int] = []
+        begun = time.monotonic()
         status = self.judged(client.run(job, stdin, stdout, stderr, services, on_fatal=told.append, **more))
         if not self.brings(status):
             return status
@@ -109,7 +111,8 @@ class Staging:
         elif late or (status.code and claim):
             self.leave(status, job)
         else:
-            self.bring(self.sender(job, status), status, stderr, claim)
+            left = spawn.deadline - (time.monotonic() - begun) if spawn.deadline else None
+            self.bring(self.sender(job, status), status, stderr, claim, left)
         return status
 
     def dressed(self, spawn: Spawn, services: Services | None) -> Spawn:
@@ -217,15 +220,25 @@ class Staging:
         """The command that sends the returns. With a detached job's id appended, it uses that job's directory."""
         return ["node", "--stage", "out", self.key]
 
-    def bring(self, out: Spawn, status: Status, stderr: int = 2, claim: Claim | None = None) -> str:
-        """Fetch the returns by the job `out`; put errors into `status`.
+    def bring(
+        self,
+        out: Spawn,
+        status: Status,
+        stderr: int = 2,
+        claim: Claim | None = None,
+        left: float | None = None,
+    ) -> str:
+        """Fetch the returns by the job `out`; put errors into `status`. `left` are the seconds until its deadline.
 
-        Return the signal that this process was told to end by meanwhile, or "".
+        Those end no transfer, but a host that says nothing is not waited for much longer. Return the signal that this
+        process was told to end by meanwhile, or "".
         """
         place = ""
         for failed in range(1, self.tries + 1):
             taking = self.taking(claim)
             taking.place = place
+            if left is not None:
+                taking.patience = min(taking.patience, max(left, SOONEST))
             taking.bring(out, stderr)
             place = taking.place
             if not taking.is_cut or failed == self.tries:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from quine.base import sizes
 from quine.base.errors import Misconfigured
 from quine.staging.manifest import LARGEST, MOST, BadManifest, Manifest
+from transport.spawn import LEASE
 
 OPTION = "--returns-limit"
 BYTES = 10 << 30
 NAMES = 100_000
 NAME = 256  # bytes of a manifest for each name: 52 for its columns and its digest, the others for its path
+SLOWEST = 16 << 20  # bytes of results that a host reads in a second, at least
 
 
 class TooMuch(BadManifest):
@@ -33,6 +35,11 @@ class Bound:
     def manifest(self) -> int:
         """Bytes that a manifest may have."""
         return self.names * NAME
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which a host may say nothing: it may read all that it may send for the digests first."""
+        return max(LEASE, self.bytes / SLOWEST)
 
     def check_names(self, count: int) -> None:
         """Raises TooMuch."""

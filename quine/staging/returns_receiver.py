@@ -4,8 +4,10 @@ Laws
 1. Received names are checked against the request, and files are created in a private directory. They are renamed into
    place after the sending job has ended. Names that quine or git would obey here come only if the request names them.
 2. A separate process does the renames, out of reach of signals that kill this one.
-3. A handler that outlives the sending job accepts nothing more.
+3. A handler that outlives the sending job accepts nothing more, and does not wait for its words.
 4. The umask holds: a file that is 0777 on a host is open to nobody whom the user keeps out.
+5. A host that sends no byte for `patience` seconds, while this end waits for it, is given up. It may read all of the
+   results for their digests before it sends the first byte.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from itertools import compress
 
 from quine.base import procs
@@ -25,6 +28,8 @@ from quine.staging.renames import left_alone, recover
 from quine.staging.returns_limit import Bound, TooMuch
 from quine.staging.source import bits
 from transport.client import client
+from transport.client.overtime import GRACE, NEVER
+from transport.client.time_limits import LOOK, Patience
 from transport.errors import Abandoned, RequestError
 from transport.rpc.incoming import Streaming
 from transport.status import signal_name
@@ -45,6 +50,48 @@ if TYPE_CHECKING:
 _named: set[tuple[bytes, str]] = set()  # foreign directories of staging that this process has named
 
 
+class Heard:
+    """The bytes that have come from a host. `value` stays the same only while this end waits for it, and none come."""
+
+    __slots__ = ("came", "waits")
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.waits = True
+
+    @property
+    def value(self) -> object:
+        return self.came if self.waits else object()
+
+    def __enter__(self) -> None:
+        self.waits = False  # this end is at work
+
+    def __exit__(self, *_: object) -> None:
+        self.waits = True
+
+
+class CountedLine:
+    """A conversation with a host, for one handler at a time."""
+
+    __slots__ = ("_heard", "_incoming")
+
+    def __init__(self, incoming: Incoming, heard: Heard) -> None:
+        self._incoming, self._heard = incoming, heard
+
+    def read(self, size: int) -> bytes:
+        heard = self._heard
+        heard.waits = True
+        data = self._incoming.read(size)
+        heard.waits = False
+        heard.came += len(data)
+        return data
+
+    def write(self, data: bytes) -> None:
+        self._heard.waits = True
+        self._incoming.write(data)
+        self._heard.waits = False
+
+
 class Taking:
     """Receives the files that match `returns` into `folder`. `ours` is quine's own directory there, or empty."""
 
@@ -62,6 +109,10 @@ class Taking:
         self._places = sorted({*OBEYED, ours} - {""})  # that a pattern has to name
         self._turn = threading.Lock()
         self._over = False
+        self._conversations: dict[Incoming, None] = {}  # whose handlers have no end yet
+        self._heard = Heard()
+        self.patience = self._bound.patience
+        self.late = False  # its host was silent for longer than that
         self.layout: Layout | None = None
         self.failure = "nothing came"
         self.is_too_much = False  # of what is within the limit, nothing came either
@@ -83,7 +134,9 @@ class Taking:
         null = os.open(os.devnull, os.O_RDWR)
         try:
             self.begin()
-            self.end(client.run(out, null, null, stderr, services=self.services, on_fatal=self._told))
+            self._quiet = Patience(self.patience, self.heard, time.monotonic())
+            services, told, left = self.services, self._told, self._left
+            self.end(client.run(out, null, null, stderr, services, on_fatal=told, left=left))
         except Exception as error:
             # Our own error, or Refused: the command has ended all the same, and its status must be reported.
             self.failure = str(error)
@@ -100,15 +153,27 @@ class Taking:
         """The services of the sending job."""
         return {"stage": Streaming(self.taken)}
 
+    def heard(self) -> object:
+        """Return another value than before if bytes have come, or if this end is at work."""
+        return self._heard.value
+
+    def _left(self) -> float:
+        """Return the seconds until the sending job is to be ended, as `client.run` asks for them; a few at most."""
+        left = self._quiet.left(time.monotonic(), 2 * (LOOK + GRACE))
+        self.late = left <= 0
+        return -NEVER if self.late else min(left, LOOK)
+
     def end(self, ended: Status) -> None:
         """The sending job has ended: put in place what came."""
-        with self._turn:  # a leftover handler sees the end of the job at once
-            self._over = True
+        self._hang_up()
         if self.signal:
             self.failure = f"this process was ended by {self.signal}"
         elif self.layout and not self.failure:
             self._settled = True
             self._put(self.layout)
+        elif self.failure and self.late:
+            self._settled = True
+            self.failure = f"their host was silent for {self.patience:g} s"
         elif self.failure and ended.state != "exited":
             self.failure = ended.detail or f"killed by {ended.signal}"
 
@@ -134,11 +199,19 @@ class Taking:
 
     def close(self) -> None:
         """Take nothing more."""
+        self._hang_up()
         with self._turn:
-            self._over = True
             if self.layout:
                 self.layout.close()
                 self.layout = None
+
+    def _hang_up(self) -> None:
+        """Take nothing more; the handler that has the turn waits no longer for a host that may say nothing."""
+        self._over = True  # first: a handler that begins now sees it
+        for incoming in list(self._conversations):
+            incoming.abandon("the job that sends them has ended")
+        with self._turn:
+            pass
 
     @property
     def fault(self) -> str:
@@ -159,12 +232,21 @@ class Taking:
 
     def taken(self, incoming: Incoming) -> None:
         """Answer one request `stage` of the sending job."""
+        self._conversations[incoming] = None
+        try:
+            self._in_turn(incoming)
+        finally:
+            del self._conversations[incoming]
+
+    def _in_turn(self, incoming: Incoming) -> None:
         with self._turn:
             if self._over:
                 raise Broken("nothing is taken any more")
-            self._take(incoming)
+            line = CountedLine(incoming, self._heard)
+            with self._heard:
+                self._take(line)
 
-    def _take(self, incoming: Incoming) -> None:
+    def _take(self, incoming: CountedLine) -> None:
         feed = Feed(incoming)
         try:
             asked, _ = feed.hear()
@@ -232,7 +314,7 @@ class Taking:
             if manifest.is_file(index) or manifest.is_directory(index):
                 manifest.modes[index] = mode & ~mask
 
-    def _lay_aside(self, manifest: Manifest, incoming: Incoming, feed: Feed) -> None:
+    def _lay_aside(self, manifest: Manifest, incoming: CountedLine, feed: Feed) -> None:
         if self.layout:  # of an interrupted conversation
             self.layout.close()
             self.layout = None

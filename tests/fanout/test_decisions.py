@@ -35,10 +35,11 @@ from quine.jobs.adoption import Orphans
 from quine.python import crew as crew_module
 from quine.python.crew import Crew
 from quine.staging.caller_side import Staging
-from transport.spawn import Spawn
+from transport.spawn import LEASE, Spawn
 from transport.status import Status
 
 KEEP = {"done", "lost"}
+JOB = SimpleNamespace(limit=lambda seconds: None)
 
 
 def a_task() -> Task:
@@ -149,7 +150,7 @@ def test_a_job_that_is_cut_off_is_looked_for_and_has_its_files_until_then(found:
 )
 def test_where_results_are_left_the_files_of_all_items_stay(left: str, stays: list[str]) -> None:
     removed: list[Spawn] = []
-    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: removed.append(spawn))
+    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: removed.append(spawn) or JOB)
     work: Any = SimpleNamespace(placed=lambda item, shared: ["data"])
     files = Files(batch, work, print, cleanup=True, quiet=True)
     note, sent = Unreturned(1, 0, "", "h1", ""), Sent("hash", 1, 0.0)
@@ -234,7 +235,7 @@ def test_what_is_removed_is_what_came_and_no_item_under_way_needs(
     ended: list[str], came: list[str] | None, under_way: list[str], removed: list[str]
 ) -> None:
     starts: list[Spawn] = []
-    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: starts.append(spawn))
+    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: starts.append(spawn) or JOB)
     work: Any = SimpleNamespace(placed=lambda item, shared: [])
     cleanup = Cleanup(batch, work, print)
     cleanup.begin(ended)
@@ -252,8 +253,11 @@ def test_what_is_removed_is_what_came_and_no_item_under_way_needs(
 
 
 def test_an_item_waits_while_a_directory_of_its_file_is_removed() -> None:
+    """As long as its host may take for that."""
     ends: list[Callable[[Status], None]] = []
-    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: ends.append(on_exit))
+    limits: list[float] = []
+    job = SimpleNamespace(limit=limits.append)
+    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: ends.append(on_exit) or job)
     cleanup = Cleanup(batch, None, print)  # type: ignore[arg-type]
     cleanup.remove(["d", "x"], Spawn(["x"]), "h1", lambda: None)
     for needs in (["d/x"], ["d/*"], ["*"], ["x/y/z"]):
@@ -261,11 +265,12 @@ def test_an_item_waits_while_a_directory_of_its_file_is_removed() -> None:
     assert not cleanup.wait(["e", "e/*"], lambda: None)
     ends[0](Status("exited", 0))
     assert not cleanup.wait(["d/x"], lambda: None)
+    assert limits == [LEASE]
 
 
 def test_an_item_waits_until_all_of_its_files_are_removed() -> None:
     ends: list[Callable[[Status], None]] = []
-    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: ends.append(on_exit))
+    batch: Any = SimpleNamespace(start=lambda spawn, on_exit: ends.append(on_exit) or JOB)
     cleanup, sent = Cleanup(batch, None, print), []  # type: ignore[arg-type]
     for name in "ab":
         cleanup.begin([name])
@@ -350,7 +355,7 @@ def test_an_answer_about_jobs_without_an_end_is_not_waited_for(monkeypatch: pyte
 
     def start(spawn: Spawn, **on: Any) -> Any:
         given.update(on)
-        return SimpleNamespace(abandon=lambda: on["on_exit"](lost))
+        return SimpleNamespace(abandon=lambda: on["on_exit"](lost), limit=lambda seconds: None)
 
     batch: Any = SimpleNamespace(start=start)
     later = list[Any]()
@@ -371,8 +376,9 @@ def test_a_host_has_no_job_that_has_started_on_another_one() -> None:
     answered: dict[str, Callable[[Status], None]] = {}
     told: dict[str, Callable[[int, memoryview], None]] = {}
 
-    def start(spawn: Spawn, on_output: Any, on_exit: Any, on_note: Any) -> None:
+    def start(spawn: Spawn, on_output: Any, on_exit: Any, on_note: Any) -> Any:
         answered[spawn.where], told[spawn.where] = on_exit, on_output
+        return JOB
 
     batch: Any = SimpleNamespace(start=start)
     found, missed = list[tuple[str, str]](), list[tuple[str, bool]]()
@@ -393,7 +399,7 @@ def test_the_host_of_each_job_is_asked_where_all_are_known() -> None:
     asked: list[str] = []
     sent = {"one": Sent("h", 1, 1.0, "h2"), "two": Sent("h", 1, 1.0, "h3")}
     starter: Any = SimpleNamespace(hosts=lambda: ["h1", "h2", "h3"], asking=lambda h: Spawn(["x"], where=h))
-    batch: Any = SimpleNamespace(start=lambda spawn, **_: asked.append(spawn.where))
+    batch: Any = SimpleNamespace(start=lambda spawn, **_: asked.append(spawn.where) or JOB)
     owner: Any = SimpleNamespace(at=lambda when, call: call())
     orphans = Orphans(owner, batch, starter, SimpleNamespace(sent=sent))  # type: ignore[arg-type]
     for ids, hosts in ((["one"], ["h2"]), (["two"], ["h3"])):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
 from quine.base.sizes import seconds
-from quine.fanout.load import ANSWER, ASK, EVERY, WORDS, Limit, Loads, parsed
+from quine.fanout.load import ANSWER, ASK, EVERY, PATIENCE, WORDS, Limit, Loads, parsed
 from quine.fanout.options import parse
 from quine.fanout.outcome import Tally
 from quine.fanout.output.fold import folded
@@ -209,11 +209,13 @@ class Asking:
 
     def __init__(self) -> None:
         self.asked: dict[str, tuple[Spawn, Callable[[int, memoryview], None], Callable[[Status], None]]] = {}
+        self.limits: dict[float, Callable[[], None]] = {}  # of the last question
 
     def start(self, spawn: Spawn, on_output: Any, on_exit: Any, on_note: Any) -> Any:
         self.asked[spawn.where] = spawn, on_output, on_exit
         abandoned = Status("lost", 74)
-        return SimpleNamespace(abandon=lambda: self.asked.pop(spawn.where)[2](abandoned))
+        abandon = lambda: self.asked.pop(spawn.where)[2](abandoned)  # noqa: E731
+        return SimpleNamespace(abandon=abandon, limit=lambda seconds: self.limits.update({seconds: abandon}))
 
     def answer(self, host: str, text: bytes, status: Status = OK) -> None:
         _, on_output, on_exit = self.asked.pop(host)
@@ -240,6 +242,24 @@ def test_hosts_with_too_much_load_are_avoided_and_a_batch_waits_while_all_have_i
     assert loads.blocked
     asking.answer("h1", FREE)
     assert not loads.blocked and loads.avoid == ["h2"]
+
+
+def test_a_host_that_never_tells_its_load_is_as_one_that_cannot_be_reached(lab: Lab) -> None:
+    """It was held back for ever, and the only one held the batch."""
+    asking = Asking()
+    loads = asking.loads(lab.inventory, "h1,h2")
+    loads.tick(0.0)
+    asking.answer("h1", FREE)
+    asking.limits[PATIENCE]()
+    assert not loads.blocked and loads.avoid == ["h2"]
+    loads.tick(EVERY)
+    assert set(asking.asked) == {"h1", "h2"}, "it is asked again"
+    alone = Asking()
+    loads = alone.loads(lab.inventory, "h1")
+    loads.tick(0.0)
+    assert loads.blocked
+    alone.limits[PATIENCE]()
+    assert not loads.blocked and loads.avoid == []
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,13 @@ class Course:
     def __init__(self, cuts: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.cuts, self.wanted, self.ended = 0.0, cuts, True, 0
         self.begun: list[float] = []
+        self.limits: list[tuple[float, Any]] = []
         self.timers = Timers()
         self.sender: Any = None
         monkeypatch.setattr(staged, "time", SimpleNamespace(monotonic=lambda: self.now))
         taking = SimpleNamespace(place="", services=None, failure="", begin=lambda: None, close=lambda: None)
         taking.end, taking.note, taking.beaten = self._tried, lambda host: "", False
+        taking.patience, taking.heard = 600.0, lambda: None
         stage = SimpleNamespace(
             tries=5, taking=lambda: taking, sender=lambda *_: None, brought=lambda *_: None
         )
@@ -34,10 +36,11 @@ class Course:
     def start(self, sender: object, on_output: object, on_exit: Any, services: object) -> object:
         self.begun.append(self.now)
         self._exit = on_exit
-        return SimpleNamespace(over=False)
+        self.job = SimpleNamespace(over=False, overdue=False, limit=lambda *limit: self.limits.append(limit))
+        return self.job
 
     def _tried(self, status: Status) -> None:
-        self._taking.is_cut = len(self.begun) <= self.cuts
+        self._taking.is_cut = len(self.begun) <= self.cuts and not self._taking.late
 
     def sent(self, job: object) -> None:
         self.sender = job
@@ -84,3 +87,12 @@ def test_one_that_is_left_to_the_next_process_is_not_asked_for(monkeypatch: pyte
     course.sender.go_on()
     course.rest()
     assert course.bringing.over and not course.ended and course.begun == [0.0]
+
+
+def test_a_host_that_says_nothing_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    course = Course(9, monkeypatch)
+    taking = course.bringing._taking
+    assert course.limits == [(taking.patience, taking.heard)]
+    course.job.overdue = True
+    course.cut()
+    assert course.ended == 1 and course.begun == [0.0]

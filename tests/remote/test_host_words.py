@@ -22,7 +22,8 @@ def test_the_page_is_what_the_code_prints() -> None:
     assert all(all(row) and "|" not in "".join(row) for row in rows)
     # of rooms that this one may not import
     limit = host_words.size(sizes.parse(values.MOST, values.OPTION))
-    assert (host_words.LOAD_ANSWER, host_words.MOST_LOAD) == (load.ANSWER, load.LOAD)
+    told = host_words.LOAD_ANSWER, host_words.MOST_LOAD, host_words.LOAD_SECONDS
+    assert told == (load.ANSWER, load.LOAD, load.PATIENCE)
     assert any(f"`{values.OPTION}`: {limit} " in row.bound for row in rows)
 
 

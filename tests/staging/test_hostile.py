@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,15 +19,18 @@ import pytest
 from quine.base import data_directory
 from quine.base.errors import Misconfigured
 from quine.staging import apply, remote_main, renames, returns_receiver, scan, source, spec
-from quine.staging.caller_side import Staging
+from quine.staging.caller_side import SOONEST, Staging
 from quine.staging.content import Feed, tell
 from quine.staging.manifest import IMPLIED, SIZE, Manifest, parse
+from quine.staging.returns_receiver import Taking
 from quine.staging.source import Tree
 from tests.staging.wired import Relay, bring, inside, sealed, stage
 from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
 from tests.staging.wired import there as there
+from tests.support.waiting import until
 from transport.errors import RequestError
+from transport.spawn import LEASE, Spawn
 from transport.status import Status
 
 
@@ -287,6 +291,50 @@ def test_what_comes_back_has_a_limit(
     cure = f"the results are still on the host, in {there}; --returns-limit SIZE,NAMES, 0 = no limit"
     assert status.hint == (cure if why else "")
     assert status.detail == (f"the files cannot be brought back: {why}" if why else "")
+
+
+def test_a_sender_that_falls_silent_holds_nobody(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says where the results are, and then no more: its job ends, or is given up, in the middle of that."""
+    staging = Staging([], ["*"], str(here))
+    taking, now = staging.taking(), [1000.0]
+    assert taking.patience == 640.0, "it may read 10 GiB for their digests"
+    monkeypatch.setattr(staging, "taking", lambda claim: taking)
+    monkeypatch.setattr(returns_receiver, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    left = list[float]()
+
+    def run(spawn: object, *_: object, **more: Any) -> Status:
+        relay = Relay(taking.taken)
+        asked = relay.stream("stage")
+        tell(asked, {"say": "out", "in": "/there"})
+        assert Feed(asked).hear()[0]["returns"] == ["*"]
+        until(lambda: taking._heard.waits, "the next message is waited for")
+        while now[0] < 2000.0 and (not left or left[-1] > 0):
+            left.append(more["left"]())
+            now[0] += 6.0
+        threads.extend(relay.threads)
+        return Status("signaled", 143, "TERM")
+
+    threads = list[Any]()
+    monkeypatch.setattr(returns_receiver.client, "run", run)
+    status = Status("exited", 0)
+    staging.bring(Spawn(["-"]), status)
+    assert 1640 <= now[0] < 1660 and max(left) == 1.0
+    assert (status.state, status.code) == ("lost", 74)
+    assert status.detail == "the files cannot be brought back: their host was silent for 640 s"
+    assert status.hint == "the results are still on the host, in /there"
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_results_whose_deadline_is_over_may_still_come(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[float]()
+    monkeypatch.setattr(Taking, "bring", lambda taking, out, stderr: taken.append(taking.patience))
+    staging = Staging([], ["*"], str(here), limit="1M")
+    for left in (None, 500.0, -3.0):
+        staging.tries = 1
+        staging.bring(Spawn(["-"]), Status("exited", 0), left=left)
+    assert taken == [LEASE, 500.0, SOONEST]
 
 
 @pytest.mark.parametrize("text", ["x", "1,", ",5", "1,x", "-1", "1,2,3"])

@@ -72,6 +72,9 @@ class End:
     def close(self) -> None:
         self._go.put(Abandoned("given up"))
 
+    def abandon(self, why: str) -> None:
+        self._come.put(Abandoned(why))
+
     def __enter__(self) -> End:
         return self
 

@@ -1,4 +1,4 @@
-"""The answer of a host to a question that a job puts there: the stdout of that job, up to a bound."""
+"""The answer of a host to a question that a job puts there: the stdout of that job, within bounds of size and time."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ def ask(
     spawn: Spawn,
     most: int,
     answered: Callable[[Status, bytes | None], None],
+    seconds: float,
     on_note: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
     """Start a job; `answered` is called with its status and its stdout.
 
-    That is None if it has more than `most` bytes: it may never end, so that its job is ended, and its end is lost.
+    That is None if it has more than `most` bytes, those of stderr counted: it may never end, so that its job is ended,
+    and its end is lost. So is the end of a job that takes longer than `seconds`, as `BatchJob.limit` counts them.
     """
     answer = bytearray()
+    left = most
 
     def on_output(stream: int, data: memoryview) -> None:
-        if stream == 1:
-            answer.extend(data[: most + 1 - len(answer)])
-        if len(answer) > most:
+        nonlocal left
+        left -= len(data)
+        if left < 0:
             job.abandon()
+        elif stream == 1:
+            answer.extend(data)
 
     def on_exit(status: Status) -> None:
-        answered(status, bytes(answer) if len(answer) <= most else None)
+        answered(status, bytes(answer) if left >= 0 else None)
 
     job = batch.start(spawn, on_output=on_output, on_exit=on_exit, on_note=on_note)
+    job.limit(seconds)

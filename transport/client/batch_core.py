@@ -3,7 +3,8 @@
 Laws
 1. Sans-IO: no socket, descriptor, clock or thread. `now` is seconds of any steady clock, set by the driver.
 2. Nothing on the way of a job grows with the number of jobs: no list of all of them is looked through, but where all
-   of them are lost, and those that were sent where a host is set aside.
+   of them are lost, and those that were sent where a host is set aside; and now and then those
+   with a limit of time, which are no items (`time_limits.py`).
 3. A job is sent only to a node that has greeted, and is sent once. If the connection ends, the jobs that were sent are
    lost, and those that wait here are sent to the next node.
 4. At most QUEUED bytes of stdin wait for the connection, whatever the jobs have room for; they take turns.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from transport.client.batch_job import BatchJob
 from transport.client.feed import Feed
+from transport.client.time_limits import TimeLimits
 from transport.lean import deque
 from transport.status import NOT_STARTED, Status
 from transport.wire.frames import Kind
@@ -45,6 +47,7 @@ class BatchCore:
         self.session: Session | None = None
         self.on_request: Callable[[Frame], None] = lambda _: None  # a frame of a request of a job
         self.answered = False  # a job of this connection has started or ended
+        self.limits = TimeLimits()
         self._waiting = 0
         self._added = 0  # jobs, ever
         self._last = 0  # the latest channel of a job
@@ -223,6 +226,7 @@ class BatchCore:
 
     def pump(self) -> None:
         """Send the jobs that may be sent, and stdin as far as there is room for it."""
+        self.limits.tick(self.now)
         session = self.session
         if session is None or not session.peer:
             return
@@ -268,7 +272,8 @@ class BatchCore:
     @property
     def due(self) -> float | None:
         """Time when `pump` has something to do, None if only events count."""
-        return min((due for feed in self._full if (due := feed.due) is not None), default=None)
+        times = [feed.due for feed in self._full]
+        return min((due for due in (*times, self.limits.due) if due is not None), default=None)
 
     def tell(self) -> None:
         """Call the functions for the jobs that are over."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, Protocol
 
+    from transport.client.time_limits import TimeLimits
     from transport.rpc.services import Service
     from transport.spawn import Spawn
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
         log: str
         now: float
+        limits: TimeLimits
 
         def started(self, job: BatchJob) -> None: ...
         def look_at(self, job: BatchJob) -> None: ...
@@ -51,7 +53,7 @@ class BatchJob(JobCore):
 
     __slots__ = (
         *("_at", "_batch", "base", "full", "hungry", "on", "seconds", "services", "severed", "stdin", "told"),
-        *("by_credit", "place", "queue", "slotless", "withdrawn"),
+        *("by_credit", "overdue", "place", "queue", "slotless", "withdrawn"),
     )
 
     def __init__(
@@ -73,6 +75,7 @@ class BatchJob(JobCore):
         self.full = False  # its node has answered that no slot is free
         self.told = False  # its end is known to the batch
         self.withdrawn = False  # it was ended before its start was heard of
+        self.overdue = False  # its host did not end it in time
         self.severed = False  # its node has ended, and it may go on at its host
         self.place = 0  # among the jobs of its batch
         self.by_credit = False  # it was sent though its queue was full
@@ -183,6 +186,17 @@ class BatchJob(JobCore):
             self._leave(Status("lost", LOST, detail=detail))
         else:
             self._leave(Status("unreachable", NOT_STARTED, detail="withdrawn before it was sent"))
+
+    def limit(self, seconds: float, heard: Callable[[], object] | None = None) -> None:
+        """Have it abandoned if its host takes longer than this, as `time_limits.py` says."""
+        self._batch.limits.add(self, seconds, heard, self._batch.now)
+
+    def expire(self, seconds: float) -> None:
+        """Its time is over."""
+        self.overdue = True
+        self.abandon()
+        if self.status:
+            self.status.detail = f"its host was silent for {seconds:g} s; {self.status.detail}"
 
     def go_on(self) -> None:
         """Leave it to the next process that adopts it (`Spawn.keep`): none of its functions is called any more."""

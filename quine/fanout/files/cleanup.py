@@ -20,7 +20,7 @@ from collections import Counter
 
 from quine.fanout.files.uses import Uses
 from quine.staging import spec
-from transport.spawn import Spawn
+from transport.spawn import LEASE, Spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -235,7 +235,9 @@ class Cleanup:
             tree=job.tree,
             context={**job.context, "control": True},
         )
-        return self._batch.start(spawn, on_exit=on_exit)
+        removal = self._batch.start(spawn, on_exit=on_exit)
+        removal.limit(LEASE)
+        return removal
 
 
 class Removal:

@@ -24,7 +24,7 @@ from quine.staging import spec
 from quine.staging.caller_side import Staging
 from tests.sim.batch.course import APART, IN_PLACE
 from tests.sim.world import Violation
-from transport.spawn import Spawn
+from transport.spawn import LEASE, Spawn
 
 if TYPE_CHECKING:
     from quine.fanout.input.items import Item
@@ -195,7 +195,8 @@ class SimulatedTaking:
 
     services: Any = None
     place = signal = ""
-    beaten = is_too_much = _settled = False
+    beaten = is_too_much = late = _settled = False
+    patience = LEASE
 
     def __init__(self, stage: SimulatedStaging) -> None:
         self._stage = stage
@@ -205,11 +206,14 @@ class SimulatedTaking:
 
     def begin(self) -> None: ...
 
+    def heard(self) -> object:
+        return None
+
     def end(self, sent: Status) -> None:
         stage = self._stage
         self.place = stage._texts.places.get(stage._sender, self.place)
         if (sent.state, sent.code) != ("exited", 0):
-            self.failure = sent.detail or sent.state
+            self.failure, self._settled = sent.detail or sent.state, self.late
             return
         if stage._texts.full_until > stage._texts.sim.world.now:
             self.failure, self._settled = "no space left on device", True
