@@ -195,6 +195,12 @@ class Inferences:
         except BaseException:
             # Cancelled. The provider has read the prompt of a request that was under way, and counts what it has said.
             used = due.cancelled(way.so_far) if way.sent else Usage()
+            if way.owed is not None:
+                used = due.broke_off(way.owed)
+            elif way.is_whole and hold is not None:
+                used = used._replace(
+                    output=hold.output
+                )  # all of it was made, and nothing tells how much that is
             raise
         finally:
             if hold is not None:

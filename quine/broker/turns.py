@@ -171,6 +171,8 @@ class Passage:
         self._ticket = Ticket(tree)
         self.sent = False  # a request is under way, or was when it was cancelled
         self.so_far: Reply | None = None
+        self.is_whole = False
+        self.owed: Usage | None = None  # for an answer that broke off, as long as it is not paid
         self.pay: Callable[[Usage], Awaitable[tuple[int, float]]] | None = None
 
     async def enter(self) -> None:
@@ -182,12 +184,13 @@ class Passage:
             if not self._patience or not self._turns.is_paused(self._tree):
                 break
             self._turns.withdraw(self._ticket)  # paused while it waited
-        self.sent, self.so_far = True, None
+        self.sent, self.so_far, self.is_whole, self.owed = True, None, False, None
 
     def heard(self) -> None:
         self._turns.heard(self._ticket)
 
     async def broke_off(self, usage: Usage) -> tuple[int, float] | None:
+        self.owed = None
         return await self.pay(usage) if self.pay else None
 
     def leave(self, outcome: Outcome | None) -> None:
@@ -197,6 +200,7 @@ class Passage:
         self._turns.leave(self._ticket, refusal_of(outcome) if outcome else None, well)
         if outcome is not None and not isinstance(outcome.told, Reply):
             self.sent = False  # of a reply that is read the caller may still be cancelled, and that was made
+            self.owed = outcome.told.usage  # paid before the next try, and not before the pause
 
 
 def refusal_of(outcome: Outcome) -> Refusal | None:

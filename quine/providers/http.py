@@ -256,6 +256,7 @@ class HttpGuest:
                     break
             if is_stream(first, response.headers):
                 return await self._streamed(first, chunks, way)
+            way.is_whole = True
             data = _value(await self._whole(chunks, first))
         except httpx.HTTPError as error:
             raise self._fault(error) from None

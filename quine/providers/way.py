@@ -9,9 +9,12 @@ PATIENCE = 120.0  # seconds, as in the vendors' own clients: a longer Retry-Afte
 
 
 class Way(Protocol):
-    """The way of one inference. `so_far`, of a try that was cancelled: the part of the answer that had come."""
+    """The way of one inference. Of a try that was cancelled: `so_far`, the part of the answer that had come, and
+    `is_whole`, an answer that is no stream had begun to come, so its server has made all of it.
+    """
 
     so_far: Reply | None
+    is_whole: bool
 
     async def enter(self) -> None:
         """Wait until a request may be sent."""
@@ -41,6 +44,7 @@ class Open:
     """A way without a gate."""
 
     so_far: Reply | None = None
+    is_whole = False
 
     async def enter(self) -> None:
         pass

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
+from quine.base.messages import unheard
 from quine.providers import metering
+from quine.providers.http import HttpGuest
 from tests.broker.inferring import inferences, ledger, payer, request, run
 from tests.vendors import chat
-from tests.vendors.server import Cut, Fault, Provider, Raw, Said, Seen, Turn
+from tests.vendors.server import Cut, Fault, Provider, Raw, Said, Seen, Turn, Whole
 
 LONG = Said("long work", usage=(40_000, 5_000, 0))
 PROMPT = metering.TOOLS + 1
@@ -89,3 +92,49 @@ def test_what_never_began_costs_nothing(turn: Turn) -> None:
         (answer,) = asked(provider, paid)
         assert answer["error"] in ("unavailable", "refused")
         assert paid.totals()[1] == 0 and paid.left() == (LIMIT, None)
+
+
+def test_who_hangs_up_in_the_pause_pays_for_the_answer_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was paid before the next try alone, and a caller that went before that had it for nothing."""
+    monkeypatch.setattr("quine.providers.http.FIRST_PAUSE", 1000.0)
+    monkeypatch.setattr("quine.providers.http.LONGEST_PAUSE", 1000.0)
+
+    async def work() -> None:
+        pauses = asyncio.Event()
+        async with inferences() as made:
+            asking = made.infer(payer(provider, paid), request(), lambda text: pauses.set())
+            task = asyncio.ensure_future(asking)
+            await pauses.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    with Provider(Telling, Cut(LONG, 3)) as provider, ledger(tokens=LIMIT) as paid:
+        run(work())
+        assert paid.totals()[1] == 45_000 and paid.left() == (LIMIT - 45_000, None)
+
+
+def test_an_answer_that_is_no_stream_was_made_before_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its provider has told nothing yet: it is charged as much as it may have."""
+
+    async def work() -> int:
+        comes = asyncio.Event()
+
+        async def whole(*_: object) -> bytes:
+            comes.set()
+            await asyncio.Event().wait()
+            return b""
+
+        monkeypatch.setattr(HttpGuest, "_whole", whole)
+        async with inferences() as made:
+            task = asyncio.ensure_future(made.infer(payer(provider, paid), request(), unheard))
+            await comes.wait()
+            reserved = LIMIT - (paid.left().tokens or 0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return reserved
+
+    with Provider(chat, Whole(LONG)) as provider, ledger(tokens=LIMIT) as paid:
+        reserved = run(work())
+        assert PROMPT < reserved == paid.totals()[1]
