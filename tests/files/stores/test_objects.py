@@ -13,6 +13,7 @@ import sys
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from quine.files.stores.drivers import _of_driver
 from quine.files.stores.fsspec_io import about
 from quine.files.stores.fsspec_store import Generic
 from quine.files.stores.object import keys
-from quine.files.stores.object.client import Bucket, Unmet, settings
+from quine.files.stores.object.client import Bucket, Unmet, found, settings
 from quine.files.stores.object.io import PART
 from quine.files.stores.object.moves import Mover
 from quine.files.stores.object.store import ObjectTier
@@ -927,3 +928,14 @@ def test_what_a_driver_logs_is_not_said() -> None:
     environ.pop("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT")
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, timeout=120)
     assert (done.stdout, done.stderr) == (b"false\n", b"")
+
+
+@pytest.mark.parametrize(
+    ("told", "size"),
+    [("bytes 0-4/17", 17), ("", 5), ("bytes 0-4/*", 5), ("0-4/²", 5), ("0-4/" + "9" * 5000, 5)],
+)
+def test_the_size_that_a_store_tells_is_a_number_or_that_of_the_answer(told: str, size: int) -> None:
+    """The reader of the file failed with a ValueError of Python."""
+    when = datetime.fromtimestamp(7.0, timezone.utc)
+    answer = {"ContentRange": told, "ContentLength": 5, "LastModified": when}
+    assert found("key", answer).size == size

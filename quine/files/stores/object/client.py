@@ -24,10 +24,12 @@ from typing import Any, NamedTuple
 
 from quine.base.errors import Misconfigured
 from quine.files.api import is_unreached
+from transport.wire.numbers import digits
 
 TRIES = 4  # of a call, with pauses between them
 CONNECT, SILENCE = 15, 60  # seconds
 AT_ONCE = 32  # connections
+LARGEST = 1 << 62  # bytes of an object
 MORE = 1000  # keys that the store deletes in one call
 
 _ERRNO = {
@@ -278,7 +280,10 @@ class Bucket:
 def found(key: str, answer: Mapping[str, Any]) -> Found:
     """Return the object that the answer to a HEAD or GET describes."""
     _, _, total = str(answer.get("ContentRange", "")).partition("/")
-    size = int(total) if total.isdigit() else answer["ContentLength"]
+    try:
+        size = digits(total, LARGEST)
+    except ValueError:
+        size = answer["ContentLength"]
     meta = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
     return Found(key, size, bare(answer), answer["LastModified"].timestamp(), meta)
 
