@@ -13,7 +13,7 @@ import sys
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -936,6 +936,6 @@ def test_what_a_driver_logs_is_not_said() -> None:
 )
 def test_the_size_that_a_store_tells_is_a_number_or_that_of_the_answer(told: str, size: int) -> None:
     """The reader of the file failed with a ValueError of Python."""
-    when = datetime.fromtimestamp(7.0, timezone.utc)
+    when = datetime.fromtimestamp(7.0, UTC)
     answer = {"ContentRange": told, "ContentLength": 5, "LastModified": when}
     assert found("key", answer).size == size
