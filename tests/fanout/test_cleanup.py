@@ -1,4 +1,4 @@
-"""Decisions of --cleanup: what stays for results that are not here, and how much is done at one time. Without a job."""
+"""Decisions of --cleanup: results that are not here and stay, and the work of one time. Without a job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class There:
 
     def start(self, spawn: Spawn, on_exit: Callable[[Status], None]) -> Any:
         self.jobs.append((spawn, on_exit))
-        return SimpleNamespace(abandon=lambda: None)
+        return SimpleNamespace(abandon=lambda: None, limit=lambda seconds: None)
 
     def end(self, status: Status = DONE) -> None:
         """End those that run."""

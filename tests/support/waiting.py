@@ -39,7 +39,7 @@ def wait_for(path: Path) -> None:
 
 
 def accept_inference(server: socket.socket) -> socket.socket:
-    """Accept the connection of an inference; what the broker asks of a server beside it is not known here."""
+    """Accept the connection of an inference. Questions of the broker beside it are answered with 404."""
     while True:
         connection, _ = server.accept()
         connection.settimeout(server.gettimeout())
