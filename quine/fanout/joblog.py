@@ -22,6 +22,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -204,10 +205,13 @@ def past(path: str, keep: Iterable[str]) -> Past:
 class Joblog:
     """The log of this run, and of those before if it is resumed."""
 
-    def __init__(self, path: str, keep: Iterable[str] | None = None, elsewhere: bool = False) -> None:
+    def __init__(
+        self, path: str, keep: Iterable[str] | None = None, elsewhere: bool = False, begins: bool = True
+    ) -> None:
         """`keep`: resume; items whose lines are of these kinds are not run again. With `lost` keep what was running.
 
-        `elsewhere`: also what ran on another machine. Raises Misconfigured if it cannot be had.
+        `elsewhere`: also what ran on another machine. Without `begins` it is locked and read, and stays as it is until
+        `begin`, or `leave`. Raises Misconfigured if it cannot be had.
         """
         path = os.path.realpath(path)  # a rename would replace a symbolic link
         self._path = path
@@ -219,30 +223,45 @@ class Joblog:
         self._old = 0  # lines of the runs before, with the first one,
         self._renewed = Seen()  # and hash and State of those of them that have a new one
         self._fds: list[int] = []
-        try:
+        self._log = -1
+        self._made = not os.path.lexists(path)
+        with self._or_refused():
             self._fds.append(_locked(path))
-            kept: Iterable[str] = ()
             if keep is not None:
                 self._past = Past(path, self.journal, keep)
                 self.replaced = self._past.replaced
                 self.journal.check_owner(elsewhere)
+        if begins:
+            self.begin()
+
+    def begin(self) -> None:
+        """Write it anew, with the lines of the runs before that count. Raises Misconfigured."""
+        self._made = False
+        with self._or_refused():
+            kept: Iterable[str] = ()
+            if self._past:
                 kept, self._old = self._past.lines(), 1 + self._past.count
             else:
                 self.replaced.forget()
             mode = stat.S_IMODE(os.fstat(self._fds[0]).st_mode)
             # The journal first: a job whose line is here must not be in it, or it would count as lost.
             self.journal.begin()
-            self._fds.append(replaced(path, chain((HEAD,), kept), mode))
+            self._fds.append(replaced(self._path, chain((HEAD,), kept), mode))
             self._log = self._fds[-1]
+
+    @contextlib.contextmanager
+    def _or_refused(self) -> Iterator[None]:
+        try:
+            yield
         except BlockingIOError:
-            self._close()
-            raise Misconfigured(f"{path} is in use by another batch") from None
+            self.leave()
+            raise Misconfigured(f"{self._path} is in use by another batch") from None
         except Misconfigured:
-            self._close()
+            self.leave()
             raise
         except OSError as error:
-            self._close()
-            raise Misconfigured(f"{path}: {(error.strerror or str(error)).lower()}") from None
+            self.leave()
+            raise Misconfigured(f"{self._path}: {(error.strerror or str(error)).lower()}") from None
 
     def before(self, hash: str) -> tuple[str, str]:
         """See `Past.take`."""
@@ -313,6 +332,13 @@ class Joblog:
             if not (0 < at < self._old and self._renewed.take((columns[-1], columns[-2]))):
                 yield _settled(columns)
 
+    def leave(self) -> None:
+        """The batch was refused, or is over: close what is open. A log that was only made to be locked is removed."""
+        if self._made and self._fds and not os.fstat(self._fds[0]).st_size:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        self._close()
+
     def _close(self) -> None:
         self.journal.leave()
         self.replaced.close()
@@ -349,8 +375,9 @@ def _locked(path: str) -> int:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
-                return fd
+            with contextlib.suppress(FileNotFoundError):  # a batch that was refused has removed it
+                if os.path.samestat(os.fstat(fd), os.stat(path)):
+                    return fd
         except BlockingIOError:
             if time.monotonic() > until:
                 os.close(fd)

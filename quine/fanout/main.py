@@ -3,6 +3,8 @@
 Laws
 1. stdout and stderr belong to the jobs. quine speaks on stderr, and only where something is not done.
 2. Standard library only, and for commands nothing that only agents need.
+3. A batch that is refused has changed no log and no table: another batch may be writing them. The log is locked before
+   anything else is opened, and nothing is emptied or cut before all of it is there.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from quine.fanout.input.items import Item
     from quine.fanout.joblog import Joblog
+    from quine.fanout.output.results import Report
     from quine.fanout.output.sinks import Sink
     from quine.fanout.run import Run
     from quine.fanout.tasks import Work
@@ -144,8 +147,25 @@ def template(options: Options, command: list[str], mission: bool = False) -> Tem
 
 
 def _run(options: Options, command: Template, items: Items, mission: bool, shown: str) -> int:
+    work = _work(options, command, items, mission)
+    report, log = _opened(options, work)
+    try:
+        return _run_with(options, items, mission, shown, work, report, log)
+    finally:
+        if log:
+            log.leave()
+
+
+def _run_with(
+    options: Options,
+    items: Items,
+    mission: bool,
+    shown: str,
+    work: Work,
+    report: Report,
+    log: Joblog | None,
+) -> int:
     from quine.base.sessions import new_session
-    from quine.fanout.output.results import Report
     from quine.fanout.output.sinks import Sink
     from quine.fanout.output.streams import Streams
     from quine.fanout.progress import Progress
@@ -155,8 +175,6 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
     from transport.client.batch import Batch
 
     now = time.monotonic()
-    work = _work(options, command, items, mission)
-    report = Report(options, work)
     crowd = None
     if mission:
         from quine.remote.crowd import Crowd
@@ -172,11 +190,11 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
         starter: Starter = AgentStarter(options, batch, work, sink, report, crowd)
     else:
         starter = Starter(options, batch, work, sink, report)
-    log = _log(options)
     if log:
-        report.log = log
+        log.begin()
         work.contents.replaced = log.replaced
         starter.record(log.journal)
+    report.begin()
     facts = {
         "id": options.spawn.job or (crowd.root if crowd else new_session()),
         "tree": os.environ.get("QUINE_ROOT_SESSION", "") or starter.tree,  # not that of the first run
@@ -198,6 +216,21 @@ def _run(options: Options, command: Template, items: Items, mission: bool, shown
             log.close()
         told = not options.spawn.report or _report(options, run, view)
     return _end(options, run) or (0 if told else LOST)
+
+
+def _opened(options: Options, work: Work) -> tuple[Report, Joblog | None]:
+    """Open the log and the outputs, and leave them as they are: the batch may still be refused."""
+    from quine.fanout.output.results import Report
+
+    log = _log(options)
+    try:
+        report = Report(options, work)
+    except BaseException:
+        if log:
+            log.leave()
+        raise
+    report.log = log
+    return report, log
 
 
 def _work(options: Options, command: Template, items: Items, mission: bool) -> Work:
@@ -262,7 +295,7 @@ def _log(options: Options) -> Joblog | None:
         return None
     from quine.fanout.joblog import Joblog
 
-    return Joblog(options.joblog, keep, options.resume_elsewhere)
+    return Joblog(options.joblog, keep, options.resume_elsewhere, begins=False)
 
 
 def _status(options: Options, run: Run) -> int:

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.base.errors import Failure, Misconfigured
-from quine.fanout import journal
+from quine.fanout import joblog, journal
+from quine.fanout import main as xargs
 from quine.fanout.input.items import Item
 from quine.fanout.input.rows import Row
 from quine.fanout.input.template import Template
@@ -129,12 +130,42 @@ def test_a_row_that_a_kill_has_torn_is_cut_off_when_its_table_is_resumed(tmp_pat
         ('of another "program\n2', 'of another "program\n2'),
     ):
         path.write_text(written)
-        tables.Table(str(path), kind, resumed=True).close()
+        table = tables.Table(str(path), kind, resumed=True)
+        table.begin()
+        table.close()
         assert path.read_text() == left
     os.mkfifo(tmp_path / f"pipe{kind}")
     reader = os.open(tmp_path / f"pipe{kind}", os.O_RDONLY | os.O_NONBLOCK)
-    tables.Table(str(tmp_path / f"pipe{kind}"), kind, resumed=True).close()
+    for resumed in (True, False):
+        table = tables.Table(str(tmp_path / f"pipe{kind}"), kind, resumed)
+        table.begin()
+        table.close()
     os.close(reader)
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_batch_that_is_refused_leaves_the_table_of_the_one_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: list[str]
+) -> None:
+    """It was emptied, or lost the row that was just being written, before the lock of the log was seen."""
+    table, path = tmp_path / "t.csv", tmp_path / "log"
+    table.write_text(HEADS[".csv"] + TORN[".csv"])
+    words = [f"--joblog={path}", f"--results={table}", *resume, "--", "true", ":::", "a"]
+    log = Joblog(str(path))
+    monkeypatch.setattr(joblog, "PATIENCE", 0.0)
+    with pytest.raises(Misconfigured, match="in use by another batch"):
+        xargs.main(words)
+    log.close()
+    assert table.read_text() == HEADS[".csv"] + TORN[".csv"]
+
+
+def test_a_batch_whose_outputs_cannot_be_opened_leaves_the_log_of_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    Joblog(str(path)).close()
+    path.write_text(before := path.read_text() + "a line\n")
+    with pytest.raises(Misconfigured, match="no such file"):
+        xargs.main([f"--joblog={path}", f"--results={tmp_path}/no/t.csv", "--", "true", ":::", "a"])
+    assert path.read_text() == before
 
 
 def test_an_offset_of_a_host_makes_no_copy_of_an_output_longer(tmp_path: Path) -> None:

@@ -151,6 +151,11 @@ class Report:
         if self._fold:
             sink.put_last(self._fold.text(), self._fold.outputs)
 
+    def begin(self) -> None:
+        """The batch begins: a table loses what is none of it. Raises Misconfigured."""
+        if self._table:
+            self._table.begin()
+
     def close(self) -> None:
         if self._table:
             self._table.close()

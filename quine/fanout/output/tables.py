@@ -3,9 +3,11 @@
 The columns of .csv and .tsv are those of GNU parallel:
     Seq Host Starttime JobRuntime Send Receive Exitval Signal Command | arguments | Stdout Stderr
 
-Law: a row is several writes, and a kill may come between two of them. A table that is resumed is cut behind its last
-whole row; otherwise all later rows would be read as a part of the torn one. A file that does not begin as a table of
-this batch does is not cut.
+Laws
+1. A row is several writes, and a kill may come between two of them. A table that is resumed is cut behind its last
+   whole row; otherwise all later rows would be read as a part of the torn one. A file that does not begin as a table of
+   this batch does is not cut.
+2. A table is opened as it is, and emptied or cut when the batch begins: a batch that is refused does not touch it.
 """
 
 from __future__ import annotations
@@ -49,14 +51,26 @@ class Table:
         self._most = most
         self._separator = SEPARATORS[kind]
         self._columns = 0  # of arguments; 0 before the first row
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._resumed = resumed
+        self._headed = False
         try:
-            self._fd = os.open(path, flags if resumed else flags | os.O_TRUNC, 0o666)
-            if resumed:
-                _cut(self._fd, path, self._separator)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise self._refusal(error) from None
+
+    def begin(self) -> None:
+        """Leave the whole rows of the runs before, or nothing if the batch is not resumed. Raises Misconfigured."""
+        try:
+            if self._resumed:
+                _cut(self._fd, self._path, self._separator)
+            elif stat.S_ISREG(os.fstat(self._fd).st_mode):
+                os.ftruncate(self._fd, 0)
             self._headed = bool(os.fstat(self._fd).st_size)
         except OSError as error:
-            raise Misconfigured(f"--results {path}: {(error.strerror or str(error)).lower()}") from None
+            raise self._refusal(error) from None
+
+    def _refusal(self, error: OSError) -> Misconfigured:
+        return Misconfigured(f"--results {self._path}: {(error.strerror or str(error)).lower()}")
 
     def add(self, task: Task, spool: Spool) -> None:
         """Add the row of a task that has its end. Raises Failure."""
