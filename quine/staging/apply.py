@@ -7,7 +7,8 @@ Laws
 3. With `undo`, either everything appears or nothing. Replaced entries are kept until the last rename, and a journal
    lets the next process finish renames that a crash interrupted (`recover`).
 4. The owner of the private directory holds a lock on it that dies with the owner. An unlocked directory is removed,
-   if it has the seal that its owner has made (`renames`).
+   if it has the seal that its owner has made (`renames`), or if nothing is in it. So one may be removed between its
+   mkdir and its lock, and its owner makes another one.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from quine.staging.store import Objects, Pack
 
 _NOTHING = bytes(FACTS.size)
+_TRIES = 100  # to make a private directory: others clear one away in the microseconds before it is locked
 
 
 class Layout:
@@ -124,20 +126,9 @@ class Layout:
     def open(self) -> None:
         """Create the private directory, and in it the new directories and symlinks."""
         self._base = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._base, fcntl.LOCK_SH)  # `recover` must not remove it before it is locked
-        try:
-            # set before mkdir: a signal between the two would leave the directory behind
-            self._name = ASIDE + os.urandom(8).hex().encode()
-            try:
-                os.mkdir(self._name, 0o700, dir_fd=self._base)
-            except OSError as error:  # report the base: the private name means nothing to users
-                self._name = b""
-                raise OSError(error.errno, error.strerror, os.path.abspath(self._path)) from None
-            self._top = os.open(self._name, FOLDER, dir_fd=self._base)
-            fcntl.flock(self._top, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            seal(self._top)
-        finally:
-            fcntl.flock(self._base, fcntl.LOCK_UN)
+        if not any(self._make_private() for _ in range(_TRIES)):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), os.path.abspath(self._path))
+        seal(self._top)
         for name in ("new", "old"):
             os.mkdir(name, 0o700, dir_fd=self._top)
         self._new = os.open("new", FOLDER, dir_fd=self._top)
@@ -148,6 +139,28 @@ class Layout:
                 else:
                     os.symlink(self._manifest.marks[index], spot, dir_fd=self._new)
                     self._touch_link(index, spot)
+
+    def _make_private(self) -> bool:
+        """Make the private directory, and lock it. Return False if it was removed in between: see `recover`."""
+        # set before mkdir: a signal between the two would leave the directory behind
+        self._name = ASIDE + os.urandom(8).hex().encode()
+        try:
+            os.mkdir(self._name, 0o700, dir_fd=self._base)
+        except OSError as error:  # report the base: the private name means nothing to users
+            self._name = b""
+            raise OSError(error.errno, error.strerror, os.path.abspath(self._path)) from None
+        try:
+            self._top = os.open(self._name, FOLDER, dir_fd=self._base)
+            fcntl.flock(self._top, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            there = os.stat(self._name, dir_fd=self._base, follow_symlinks=False)
+            if os.path.samestat(there, os.fstat(self._top)):
+                return True
+        except (FileNotFoundError, BlockingIOError):
+            pass
+        top, self._top = self._top, -1
+        if top >= 0:
+            os.close(top)
+        return False
 
     def _touch_link(self, index: int, spot: bytes) -> None:
         mtime = self._manifest.mtimes[index]
@@ -223,6 +236,11 @@ class Layout:
             self._spots[index] = b"%d" % index
             os.rename(spot + b"/" + first, self._spots[index], src_dir_fd=self._new, dst_dir_fd=self._new)
             self._moves.append(index)
+
+    @property
+    def place(self) -> bytes:
+        """The name of the private directory."""
+        return self._name
 
     def is_journalled(self) -> bool:
         """Return whether the journal is written, so that `recover` finishes the renames."""

@@ -3,10 +3,13 @@
 Laws
 1. A name is reached from the base, one directory at a time, each opened without following a symlink.
 2. With a journal, the process that began the renames undoes them on failure, and the next process finishes them after
-   a crash. A private directory that no process holds is removed.
+   a crash. A private directory that no process holds is removed; one whose renames cannot be finished stays.
 3. An archive, a repository or an agent elsewhere can bring such a directory. Nothing in it is obeyed, and it is not
    removed, without the seal of the user: over inode and ctime of a file in it, which no copy has and nobody can set,
-   and over the bytes of the journal.
+   and over the bytes of the journal. That of the directory is the name of an empty file: a file that is written may
+   be found empty after a kill, and after a loss of power.
+4. Only private directories are locked. Anybody who may read the directory around them can lock that one, for as long
+   as he likes, and a node does while jobs are in it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import errno
 import fcntl
 import os
 import stat
+from functools import partial
 
 from quine.base import data_directory
 from quine.files.stores.local import dirfd
@@ -30,7 +34,7 @@ NO_LINKS = (
     errno.ENOSYS,
     errno.EMLINK,
 )  # errors of link() that mean: this file cannot be linked
-BEGUN, SEAL = "begun", "seal"  # in a private directory
+BEGUN, SEAL = "begun", "seal-"  # in a private directory; the latter is a prefix
 LONGEST = 256 << 20  # bytes of a journal: two million names
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -198,8 +202,7 @@ def write_journal(top: int, moves: list[tuple[bytes, bytes]]) -> None:
 def seal(top: int) -> None:
     """Make a private directory the user's: `recover` may remove it. Raises OSError."""
     os.close(os.open(BEGUN, NEW, 0o600, dir_fd=top))
-    with open(os.open(SEAL, NEW, 0o600, dir_fd=top), "wb") as file:
-        file.write(data_directory.seal(_sealed(top)).encode())
+    os.close(os.open(SEAL + data_directory.seal(_sealed(top)), NEW, 0o600, dir_fd=top))
 
 
 def _sealed(top: int, journal: bytes = b"") -> bytes:
@@ -208,9 +211,9 @@ def _sealed(top: int, journal: bytes = b"") -> bytes:
     return b"aside %d %d\0%b" % (facts.st_ino, facts.st_ctime_ns, journal)
 
 
-def _is_sealed(top: int, digest: bytes, journal: bytes = b"") -> bool:
+def _is_sealed(top: int, digest: str, journal: bytes = b"") -> bool:
     try:
-        return data_directory.is_sealed(_sealed(top, journal), digest.decode("ascii", "replace"))
+        return data_directory.is_sealed(_sealed(top, journal), digest)
     except OSError:
         return False
 
@@ -218,22 +221,31 @@ def _is_sealed(top: int, digest: bytes, journal: bytes = b"") -> bool:
 def recover(base: bytes) -> list[str]:
     """Finish the renames, or remove the private directories, that killed processes left in `base`.
 
-    Return the names of those that have no seal of this user, and are left alone.
+    Return the names of those that have no seal of this user, and are left alone. Those that cannot be finished or
+    removed now are left to the next call: see `is_unfinished`.
     """
     foreign: list[str] = []
     with contextlib.suppress(OSError):
         fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            left = [name for name in os.listdir(base) if name.startswith(ASIDE)]
-            if left:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for name in left:
+            for name in os.listdir(base):
                 with contextlib.suppress(OSError):
-                    if not _recover(name, fd):
+                    if name.startswith(ASIDE) and not _recover(name, fd):
                         foreign.append(os.fsdecode(name))
         finally:
             os.close(fd)
     return foreign
+
+
+def is_unfinished(base: bytes, name: bytes) -> bool:
+    """Return whether a private directory still has its journal, so that not all of its renames may be done."""
+    try:
+        os.lstat(os.path.join(base, name, b"journal"))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass  # nobody knows
+    return True
 
 
 def left_alone(foreign: list[str]) -> str:
@@ -253,13 +265,13 @@ def _recover(name: bytes, base: int) -> bool:
         fcntl.flock(top, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if (text := _read("journal", top)) is not None:
             digest, _, text = text.partition(b"\n")
-            if not _is_sealed(top, digest, text):
+            if not _is_sealed(top, digest.decode("ascii", "replace"), text):
                 return False
             words = text.split(b"\0")[:-1]
             if len(words) % 2 or not all(map(bytes.isdigit, words[::2])) or not all(map(_stays, words[1::2])):
                 return False  # of another version
             _finish(words, base, top)
-        elif not _is_sealed(top, _read(SEAL, top) or b"") and not _is_bare(top):
+        elif not any(map(partial(_is_sealed, top), _seals(top))) and not _is_bare(top):
             return False
         remove(name, base)
         return True
@@ -269,21 +281,31 @@ def _recover(name: bytes, base: int) -> bool:
 
 def _is_bare(top: int) -> bool:
     """Return whether nothing is in it: its owner was killed before it was sealed, or at the end of its removal."""
-    names = os.listdir(top)
-    return not names or (names == [BEGUN] and not os.stat(BEGUN, dir_fd=top, follow_symlinks=False).st_size)
+    for name in os.listdir(top):
+        facts = os.stat(name, dir_fd=top, follow_symlinks=False)
+        if facts.st_size or not stat.S_ISREG(facts.st_mode) or not (name == BEGUN or name.startswith(SEAL)):
+            return False
+    return True
+
+
+def _seals(top: int) -> list[str]:
+    return [name[len(SEAL) :] for name in os.listdir(top) if name.startswith(SEAL)]
 
 
 def _finish(words: list[bytes], base: int, top: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    """Do the renames that were not done. Raises OSError if one cannot be: then all that is left stays where it is."""
+    try:
         new = os.open("new", FOLDER, dir_fd=top)
-        try:
-            with Parents(base) as parents:
-                for spot, path in zip(words[::2], words[1::2]):
+    except FileNotFoundError:
+        return  # all were done, and it was killed while it removed the rest
+    try:
+        with Parents(base) as parents:
+            for spot, path in zip(words[::2], words[1::2]):
+                if _is_there(spot, new):
                     folder, last = parents.of(path)
-                    with contextlib.suppress(FileNotFoundError):
-                        os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
-        finally:
-            os.close(new)
+                    os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
+    finally:
+        os.close(new)
 
 
 def _read(name: str, top: int) -> bytes | None:
@@ -304,14 +326,13 @@ def _stays(path: bytes) -> bool:
 
 
 def remove(name: bytes, folder: int) -> None:
-    """Remove a directory and its contents, as far as possible: the seal behind all that it vouches for."""
+    """Remove a directory and its contents, as far as possible: the seals behind all that they vouch for."""
     with contextlib.suppress(OSError):
         for inner in (name + b"/new", name + b"/old"):
             with contextlib.suppress(OSError):
                 dirfd.empty(folder, os.fsdecode(inner), ours=True)
                 os.rmdir(inner, dir_fd=folder)
-        for last in ("journal", SEAL):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(os.fsdecode(name), last), dir_fd=folder)
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(os.fsdecode(name), "journal"), dir_fd=folder)
         dirfd.empty(folder, os.fsdecode(name), ours=True)
         os.rmdir(name, dir_fd=folder)

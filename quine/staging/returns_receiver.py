@@ -3,7 +3,8 @@
 Laws
 1. Received names are checked against the request, and files are created in a private directory. They are renamed into
    place after the sending job has ended. Names that quine or git would obey here come only if the request names them.
-2. A separate process does the renames, out of reach of signals that kill this one.
+2. A separate process does the renames, out of reach of signals that kill this one. If it is killed then they are
+   finished here, and reported as done if nothing is left of them.
 3. A handler that outlives the sending job accepts nothing more, and does not wait for its words.
 4. The umask holds: a file that is 0777 on a host is open to nobody whom the user keeps out.
 5. A host that sends no byte for `patience` seconds, while this end waits for it, is given up. It may read all of the
@@ -24,7 +25,7 @@ from quine.staging import scan, spec
 from quine.staging.apply import Layout
 from quine.staging.content import KNOWN, Broken, Cut, Feed, error_text, tell, text_field
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, names_in, parse, shown
-from quine.staging.renames import left_alone, recover
+from quine.staging.renames import is_unfinished, left_alone, recover
 from quine.staging.returns_limit import Bound, TooMuch
 from quine.staging.source import bits
 from transport.client import client
@@ -368,9 +369,13 @@ def _apart(layout: Layout, folder: bytes) -> str:
         for fd in (read, write):
             if fd >= 0:
                 os.close(fd)
+    begun, place = layout.is_journalled(), layout.place
     if answer:
-        return os.fsdecode(answer[1:])
-    begun = layout.is_journalled()
-    layout.leave()
-    recover(folder)
-    return "" if begun else "the process that was to rename them was killed"
+        why = os.fsdecode(answer[1:])
+    else:
+        layout.leave()
+        recover(folder)
+        if begun and not is_unfinished(folder, place):
+            return ""
+        why = "the process that was to rename them was killed"
+    return f"{why}; not all are in place, and the others are in {shown(place)}" if why and begun else why

@@ -117,7 +117,8 @@ def test_the_seal_of_a_journal_holds_for_no_other(here: Path, tmp_path: Path, ch
         seal = (top / "journal").read_bytes().partition(b"\n")[0]
         (top / "journal").write_bytes(seal + b"\n0\0.git/hooks/post-commit\0")
     else:  # that of the directory
-        (top / "journal").write_bytes((top / "seal").read_bytes() + b"\n0\0.git/hooks/post-commit\0")
+        (seal,) = (path.name.partition("-")[2] for path in top.glob("seal-*"))
+        (top / "journal").write_bytes(seal.encode() + b"\n0\0.git/hooks/post-commit\0")
     assert renames.recover(os.fsencode(here)) == [top.name]
     assert (top / "new" / "0").exists() and not (here / "mine").exists()
     assert list((here / ".git" / "hooks").iterdir()) == []
@@ -128,9 +129,9 @@ def test_a_directory_without_the_seal_of_its_user_is_not_removed(here: Path, bro
     top = here / ".quine-aside-0"
     top.mkdir()
     if brought == "a file":
-        (top / "seal").write_text("0" * 32)
+        (top / "seal-0").write_text("0" * 32)
     elif brought == "a pipe":
-        os.mkfifo(top / "seal")
+        os.mkfifo(top / "seal-0")
         os.mkfifo(top / "journal")
     elif brought == "a link":
         (top / "journal").symlink_to("/dev/zero")
@@ -229,7 +230,10 @@ def test_what_can_neither_be_renamed_nor_taken_back_is_left_to_the_next(
         rename(source, target, **more)
 
     monkeypatch.setattr(os, "rename", failing)
-    assert "input/output error" in bring(here, there, "*")[0]
+    failure, _ = bring(here, there, "*")
+    (top,) = here.glob(".quine-aside-*")
+    assert "input/output error" in failure
+    assert f"not all are in place, and the others are in {top.name}" in failure
     monkeypatch.undo()
     renames.recover(os.fsencode(here))
     assert contents(here) == dict.fromkeys("abc", "new")

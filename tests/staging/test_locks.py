@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,19 +47,114 @@ def test_what_somebody_holds_is_not_cleared_away(here: Path, layout: Layout) -> 
     assert len(list(here.iterdir())) == 1
 
 
-def test_what_is_made_and_not_locked_yet_is_not_cleared_away(
-    here: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["mkdir", "open", "flock"])
+def test_what_is_cleared_away_before_it_is_locked_is_made_anew(
+    here: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Another process clears away between the two steps."""
-    mkdir = os.mkdir
+    """Another process clears away after this step; and once it is locked, nobody does."""
+    module: Any = fcntl if step == "flock" else os
+    call, times = getattr(module, step), [0]
 
-    def made(name: Any, mode: int, *, dir_fd: int) -> None:
-        mkdir(name, mode, dir_fd=dir_fd)
-        renames.recover(os.fsencode(here))
+    def called(*args: Any, **more: Any) -> Any:
+        done = call(*args, **more)
+        if step != "open" or "dir_fd" in more:
+            times[0] += 1
+            if times[0] < 4:
+                monkeypatch.setattr(module, step, call)
+                renames.recover(os.fsencode(here))
+                monkeypatch.setattr(module, step, called)
+        return done
 
-    monkeypatch.setattr(os, "mkdir", made)
+    monkeypatch.setattr(module, step, called)
     layout.open()
-    assert len(list(here.iterdir())) == 1
+    monkeypatch.undo()
+    assert (times[0] > 3) == (step != "flock")
+    (top,) = here.iterdir()
+    assert sorted(path.name[:5] for path in top.iterdir()) == ["begun", "new", "old", "seal-"]
+
+
+@pytest.mark.parametrize("moment", range(1, 5))
+def test_what_is_killed_while_it_is_sealed_is_cleared_away(
+    here: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """A file that was to hold the seal was there, and still empty: it belonged to nobody then, for ever."""
+    pid = os.fork()
+    if not pid:
+        try:
+            calls, left = (os.open, os.close, open), [moment]
+
+            def dying(call: Callable[..., Any], *args: Any, **more: Any) -> Any:
+                done = call(*args, **more)
+                left[0] -= 1
+                if not left[0]:
+                    os._exit(9)
+                return done
+
+            layout._base = os.open(here, os.O_RDONLY)
+            assert layout._make_private()
+            os.open, os.close, renames.open = (partial(dying, call) for call in calls)  # type: ignore
+            renames.seal(layout._top)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert renames.recover(os.fsencode(here)) == []
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", [fcntl.LOCK_SH, fcntl.LOCK_EX])
+def test_a_lock_on_the_directory_itself_holds_up_nothing(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, how: int
+) -> None:
+    """A node has one while jobs are in it, and any user who may read it may have one. Renames were said to be done."""
+    for name in ("a", "b", "c"):
+        (there / name).write_text("new")
+        (here / name).write_text("old")
+    caller, rename = os.getpid(), os.rename
+
+    def dying(source: bytes, target: bytes, **more: int) -> None:
+        if target == b"b" and os.getpid() != caller:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", dying)
+    fd = os.open(here, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, how)
+        assert bring(here, there, "*") == ("", [])
+        assert {path.name: path.read_text() for path in here.iterdir()} == dict.fromkeys("abc", "new")
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("fault", ["a rename", "a parent"])
+def test_renames_that_cannot_be_finished_are_said_to_be(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """They were taken for done, and with --cleanup the host removed what it had."""
+    for folder, text in ((there, "new"), (here, "old")):
+        for name in ("a", "d/b"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+    caller, rename = os.getpid(), os.rename
+
+    def failing(source: bytes, target: bytes, **more: int) -> None:
+        if target != "journal" and os.getpid() != caller:
+            if fault == "a parent":
+                rename(here / "d", here / "e")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if target == b"b" and fault == "a rename":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", failing)
+    failure, _ = bring(here, there, "a", "d/b")
+    monkeypatch.undo()
+    (top,) = here.glob(".quine-aside-*")
+    assert f"not all are in place, and the others are in {top.name}" in failure
+    if fault == "a parent":
+        (here / "e").rename(here / "d")
+    assert renames.recover(os.fsencode(here)) == []
+    assert sorted(path.read_text() for path in here.rglob("*") if path.is_file()) == ["new", "new"]
 
 
 def aside(here: Path, name: bytes) -> Path:
@@ -121,6 +219,8 @@ def test_a_file_that_changes_while_it_is_sent_is_said_to(here: Path) -> None:
 
 def test_what_is_renamed_is_renamed_by_a_process_that_no_signal_to_ours_reaches(tmp_path: Path) -> None:
     class Renaming:
+        place = b"none"
+
         def commit(self, undo: bool) -> None:
             blocked = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
             facts = [undo, os.getsid(0) == os.getpid(), blocked]
