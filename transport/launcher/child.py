@@ -186,9 +186,10 @@ def default_signals() -> None:
 def _enter(start: Start, report: socket.socket) -> None:
     """Make the folder, and go to the directory. Errors are a refusal, not an exit status of the command.
 
-    A directory that was judged is entered by its descriptor: its path may mean another one by now.
+    A directory that was judged is entered by its descriptor, and one in it from there: its path may mean another one
+    by now. Links in it are followed, which the user has made, or a job of his.
     """
-    at = start.at
+    at, path = start.at, "" if start.at >= 0 else start.cwd
     if start.folder:
         try:
             fd = workdir.enter(start.folder)
@@ -198,16 +199,16 @@ def _enter(start: Start, report: socket.socket) -> None:
                 refusal(f"cannot make {start.folder}: {why}", "set workdir in the inventory")
             ) from None
         report.sendmsg([FOLDER + workdir.state(fd)], _rights(fd), socket.MSG_NOSIGNAL)
-        if start.cwd == start.folder:
-            at = fd
+        if (inner := _within(start.cwd, start.folder)) is not None:
+            at, path = fd, inner
         else:
             os.close(fd)
     try:
         if at >= 0:
             os.fchdir(at)
             os.close(at)
-        else:
-            os.chdir(start.cwd)
+        if path:
+            os.chdir(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         hint = "make it there, or choose another one with --cwd; a ~ in quotes is the home there"
         raise _Refused(refusal(f"no such directory: {start.cwd}", hint)) from None
@@ -215,6 +216,12 @@ def _enter(start: Start, report: socket.socket) -> None:
         why = (error.strerror or "").lower()
         hint = "choose another directory with --cwd"
         raise _Refused(refusal(f"cannot start in {start.cwd}: {why}", hint)) from None
+
+
+def _within(cwd: str, folder: str) -> str | None:
+    """Return the path of a directory from the folder that it is in, "" for the folder itself; None elsewhere."""
+    head = folder.rstrip("/") + "/"
+    return cwd[len(head) :].lstrip("/") if (cwd + "/").startswith(head) else None
 
 
 def _rights(fd: int) -> list[tuple[int, int, bytes]]:

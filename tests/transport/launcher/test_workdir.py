@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from transport.launcher import workdir
+from transport.launcher import child, workdir
 
 
 def test_the_last_one_removes_it_if_it_is_empty(tmp_path: Path) -> None:
@@ -67,3 +69,36 @@ def test_a_successor_is_not_removed_for_what_was_there_before(
     monkeypatch.setattr(fcntl, "flock", late)
     workdir.leave(str(path))
     assert path.is_dir()
+
+
+@pytest.mark.parametrize("cwd", ["", "/", "/d", "//d/"])
+def test_a_job_starts_in_the_folder_that_was_judged_though_another_has_its_name(
+    tmp_path: Path, cwd: str
+) -> None:
+    """The owner of a directory above renames it in between. The default ends in a slash, and was entered by path."""
+    path, judged = tmp_path / "tree", tmp_path / "judged"
+    (path / "d").mkdir(parents=True)
+
+    class Renamed(socket.socket):
+        def sendmsg(self, *args: Any) -> int:
+            path.rename(judged)
+            (path / "d").mkdir(parents=True)
+            return super().sendmsg(*args)
+
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    null = os.open(os.devnull, os.O_RDWR)
+    report = child.Report(near)
+    start = child.Start(["touch", "here"], {"PATH": os.defpath}, f"{path}{cwd}", [null] * 3, folder=str(path))
+    try:
+        pid = child.fork(start, Renamed(fileno=far.detach()))
+        while not report.over:
+            report.read()
+        assert report.status is None and os.waitpid(pid, 0)[1] == 0
+        assert os.path.samestat(os.fstat(report.folder), judged.stat())
+    finally:
+        near.close()
+        os.close(null)
+        if report.folder >= 0:
+            os.close(report.folder)
+    assert [each.name for each in judged.rglob("*") if each.is_file()] == ["here"]
+    assert (judged / cwd.strip("/") / "here").exists()
