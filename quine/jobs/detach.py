@@ -221,7 +221,6 @@ def _start(
         raise unwritable(error, jobs) from None
     collect(jobs)
     record = {"session": job, "parent": "", "host": "local", "cwd": cwd, "stdin": options.stdin, **facts}
-    record["made"] = os.path.basename(cwd) == job  # a directory made here, for this job alone
     order = Order(
         argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(options), keep, seconds, at
     )
@@ -281,8 +280,7 @@ def prepare(words: list[str]) -> bool:
         return False
     _, at = _place(job, os.getcwd(), os.environ.get("QUINE_ROOT_SESSION") or job)
     if at >= 0:
-        os.fchdir(at)
-        os.close(at)
+        os.fchdir(at)  # and it is held until the exec: others that leave it find it empty
     return True
 
 
@@ -322,15 +320,16 @@ def _alone(job: str) -> None:
 
 
 def _place(job: str, cwd: str, tree: str) -> tuple[str, int]:
-    """Return the job's directory, and a descriptor of it, -1 if it was not made here. Raises Failure.
+    """Return the job's directory, and a descriptor that holds it, -1 if it is not one of a tree's. Raises Failure.
 
     It is beside the one that a node made for this verb and removes after it, and is made and judged as the directory
-    of any job. Its name is known before, so another user may have made it where others can write.
+    of any job. Its name is known before, so another user may have made it where others can write. The caller may be in
+    it: a job of a node, or this verb after its files were laid out.
     """
     above, name = os.path.split(cwd)
-    if name != f"{job}{MADE}":
+    path = os.path.join(above, tree) if name == f"{job}{MADE}" else cwd
+    if path == cwd and name not in (job, tree) and not ("token" in inherit.read() and is_session(name)):
         return cwd, -1
-    path = os.path.join(above, tree)
     try:
         return path, workdir.enter(path)
     except OSError as error:

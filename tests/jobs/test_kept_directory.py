@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import pytest
+
+from quine.base.sessions import new_session
 from tests.lab import Lab
+from tests.support import waiting
 from tests.support.agents import OK, says, sh, until
+from tests.support.detached import detach
+from tests.support.detached import go as go
 from transport.job.launcher_client import Folders
 from transport.launcher import workdir
 
@@ -25,6 +32,34 @@ def test_a_directory_that_is_kept_is_named_once(lab: Lab, tmp_path: Path) -> Non
     done = lab.run([*words, "rm kept"], env=env)
     assert (done.returncode, done.stderr) == (0, b"")
     assert not (lab["h1"].home / "quine" / "left-1").exists()
+
+
+@pytest.mark.parametrize("how", ["", "files", "inside"])
+def test_a_detached_job_holds_it_as_long_as_it_runs(lab: Lab, go: Path, how: str) -> None:
+    """Another job of the tree left it, and it was removed: it was empty, and nobody else held it."""
+    tree = new_session()
+    env, place = {"QUINE_ROOT_SESSION": tree}, lab["h1"].home / "quine" / tree
+    line = f"{'rm f;' * (how == 'files')} echo >started; rm started; read x <{go}; echo x >out"
+    if how == "files":
+        (lab.work / "f").write_text("x")
+    words = ["--files=f"] if how == "files" else []
+    if how == "inside":
+        done = lab.run(
+            ["run", "--on", "h1", "--", "quine", "run", "--detach", "--", "sh", "-c", line], env=env
+        )
+        assert done.returncode == 0, done.stderr
+        job = done.stdout.decode().strip()
+    else:
+        job = detach(lab, "--on", "h1", *words, "--", "sh", "-c", line, env=env)
+    lab.run(["run", "--on", "h1", "--", "true"], env=env, check=True)
+    fd = os.open(go, os.O_RDWR)
+    os.write(fd, b"\n")
+    os.close(fd)
+    assert lab.run(["wait", "--on", "h1", job]).returncode == 0
+    assert (place / "out").read_text() == "x\n"
+    job = detach(lab, "--on", "h1", "--", "rm", "out", env=env)
+    assert lab.run(["wait", "--on", "h1", job]).returncode == 0
+    waiting.until(lambda: not place.exists(), "the last one has removed it")
 
 
 def test_a_job_that_failed_or_died_names_it_too(lab: Lab) -> None:

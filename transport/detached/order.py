@@ -13,7 +13,7 @@ QUOTA = 1 << 30  # bytes of output that nobody has read
 class Order:
     """A job to start. `facts` go into the record; `stdin` is what the job reads, None for what peers send it.
 
-    `at` is the directory `cwd`, if it was opened and judged, else -1.
+    `at` holds the directory `cwd` (`launcher/workdir.py`), which is left after the job; -1 if nobody leaves it.
     """
 
     __slots__ = ("argv", "at", "cwd", "deadline", "env", "facts", "keep", "limits", "quota", "stdin")

@@ -16,7 +16,9 @@ Laws
    or it would be started a second time: it is lost then.
 5. If the supervisor itself is killed, the kernel sends TERM to the job's group, as nothing could record its end. A
    reader then finds a record without a status, whose process is gone: lost.
-6. Standard library only, no event loop.
+6. The job's directory, if it is one that jobs of a tree share, is held by this process as a node holds those of its
+   jobs (`launcher/workdir.py`): another job that leaves it does not remove it.
+7. Standard library only, no event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from transport.detached.leash import Leash
 from transport.errors import ProtocolError, Refused
 from transport.job import process
 from transport.job.deadline import NEVER, Deadline
-from transport.launcher import termination
+from transport.launcher import termination, workdir
 from transport.status import LOST, NOT_STARTED, Status, signal_number
 from transport.wire.frames import LIFE, Frame, Kind, pack
 from transport.wire.session import STDERR, STDIN, STDOUT
@@ -92,6 +94,8 @@ class Supervisor:
             why = (error.strerror or "").lower()
             child = Status("unreachable", NOT_STARTED, detail=f"cannot start: {why}", hint=hint)
         failed = isinstance(child, Status)
+        if failed:
+            self._leave_folder()
         self._say(quickjson.dumps(child.to_json()).encode() if isinstance(child, Status) else RUNS)
         os.close(self._tell)
         if not failed:
@@ -156,8 +160,6 @@ class Supervisor:
             prepare=self._leash.arm,
             at=order.at,
         )
-        if order.at >= 0:
-            os.close(order.at)
         if isinstance(child, Status):
             return child
         for each, pipe in zip(self._spools, (child.stdout, child.stderr)):
@@ -278,11 +280,7 @@ class Supervisor:
             os.unlink(control.NAME)
         except OSError:
             pass
-        if self._order.facts.get("made") and not termination.lives(self._child.pid):
-            try:
-                os.rmdir(self._order.cwd)
-            except OSError:
-                pass  # it is not empty
+        self._leave_folder()
         deadline = time.monotonic() + LEAVING
         for peer in self._peers:
             peer.tell(Kind.EXIT, payload=pack(self._status.to_json()))
@@ -290,6 +288,12 @@ class Supervisor:
                 peer.send_all(deadline - time.monotonic())
             except OSError:
                 pass  # it has gone; the record is there for it
+
+    def _leave_folder(self) -> None:
+        """Release the job's directory. The last one that leaves it removes it if it is empty."""
+        child = getattr(self, "_child", None)
+        if self._order.at >= 0 and not (isinstance(child, process.Child) and termination.lives(child.pid)):
+            workdir.leave(self._order.cwd, self._order.at)
 
     # -- the job -----------------------------------------------------------------------------------
 
