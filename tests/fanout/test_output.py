@@ -168,6 +168,33 @@ def test_a_batch_whose_outputs_cannot_be_opened_leaves_the_log_of_the_one_before
     assert path.read_text() == before
 
 
+@pytest.mark.parametrize("kind", [".csv", ".tsv"])
+def test_a_table_that_was_torn_before_is_refused_and_not_cut(tmp_path: Path, kind: str) -> None:
+    """An earlier build wrote its rows behind a torn one: the cut took the end of the last whole row, at each resume."""
+    path = tmp_path / f"r{kind}"
+
+    def row(number: int, out: str) -> str:
+        return f'{number},:,1.0,0.1,0,2,0,0,"echo ""b""",b,{out},\n'
+
+    head, torn, rows = HEADS[".csv"], '2,:,1.0,0.1,0,2,0,0,"echo\nx', row(3, '"c\nd\n"') + row(4, '"\nd\n"')
+    for written, line in (
+        (head + row(1, '"\n"') + torn + rows, 4),
+        (head + torn + "\n" + rows, 2),
+        (head + row(1, '"\n"') + torn + rows + torn, 4),
+        (head + rows + torn, 0),  # torn just now
+    ):
+        path.write_text(written := written.replace(",", {".csv": ",", ".tsv": "\t"}[kind]))
+        if line:
+            with pytest.raises(Misconfigured, match=f"line {line} begins a row that was torn"):
+                tables.Table(str(path), kind, resumed=True)
+            assert path.read_text() == written
+            continue
+        table = tables.Table(str(path), kind, resumed=True)
+        table.begin()
+        table.close()
+        assert written.startswith(path.read_text()) and len(written) - len(path.read_text()) <= len(torn)
+
+
 def test_an_offset_of_a_host_makes_no_copy_of_an_output_longer(tmp_path: Path) -> None:
     """It made a file of so many bytes, or ended the batch where the file system has no such files."""
     for size, base, left in ((4, 1 << 61, 4), (4, 2, 2)):

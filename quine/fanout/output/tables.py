@@ -8,6 +8,8 @@ Laws
    whole row; otherwise all later rows would be read as a part of the torn one. A file that does not begin as a table of
    this batch does is not cut.
 2. A table is opened as it is, and emptied or cut when the batch begins: a batch that is refused does not touch it.
+3. A row that was torn earlier, with rows behind it, turns all quotes behind it round, and the cut would take the end of
+   a whole row. So a table is cut only if all that stays has the form of its rows; otherwise the batch is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import re
+    from collections.abc import Callable, Iterator, Sequence
+    from mmap import mmap
 
     from quine.fanout.output.spool import Spool
     from quine.fanout.tasks import Task
@@ -32,6 +36,7 @@ SEPARATORS = {".csv": b",", ".tsv": b"\t", ".jsonl": b""}
 
 
 BLOCK = 1 << 20  # bytes of a table that are read at once
+CELLS = len(PARALLEL.split("\t")) + len(values.STREAMS)  # of a row without arguments
 
 
 def kind_of(path: str) -> str:
@@ -51,21 +56,29 @@ class Table:
         self._most = most
         self._separator = SEPARATORS[kind]
         self._columns = 0  # of arguments; 0 before the first row
-        self._resumed = resumed
         self._headed = False
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise self._refusal(error) from None
+        try:
+            facts = os.fstat(self._fd)
+            self._stays = facts.st_size  # bytes of the runs before
+            if stat.S_ISREG(facts.st_mode):
+                self._stays = _whole(path, facts, self._separator) if resumed else 0
+        except OSError as error:
+            os.close(self._fd)
+            raise self._refusal(error) from None
+        except Misconfigured:
+            os.close(self._fd)
+            raise
 
     def begin(self) -> None:
         """Leave the whole rows of the runs before, or nothing if the batch is not resumed. Raises Misconfigured."""
         try:
-            if self._resumed:
-                _cut(self._fd, self._path, self._separator)
-            elif stat.S_ISREG(os.fstat(self._fd).st_mode):
-                os.ftruncate(self._fd, 0)
-            self._headed = bool(os.fstat(self._fd).st_size)
+            if os.fstat(self._fd).st_size > self._stays:
+                os.ftruncate(self._fd, self._stays)
+            self._headed = bool(self._stays)
         except OSError as error:
             raise self._refusal(error) from None
 
@@ -125,20 +138,25 @@ class Table:
 # -- rows of a run before ----------------------------------------------------------------------------
 
 
-def _cut(fd: int, path: str, separator: bytes) -> None:
-    """Cut off the row that a killed run has left half written."""
-    facts = os.fstat(fd)
-    if not stat.S_ISREG(facts.st_mode):
-        return
+def _whole(path: str, facts: os.stat_result, separator: bytes) -> int:
+    """Return the bytes of a table without the row that a killed run has left half written.
+
+    Raises Misconfigured if it cannot be told where that row begins.
+    """
     with contextlib.suppress(PermissionError):  # a table that cannot be read is not cut
-        there = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             head = os.fsencode(PARALLEL).replace(b"\t", separator) if separator else b'{"seq":'
-            begins = os.pread(there, len(head), 0)
-            if os.path.samestat(facts, os.fstat(there)) and head.startswith(begins):
-                os.ftruncate(fd, whole_rows(there, facts.st_size, quoted=bool(separator)))
+            begins = os.pread(fd, len(head), 0)
+            if os.path.samestat(facts, os.fstat(fd)) and head.startswith(begins):
+                whole = whole_rows(fd, facts.st_size, quoted=bool(separator))
+                if separator and 0 < whole < facts.st_size and (line := torn_line(fd, whole, separator)):
+                    detail = f"--results {path}: line {line} begins a row that was torn earlier, with rows behind it"
+                    raise Misconfigured(detail, "remove that row, or name another file")
+                return whole
         finally:
-            os.close(there)
+            os.close(fd)
+    return facts.st_size
 
 
 def whole_rows(fd: int, size: int, quoted: bool) -> int:
@@ -157,6 +175,53 @@ def whole_rows(fd: int, size: int, quoted: bool) -> int:
                 return blocks[index] + end + found + 1
             end -= 1  # the quote before it
     return 0
+
+
+def torn_line(fd: int, size: int, separator: bytes) -> int:
+    """Return the number of the line in these bytes that begins something else than a whole row; 0 if there is none.
+
+    A cell may be larger than the memory: the file is mapped, and the regular expressions save nothing for each quote.
+    """
+    import mmap
+    import re
+
+    split = re.escape(separator)
+    first = re.compile(rb"(?:Seq|[0-9]+)(?=%b)" % split).match
+    plain = re.compile(rb'[^"\n%b]*' % split).match
+    # Most rows have no quote in a cell, and are matched at once.
+    simple = re.compile(
+        rb'(?:Seq|[0-9]+)(?:%b(?:"[^"]*"(?!")|[^"\n%b]*)){%d,}\n' % (split, split, CELLS - 1)
+    ).match
+    at = 0
+    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as data:
+        while at < size:
+            begins, cells = at, 0
+            if found := simple(data, at):
+                at = found.end()
+                continue
+            ends = b"" if not first(data, at) else separator
+            while ends == separator:
+                at, cells = _cell_end(data, at + bool(cells), plain), cells + 1
+                ends = data[at : at + 1]
+            if ends != b"\n" or cells < CELLS:
+                return 1 + sum(
+                    os.pread(fd, min(BLOCK, begins - start), start).count(b"\n")
+                    for start in range(0, begins, BLOCK)
+                )
+            at += 1
+    return 0
+
+
+def _cell_end(data: mmap, at: int, plain: Callable[[mmap, int], re.Match[bytes] | None]) -> int:
+    """Return the index behind a cell."""
+    if data[at : at + 1] != b'"':
+        found = plain(data, at)
+        return found.end() if found else at
+    while (at := data.find(b'"', at + 1)) >= 0:
+        at += 1
+        if data[at : at + 1] != b'"':
+            return at
+    return len(data)
 
 
 def joined(argv: list[str]) -> str:
