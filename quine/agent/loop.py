@@ -38,7 +38,7 @@ from quine.base.messages import (
     ToolResult,
 )
 from quine.providers import metering
-from quine.tape.writer import Tape
+from quine.tape.writer import Tape, sealed
 from transport import quickjson
 from transport.address import boot_id
 from transport.lean import Any, contextlib, signal
@@ -149,7 +149,7 @@ class Loop:
         if spec.cloned[0]:
             # The cloned conversation is on the parent's tape, up to this line.
             meta["cloned"] = {"session": spec.cloned[0], "lines": spec.cloned[1]}
-        self.tape.add("meta", meta)
+        self.tape.add("meta", meta if self.relayed else sealed(meta))
         self.log.detail(f"session {spec.session}, {spec.born}, level {spec.depth + 1}, model {spec.model}")
         for message in spec.opening or (prompt.system(spec), prompt.first(spec, self.settings.withheld)):
             self._say(message)

@@ -7,7 +7,8 @@ Laws
 3. Parts that cannot repeat (normalize.py) are taken for equal; everything else must be equal.
 4. Each session is reported once, where it first diverges: later differences are consequences.
 5. A tape that another machine sent is not run without --force: its word would be a command here. So it is with a tape
-   that is older than the mark of its data directory: it came with a repository or an archive.
+   that is older than the mark of its data directory: it came with a repository or an archive. Without SESSION it is
+   the latest one that has the seal of this user (`OWN` of writer.py): a brought tape itself says when it began.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from quine.base.errors import FAILED, OK, Misconfigured
 from quine.base.sessions import new_session
 from quine.base.text import plain
 from quine.tape import requests
-from quine.tape.lines import TOLD_BY, entries
+from quine.tape.lines import TOLD_BY, entries, first
 from quine.tape.normalize import Same
-from quine.tape.reader import Session, find, sessions, tree
+from quine.tape.reader import Session, find, heads, sessions, tree
+from quine.tape.writer import is_own
 from transport import quickjson
 from transport.provenance import git_index
 from transport.this_build import own_command
@@ -90,7 +92,7 @@ def dry(folder: Path, session: str) -> Iterator[str]:
 
 def replay(folder: Path, session: str, force: bool = False) -> tuple[int, str]:
     """Run the session again; return the exit status and the report. With `force` also what others have written."""
-    one = find(folder, session)
+    one = find(folder, session or _latest(folder))
     if not session and one.root != one.id:
         one = find(folder, one.root)
     if not one.chained:
@@ -116,6 +118,16 @@ def replay(folder: Path, session: str, force: bool = False) -> tuple[int, str]:
         return FAILED, "".join(departure.text() for departure in departures) + kept
     shutil.rmtree(place)
     return OK, f"{lives} {'life' if lives == 1 else 'lives'} replayed, none departed\n"
+
+
+def _latest(folder: Path) -> str:
+    """Return the latest session that begins a tree here, or came from another machine; "" if none has a seal."""
+    tops = [head for head in heads(folder).values() if head.top]
+    for head in sorted(tops, key=lambda head: head.begun, reverse=True):
+        meta = (first(str(head.path)) or {"data": {}})["data"]
+        if TOLD_BY in meta or (meta.get("session_id") == head.id and is_own(meta)):
+            return head.id
+    return ""
 
 
 def _refuse_others(folder: Path, session: str) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import time
 
-from quine.base import dirs
+from quine.base import data_directory, dirs
 from quine.base.errors import DEFECT, LOST, Failure
 from quine.base.messages import Message
 from quine.tape.lines import LONGEST, digest, parse, seal_holds
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from quine.tape.redact import Secret
 
 _MOST = 512  # buffers of one write; Linux takes 1024
+OWN = "own"  # in the meta: the seal of the user whose quine has begun the session here
 AHEAD = 64 * 1024  # bytes of lines that go with another request
 
 
@@ -213,3 +214,20 @@ class _Nowhere:
 
     def close(self) -> None:
         pass
+
+
+def sealed(meta: dict[str, Any]) -> dict[str, Any]:
+    """Return the meta of a session that begins on this machine, with the seal of its user.
+
+    It holds in a copy of the tape, with other times of the file, and says nothing of the lines behind it.
+    """
+    return {**meta, OWN: data_directory.seal(_of_session(meta))}
+
+
+def is_own(meta: dict[str, Any]) -> bool:
+    """Whether this user has begun a session. False proves nothing: tapes of earlier builds have no seal."""
+    return data_directory.is_sealed(_of_session(meta), str(meta.get(OWN)))
+
+
+def _of_session(meta: dict[str, Any]) -> bytes:
+    return f"tape {meta.get('session_id')} {meta.get('root_session_id')}".encode("utf-8", "backslashreplace")

@@ -17,6 +17,8 @@ from quine.base.messages import Message, Refused, Request, ToolResult
 from quine.base.sessions import new_session
 from quine.providers.replay import ReplayGuest
 from quine.tape import requests, verify
+from quine.tape.lines import digest
+from quine.tape.reader import find
 from quine.tape.writer import FileSink, Tape
 from tests.support.agents import OK, QUINE, UNTIL_ENDED, Agents, call, left, says, sh
 
@@ -304,6 +306,29 @@ def test_tapes_that_were_there_before_the_mark_are_not_run_without_force(
     again("--force")  # it departs: the directory has another name
     assert replay(agents).returncode == 0
     assert ran.read_text() == "x\n" * 3
+
+
+def test_without_a_session_it_is_the_latest_that_its_user_began(agents: Agents, tmp_path: Path) -> None:
+    """A tape that was brought behind the mark says that it is from the future."""
+    ran = tmp_path / "ran"
+    agents.run(says(sh(f"echo x >> {ran}")), says(OK))
+    (tape,) = agents.data.glob("*.jsonl")
+    first, _, rest = tape.read_text().partition("\n")
+    brought = agents.data / f"{new_session()}.jsonl"
+    lines, prev = [], ""
+    for line in [first, *rest.splitlines()]:
+        entry = json.loads(
+            line.replace(tape.stem, brought.stem).replace(f"echo x >> {ran}", f"echo y >> {ran}")
+        )
+        entry |= {"ts": entry["ts"] + 10**8, "prev": prev}
+        if entry["type"] == "outcome":
+            entry["data"].pop("seal")
+        lines.append(json.dumps(entry, separators=(",", ":")))
+        prev = digest(lines[-1].encode())
+    brought.write_text("".join(f"{line}\n" for line in lines))
+    assert find(agents.data, "").id == brought.stem
+    done = replay(agents)
+    assert (done.returncode, ran.read_text()) == (0, "x\n" * 2), done
 
 
 def test_only_a_root_is_lived_again(agents: Agents) -> None:
