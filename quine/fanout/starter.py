@@ -162,9 +162,8 @@ class Starter:
     def _send(
         self, task: Task, avoid: list[str], stage: Staging | None, started: Started, ended: Ended
     ) -> None:
-        output = task.output
-        assert output
         spawn, answers, held = self.make(task, avoid)
+        assert (output := task.output)
         if stage:
             spawn = stage.dressed(spawn, answers)
             stage.begin()
@@ -261,7 +260,6 @@ class Starter:
     ) -> None:
         """Ask the host of a job whose caller died whether its command has begun, and then end the try."""
         from quine.staging import unbegun
-        from transport.client.time_limits import ANSWER
 
         def on_exit(answer: Status) -> None:
             task.unbegun = (answer.state, answer.code) == ("exited", 0)
@@ -274,7 +272,7 @@ class Starter:
         probe.argv = ["node", "--stage", "unbegun", unbegun.name_of(spawn.capability)]
         task.over = True
         task.after = job = self._batch.start(probe, on_exit=on_exit)
-        job.limit(ANSWER)
+        job.limit()
 
     def _finish(self, task: Task, spawn: Spawn, status: Status, stage: Staging | None, ended: Ended) -> None:
         """A job has ended: bring its returns and remove its files, then call `ended`."""

@@ -9,6 +9,7 @@ Laws
 from __future__ import annotations
 
 from transport.client.job_core import JobCore
+from transport.client.time_limits import ANSWER
 from transport.lean import signal
 from transport.status import LOST, NOT_STARTED, Status, signal_name
 from transport.wire.numbers import SECONDS, number, whole
@@ -187,7 +188,7 @@ class BatchJob(JobCore):
         else:
             self._leave(Status("unreachable", NOT_STARTED, detail="withdrawn before it was sent"))
 
-    def limit(self, seconds: float, heard: Callable[[], object] | None = None) -> None:
+    def limit(self, seconds: float = ANSWER, heard: Callable[[], object] | None = None) -> None:
         """Have it abandoned if its host takes longer than this, as `time_limits.py` says."""
         self._batch.limits.add(self, seconds, heard, self._batch.now)
 
