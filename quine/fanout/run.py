@@ -277,7 +277,7 @@ class Run:
         if task.unbegun:  # which the host of its job has told
             self.missed(task, True)
             return
-        self._starter.give_names(task)
+        self._starter.give_names(task, task.is_cut(status))
         if task.never_began(status):
             self._starter.drop(task)
             return

@@ -1,4 +1,4 @@
-"""Decisions of --cleanup: results that are not here and stay, and the work of one time. Without a job."""
+"""Decisions of --cleanup: results that are not here stay, and very many are removed in pieces. Without a job."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def end(files: Files, task: Task, *, again: bool = False) -> list[str]:
 @pytest.mark.parametrize(("first", "second"), [("1*.out", "10.out"), ("d", "d/x")])
 @pytest.mark.parametrize("sent", [True, False])
 def test_results_of_items_that_are_still_to_be_read_stay(
-    first: str, second: str, sent: bool, read: bool
+    first: str, second: str, sent: bool, read: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are on their host from the run before, and the names of their files are not known yet."""
     there, note = There(), Unreturned(1, 0, "", "h1", "")
@@ -99,6 +99,8 @@ def test_results_of_items_that_are_still_to_be_read_stay(
         assert there.removed == [("h1", second)]
     assert files.finish(lambda: None) == 1
     assert there.removed[1:] == ([("h1", SHARED), ("h1", first)] if read else [])
+    said = "quine: h1: --cleanup: 1 files are left there, as results are\n"
+    assert capsys.readouterr().out == ("" if read else f"{said}\n")
 
 
 @pytest.mark.parametrize("host", ["h1", ""])

@@ -151,7 +151,7 @@ def test_equal_items_have_as_many_ends_as_they_had(
     ends, sent = (
         list[str](),
         dict[str, tuple[str, str]](),
-    )  # the known ends; of each job the one that it renews, and its own end
+    )  # of items, and of jobs: the State that each renews, and its end
     for at, (keep, kinds, read, killed) in enumerate(runs):
         log = Joblog(str(path), keep)
         renewed = [renews for renews, _ in sent.values()]

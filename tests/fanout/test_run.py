@@ -25,14 +25,28 @@ def a_task() -> Task:
 @pytest.mark.parametrize(("never", "state"), [(True, "unreachable"), (False, "lost")])
 def test_an_item_of_a_stopped_batch_that_never_began_is_not_lost(never: bool, state: str) -> None:
     """A lost one is not run again by --resume, and this one would not be."""
-    run, judged = object.__new__(Run), []
+    run, judged, may = object.__new__(Run), [], list[bool]()
     run.stopped = True
-    run._starter = SimpleNamespace(give_names=lambda task, may_run: None)  # type: ignore[assignment]
+    run._starter = SimpleNamespace(give_names=lambda task, may_run: may.append(may_run))  # type: ignore[assignment]
     run._judge = lambda task, status: judged.append(status)  # type: ignore[method-assign]
     task = a_task()
     task.job = SimpleNamespace(host="")  # type: ignore[assignment]
     run.missed(task, never)
     assert [status.state for status in judged] == [state] and task.unstarted == 0
+    assert may == [not never]  # then it keeps its files
+
+
+def test_a_job_that_was_looked_for_too_often_keeps_its_files() -> None:
+    run: Any = object.__new__(Run)
+    did: list[object] = []
+    run._under_way = SimpleNamespace(give=lambda task: None)
+    run._orphans = SimpleNamespace(sever=lambda task: False)
+    run._starter = SimpleNamespace(give_names=lambda task, may_run: did.append(may_run))
+    run._judge = lambda task, status: did.append(status.state)
+    task = a_task()
+    task.tries, task.job = 2, SimpleNamespace(severed=True, withdrawn=False)  # type: ignore[assignment]
+    run._ended(task, Status("lost", 74, host="h1"))
+    assert did == [True, "lost"]
 
 
 def test_a_host_that_is_held_back_comes_behind_any_that_has_failed() -> None:

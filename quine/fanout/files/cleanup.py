@@ -177,12 +177,10 @@ class Cleanup:
         deepest_first = sorted(directories, key=lambda name: (-name.count("/"), name))
         places, self._places = self._places, {}
         for place, job in places.items():
-            host = place[0]
-            names = [*shared, *self._later.get(place, ())]
-            if self._blind & {host, ""}:
-                names = []
-            elif self._kept & {host, ""}:
-                names = [name for name in names[len(shared) :] if not self._is_needed(host, name)]
+            host, names = place[0], self._for_good(*place)
+            if left := len(self._later.get(place, ())) - len(names):
+                self._say(f"quine: {host}: --cleanup: {left} files are left there, as results are\n")
+            names = names if self._kept & {host, ""} else [*shared, *names]
             self._remove_all(_pieces(names, deepest_first), job, host, over)
         for host, count in self._forgotten.items():
             why = f"no more than {LATER} names are remembered for the end"
@@ -190,6 +188,13 @@ class Cleanup:
         if self._more_directories:
             self._say(f"quine: --cleanup: directories may be left empty: more than {DIRECTORIES} had files\n")
         return len(places)
+
+    def _for_good(self, host: str, cwd: str | None) -> list[str]:
+        """Return the names for the end of the batch that meet no results which were left."""
+        later = [*self._later.get((host, cwd), ())]
+        if not self._kept & {host, ""}:
+            return later
+        return [] if self._blind & {host, ""} else [word for word in later if not self._is_needed(host, word)]
 
     def _remove_all(
         self,

@@ -277,7 +277,7 @@ class Files:
         if not self._cleanup:
             return
         sent = self.journal.sent.get(task.sent) if self.journal else None
-        host, held = sent.host if sent else "", self._held.get(task)
+        host, held = sent.host if sent else task.entry.host, self._held.get(task)
         try:
             self._leave(task, Left(host, held.own if held else self._cleanup.names(task)))
         except Misconfigured:

@@ -28,7 +28,7 @@ class Uses:
         self._names: Counter[str] = Counter()
         self._above: Counter[str] = Counter()  # directories of names, and of the beginnings of patterns
         self._patterns: Counter[str] = Counter()
-        self._by_beginning: dict[str, dict[str, None]] = {}  # the beginning of all matches -> patterns
+        self._by_beginning: dict[str, dict[str, None]] = {}  # beginning of all matches -> patterns
         self._lengths: Counter[int] = Counter()  # of these beginnings
         self._sorted: list[str] | None = None  # names, as long as none is added or dropped
         self.compared = 0
