@@ -19,18 +19,30 @@ from transport.lean import signal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import Protocol
 
-    from quine.fanout.files.cleanup import Removal
     from quine.fanout.input.items import Item
     from quine.fanout.input.template import Template
     from quine.fanout.journal import Unreturned
     from quine.fanout.options import Options
     from quine.fanout.output.sinks import Output
     from quine.jobs.adoption import Adopted
-    from quine.jobs.staged import Bringing
     from quine.staging.caller_side import Staging
     from transport.client.batch import BatchJob
     from transport.status import Status
+
+    class After(Protocol):
+        """The job, or jobs, that bring the returns of a try or remove its files."""
+
+        @property
+        def over(self) -> bool: ...
+
+        def abandon(self) -> None:
+            """Wait for it no longer."""
+
+        def go_on(self) -> None:
+            """Leave it as it is: nothing is called any more."""
+
 
 LONGEST = (128 << 10) - 1  # bytes of an argument, which Linux sets (MAX_ARG_STRLEN)
 GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
@@ -65,9 +77,7 @@ class Task:
         self.failed_on: list[str] = []  # hosts
         self.job: BatchJob | None = None
         self.unsent: Callable[[], None] | None = None  # gives the try its end, while it waits to be sent
-        self.after: BatchJob | Bringing | Removal | None = (
-            None  # that brings its returns, or removes its files
-        )
+        self.after: After | None = None  # that brings its returns, or removes its files
         self.unreturned: str | None = None  # the directory there of returns that did not come
         self.unbegun = False  # its host says that the command of this try did not begin
         self.sent = ""  # the id of the latest try in the journal of the batch,

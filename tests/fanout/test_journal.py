@@ -148,10 +148,8 @@ def test_equal_items_have_as_many_ends_as_they_had(
 ) -> None:
     """Each run may count other ends than the one before, which may have been killed at any point."""
     path = tmp_path_factory.mktemp("log") / "log"
-    ends, sent = (
-        list[str](),
-        dict[str, tuple[str, str]](),
-    )  # of items, and of jobs: the State that each renews, and its end
+    ends: list[str] = []  # of items
+    sent: dict[str, tuple[str, str]] = {}  # jobs: the State of the line that each renews, and its end
     for at, (keep, kinds, read, killed) in enumerate(runs):
         log = Joblog(str(path), keep)
         renewed = [renews for renews, _ in sent.values()]
