@@ -9,6 +9,8 @@ Laws
 3. A file that is gone before it is opened is looked for anew: the processes above end, and begin trees.
 4. A variable holds a command to its budget, not an adversary: one that takes it away is below no budget, as any process
    that a node has started. So no job of a node may raise a purse: nothing tells for whom the node has started it.
+5. A purse is raised for a living process whose ancestors are known up to the top. Above a process that has ended the
+   kernel shows nothing, and so no maker of a purse.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from quine.base.errors import LOST, Failure
 from quine.budget import purse
 from quine.budget.shared_counters import NAME, release
 from transport.address import boot_id, start_time
-from transport.inherit import APART, ancestors, held_above
+from transport.inherit import APART, held_above
+from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from quine.budget.pinned import PinnedProcess
     from quine.budget.purse import Purse
     from transport.inherit import MemoryFile
 
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 VARIABLE = "QUINE_CALLER"
 WALKS = 100  # of some milliseconds each
 ORPHANED = "the process that has made the budget has ended, so its limits stay as they are"
+UNKNOWN = "the process that asks has ended, or the processes above it are not known"
 
 
 def told() -> dict[str, str]:
@@ -98,20 +103,38 @@ def with_those_of_caller(found: dict[str, list[MemoryFile]]) -> dict[str, list[M
     return {**found, **held_above(NAME, purse.NAME, pid=pid)} if pid else found
 
 
-def may_not_raise(of: Purse, inode: int, pid: int = 0) -> str:
-    """Return why this process, or `pid`, may not raise a purse: it is below it, or may be; "" if it may.
+def may_not_raise(of: Purse, inode: int, asker: PinnedProcess | None) -> str:
+    """Return why a process, None if it has ended, may not raise a purse: it is below it, or may be; "" if it may.
 
     The purse is the file with this inode. Whoever holds it is below it, and so is all that is below its maker, which
     adopts the orphans. When the maker has ended, an orphan that holds nothing is below no process of the budget.
     """
-    held = held_above(purse.NAME, APART, pid=pid, whole=True)
+    chain = asker.chain() if asker else []
+    if not asker or not chain:
+        return UNKNOWN
+    held = held_above(purse.NAME, APART, pid=asker.pid, whole=True)
     if held[APART]:
         return "a job of a node cannot raise a budget"
-    maker = (of.pid, of.started)
-    if maker in ancestors(pid or os.getpid()) or inode in {each for _, each, _ in held[purse.NAME]}:
+    if (of.pid, of.started) in chain or inode in {each for _, each, _ in held[purse.NAME]}:
         return "a budget cannot be raised from inside"
+    if asker.chain() != chain:  # so a process may have been left out
+        return UNKNOWN
     living = procs.look(of.pid)
     return "" if living and living.state != "Z" and living.started == of.started else ORPHANED
+
+
+def purses_around(asker: PinnedProcess) -> list[int]:
+    """Return descriptors of the purses that a process and those above it hold; it looks through /proc.
+
+    Also of those above a daemon, since a command can mark itself as one. A purse of another ledger is of no use.
+    """
+    held = held_above(purse.NAME, pid=asker.pid, whole=True)[purse.NAME]
+    found: dict[int, int] = {}
+    for each in held:
+        if each.inode not in found:
+            with contextlib.suppress(OSError):  # closed since
+                found[each.inode] = each.opened(os.O_RDONLY)
+    return list(found.values())
 
 
 def _caller() -> int:
