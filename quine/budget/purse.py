@@ -197,15 +197,16 @@ def above(held: Sequence[MemoryFile], ledger: int) -> tuple[int, ...]:
 
 def change(
     path: str,
+    inode: int,
     book: SharedCounters,
     to: tuple[float | None, float | None, float | None],
     check: Callable[[Purse, Purse], None],
 ) -> tuple[Purse, Purse]:
-    """Write other limits; return the purse before and after. Raises OSError, ValueError if it is no purse.
+    """Write other limits into this file; return the purse before and after. Raises OSError, ValueError if it is none.
 
     `check` gets both before anything is written, and while nobody else can write; it may raise.
     """
-    fd = reopened(path, os.O_RDWR, target=LINK)
+    fd = reopened(path, os.O_RDWR, inode, LINK)
     try:
         with book.changing():
             before = read(fd)

@@ -194,18 +194,31 @@ class SharedCounters:
     def held(self, kind: Kind, index: int = 0) -> bool:
         return self._locked(kind.first + index, 1)
 
-    def count(self, kind: Kind) -> int:
-        """Return the number of held slots."""
-        held = 0
-        for at in range(kind.first, kind.first + kind.most):
-            if not self._locked(at, kind.first + kind.most - at):
-                break  # the rest is free
-            held += self._locked(at, 1)
+    def count(self, kind: Kind, most: int = 0) -> int:
+        """Return the number of held slots. With `most` it counts no more than so many ranges of them.
+
+        Any process of the user can lock all of them, by one lock or by one for each.
+        """
+        held, at, ranges = 0, kind.first, 0
+        while (found := self._first_range(at, kind.first + kind.most)) and not 0 < most <= ranges:
+            held, at, ranges = held + found[1] - found[0], found[1], ranges + 1
         return held
 
+    def _first_range(self, at: int, end: int) -> tuple[int, int] | None:
+        """Return the first locked range from `at` to `end`. The kernel returns any lock there."""
+        found, last = None, end
+        while at < last and (lock := self._range(at, last - at)):
+            found = last, _ = max(at, lock[0]), min(end, lock[1])
+        return found
+
     def _locked(self, at: int, length: int) -> bool:
+        return self._range(at, length) is not None
+
+    def _range(self, at: int, length: int) -> tuple[int, int] | None:
+        """Return the begin and end of a lock that another one holds in these bytes."""
         flock = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0)
-        return bool(_LOCK.unpack(fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, flock))[0] != fcntl.F_UNLCK)
+        how, _, start, size, _ = _LOCK.unpack(fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, flock))
+        return None if how == fcntl.F_UNLCK else (start, start + size if size else at + length)
 
     def note(self, kind: Kind, fd: int, index: int, *values: float) -> None:
         """Write the record of a slot that the caller holds with `fd`."""

@@ -1,4 +1,4 @@
-"""The right to infer and to raise ends with its process; what a broker keeps lasts as long as it is needed."""
+"""The right to infer and to raise ends with its process; a broker keeps limits as long as they are needed."""
 
 from __future__ import annotations
 

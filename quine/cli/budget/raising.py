@@ -48,7 +48,7 @@ def change(options: RunOptions, ids: list[str]) -> int:
     check(found.purse, found.purse.with_limits(*to))
     _refuse(asking.raise_purse(found.inode, to))
     try:
-        purse.change(found.path, found.book, to, check)
+        purse.change(found.path, found.inode, found.book, to, check)
     except (OSError, ValueError):
         raise Misconfigured(f"{found.purse.ident} has just ended") from None
     asking.resume(found.purse.ledger)
