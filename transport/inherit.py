@@ -189,6 +189,12 @@ def stand_first() -> None:
     _first = os.getpid()
 
 
+def stand_nowhere() -> None:
+    """Say that this process, a fork of a job, belongs to none: it looks at processes of other trees, also that job."""
+    global _first
+    _first = 0
+
+
 def stand_apart() -> None:
     """Say that this process is a daemon: nothing above it is of the trees of its descendants.
 

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 from quine.base.errors import Failure
-from quine.broker import wire
+from quine.broker import keeper, wire
 from quine.broker.client import connected
 from quine.budget import caller, pinned, purse
 from quine.budget.purse import Cap
 from tests.broker.admitting import Greeted, Registers
 from tests.broker.serving import BYE, FIRST, Served, said
 from tests.support.waiting import until
+from transport import inherit
 from transport.inherit import ancestors
 
 NO_LIMIT = (0, None, None)
@@ -45,8 +46,10 @@ class Asked(Greeted):
         else:
             line = socket.socket(socket.AF_UNIX)
             if not (pid := os.fork()):
-                line.connect(self.path)
-                os._exit(0)
+                try:
+                    line.connect(self.path)
+                finally:
+                    os._exit(0)
             os.waitpid(pid, 0)
         try:
             if ended and "error" in (first := wire.receive_json(line)):
@@ -111,6 +114,25 @@ def test_nothing_is_raised_for_a_process_whose_ancestors_are_not_known(
         monkeypatch.setattr(pinned, "ancestors", lambda pid: islice(ancestors(pid), 1))
         assert caller.may_not_raise(kept, 1, command) == caller.UNKNOWN
         assert caller.may_not_raise(kept, 1, None) == caller.UNKNOWN
+
+
+def test_a_broker_that_an_agent_in_a_job_has_made_sees_the_node_above_it() -> None:
+    """So that no command of that job raises a budget. The agent itself ends its walks at the job."""
+    mark, (ends, told) = os.memfd_create(inherit.APART), os.pipe()
+    try:
+        if not (pid := os.fork()):
+            try:
+                inherit.stand_first()
+                keeper._let_go({told})
+                held = inherit.held_above(inherit.APART, pid=os.getpid(), whole=True)[inherit.APART]
+                os.write(told, b"%d" % len(held))
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert os.read(ends, 9) == b"1"
+    finally:
+        for fd in (mark, ends, told):
+            os.close(fd)
 
 
 # Two daemons with a connection each: that of a process that has ended, and one of its own. They ask late.
