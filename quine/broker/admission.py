@@ -267,6 +267,7 @@ class Register:
         if why := caller.may_not_raise(known, inode, process):
             raise Denied(why)
         tokens, cost, deadline = limits
+        known = self._kept.get(inode, known)  # another raise may have been made meanwhile
         self._keep(inode, known.with_limits(tokens, cost, deadline)._replace(raised=known.raised + 1))
         return True
 

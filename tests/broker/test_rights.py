@@ -74,6 +74,13 @@ class Asked(Greeted):
             for ended in (False, True)
         }
         assert all(kept.tokens == 9 for kept in register._kept.values())
+        while self.worker._tasks:
+            await asyncio.sleep(0)
+        register._gone(register.members[me.pid])
+        assert self.worker._timer is None and not register.members  # the maker of the purses lives
+        register.makers.popitem()[1].close()
+        self.worker._left()
+        assert self.worker._timer
         self.worker._over.set_result(None)
         await serving
         self.end(me)
