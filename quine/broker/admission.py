@@ -23,9 +23,10 @@ from quine.budget import caller, purse
 from quine.budget.kept_counters import KeptCounters
 from quine.budget.ledger import Ledger
 from quine.budget.purse import Cap, Purse
-from quine.budget.shared_counters import NAME, PUT
+from quine.budget.shared_counters import NAME, PUT, release
 from transport import inherit, quickjson
-from transport.address import start_time
+from transport.address import closed_since, start_time
+from transport.errors import Unseen
 from transport.lean import contextlib
 
 TYPE_CHECKING = False
@@ -85,7 +86,7 @@ class Register:
         try:
             above = self._above(pid, inode, proved)
             member = self._member(pid)
-        except Denied:
+        except (Denied, Unseen):
             for fd in around:
                 os.close(fd)
             raise
@@ -322,14 +323,19 @@ class _KeptLedger(Ledger):
 def purses_around(pid: int) -> list[int]:
     """Return descriptors of the purses that a process and those above it hold; it looks through /proc.
 
-    Also of those above a daemon, since a command can mark itself as one. A purse of another ledger is of no use.
+    Also of those above a daemon, since a command can mark itself as one. A purse of another ledger is of no use. Raises
+    Denied and Unseen.
     """
     held = inherit.held_above(purse.NAME, pid=pid, whole=True)[purse.NAME]
     found: dict[int, int] = {}
     for each in held:
         if each.inode not in found:
-            with contextlib.suppress(OSError):  # closed since
+            try:
                 found[each.inode] = each.opened(os.O_RDONLY)
+            except OSError as error:
+                if not closed_since(error):
+                    release(list(found.values()))
+                    raise Denied(f"a budget above it cannot be opened: {error.strerror}") from None
     return list(found.values())
 
 

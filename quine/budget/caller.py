@@ -21,6 +21,7 @@ from quine.base.errors import LOST, Failure
 from quine.budget import purse
 from quine.budget.shared_counters import NAME, release
 from transport.address import boot_id, start_time
+from transport.errors import Unseen
 from transport.inherit import APART, ancestors, held_above
 
 TYPE_CHECKING = False
@@ -95,7 +96,12 @@ def _ledger(holders: Sequence[MemoryFile]) -> int:
 def with_those_of_caller(found: dict[str, list[MemoryFile]]) -> dict[str, list[MemoryFile]]:
     """Return what `inherit.held_above` has found, with ledger and purses of the caller where there are none."""
     pid = 0 if found.get(NAME) else _caller()
-    return {**found, **held_above(NAME, purse.NAME, pid=pid)} if pid else found
+    try:
+        return {**found, **held_above(NAME, purse.NAME, pid=pid)} if pid else found
+    except Unseen:
+        if _caller():
+            raise
+        return found  # it has ended since
 
 
 def may_not_raise(of: Purse, inode: int, pid: int = 0) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -12,11 +13,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from quine.broker import server, wire
-from quine.broker.admission import Denied, Register
+from quine.broker.admission import Denied, Register, purses_around
 from quine.broker.server import Seat, _Worker
 from quine.budget import purse
 from quine.budget.purse import Cap
@@ -26,6 +28,7 @@ from tests.support.agents import PATIENCE, QUINE, Started
 from tests.support.detached import go as go
 from tests.support.waiting import wait_for
 from tests.vendors.server import KEY, Said
+from transport import inherit
 from transport.this_build import build_hash
 
 COST = (1500, 100, 0)
@@ -193,6 +196,17 @@ def test_a_purse_whose_maker_has_ended_is_not_raised() -> None:
         _, (which,) = register.admit(registers.agent.pid, inode, Cap(), True, [os.dup(registers.purse)])
         with pytest.raises(Denied, match="the process that has made the budget has ended"):
             register.lift(1, which, (90_000, None, None))
+
+
+def test_a_broker_without_descriptors_overlooks_no_purse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command can take the descriptors of a broker away for a moment."""
+    scarce = OSError(errno.EMFILE, "Too many open files")
+    with Registers():
+        (fd,) = purses_around(os.getpid())
+        os.close(fd)
+        monkeypatch.setattr(inherit.MemoryFile, "opened", mock.Mock(side_effect=scarce))
+        with pytest.raises(Denied, match="Too many open files"):
+            purses_around(os.getpid())
 
 
 class Registers:
