@@ -106,7 +106,7 @@ def _authority(rest: str) -> str:
     )
 
 
-def write(memo: Mapping[str, object]) -> int:
+def write(memo: Mapping[str, object], name: str = NAME) -> int:
     """Put `memo` into a sealed memfd and return its descriptor, not inheritable yet.
 
     Pass it on with `pass_fds=[fd]` (or os.set_inheritable) and name it in the child's environment under
@@ -114,7 +114,7 @@ def write(memo: Mapping[str, object]) -> int:
     """
     import fcntl
 
-    raw = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    raw = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(raw, quickjson.dumps(memo).encode())
         fcntl.fcntl(raw, fcntl.F_ADD_SEALS, _seals())

@@ -25,7 +25,7 @@ from quine.base.messages import Usage
 from quine.base.sessions import is_session
 from quine.base.text import quote
 from quine.broker import finding
-from quine.budget import caller, purse, shared_counters
+from quine.budget import caller, shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits, stored, unset
 from quine.files import credentials, urls
@@ -178,7 +178,7 @@ def _make_absolute(environ: MutableMapping[str, str]) -> None:
         environ["QUINE_API_BASE"] = dirs.absolute(base)
 
 
-_ABOVE = (shared_counters.NAME, inherit.NAME, purse.NAME)
+_ABOVE = (inherit.NAME, *caller.FILES)
 _walks: list[dict[str, list[inherit.MemoryFile]]] = []  # that of `adopt`, for `join_tree` a few ms later
 
 

@@ -18,7 +18,7 @@ import os
 
 from quine.base import procs
 from quine.base.errors import LOST, Failure
-from quine.budget import purse
+from quine.budget import beginning, purse
 from quine.budget.shared_counters import NAME, release
 from transport.address import boot_id, start_time
 from transport.errors import Unseen
@@ -28,12 +28,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from quine.budget.beginning import Beginning
     from quine.budget.purse import Purse
     from transport.inherit import MemoryFile
 
     Walk = Callable[[], dict[str, list[MemoryFile]]]
 
 VARIABLE = "QUINE_CALLER"
+FILES = (NAME, purse.NAME, beginning.NAME)  # of a tree
 WALKS = 100  # of some milliseconds each
 ORPHANED = "the process that has made the budget has ended, so its limits stay as they are"
 
@@ -50,14 +52,14 @@ def told() -> dict[str, str]:
 
 
 def walk() -> dict[str, list[MemoryFile]]:
-    """Return the ledgers and purses above, as `inherit.held_above`; those of the caller where there are none."""
-    return with_those_of_caller(held_above(NAME, purse.NAME))
+    """Return the files of trees above, as `inherit.held_above`; those of the caller where there is no ledger."""
+    return with_those_of_caller(held_above(*FILES))
 
 
-def joined(look: Walk) -> tuple[int, tuple[int, ...]] | None:
-    """Return descriptors of the ledger that the topmost process above holds, and of its purses; None without one.
+def joined(look: Walk) -> tuple[int, tuple[int, ...], Beginning] | None:
+    """Return the ledger that the topmost process above holds, its purses, its beginning; None without one.
 
-    `look` is `walk`, or does as that. All descendants inherit the descriptors. Raises Failure.
+    `look` is `walk`, or does as that. All descendants inherit the descriptors of ledger and purses. Raises Failure.
     """
     for _ in range(WALKS):
         held = look()
@@ -66,8 +68,9 @@ def joined(look: Walk) -> tuple[int, tuple[int, ...]] | None:
         top = [each for each in held[NAME] if each.inode == held[NAME][-1].inode]
         purses: tuple[int, ...] = ()
         try:
+            begun = beginning.above(held.get(beginning.NAME, ()), top[0].inode)
             purses = purse.above(held[purse.NAME], top[0].inode)
-            return _ledger(top), purses
+            return _ledger(top), purses, begun
         except OSError:
             own = {each.number for each in held[purse.NAME] if each.pid == os.getpid()}
             release([fd for fd in purses if fd not in own])
@@ -94,10 +97,10 @@ def _ledger(holders: Sequence[MemoryFile]) -> int:
 
 
 def with_those_of_caller(found: dict[str, list[MemoryFile]]) -> dict[str, list[MemoryFile]]:
-    """Return what `inherit.held_above` has found, with ledger and purses of the caller where there are none."""
+    """Return what `inherit.held_above` has found, with the files of the caller's tree where there is no ledger."""
     pid = 0 if found.get(NAME) else _caller()
     try:
-        return {**found, **held_above(NAME, purse.NAME, pid=pid)} if pid else found
+        return {**found, **held_above(*FILES, pid=pid)} if pid else found
     except Unseen:
         if _caller():
             raise

@@ -34,7 +34,7 @@ NAME = LEDGER
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two tries for a free slot
 PATIENCE = 60.0  # seconds to wait for the lock of the numbers, which is held for microseconds
 
-_HEADER = struct.Struct("<QQQQddQQdQQQQ16sQQQ32sQ")
+_HEADER = struct.Struct("<QQQQddQQdQQQQ16sQQ40xQ")
 _RECORDS = 256  # offset of the records of the first kind
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _INFINITE = float("inf")
@@ -60,8 +60,6 @@ class Numbers(NamedTuple):
     ident: bytes = b""  # identifies these counters to the origin
     limit_stored: int = 0  # bytes in the shared files
     stored: int = 0  # bytes that the tree has put there, less those it replaced and removed
-    begun: int = 0  # start of the tree; with `personas` for quine/agent/personas.py
-    personas: bytes = b""
     paid: int = (
         0  # 1 + index of an inference that is in the totals, and whose record may still stand; 0 = none
     )
