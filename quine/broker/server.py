@@ -31,6 +31,7 @@ from quine.budget.purse import Cap
 from quine.providers import metering
 from quine.providers.relay import error_to_json
 from transport import quickjson
+from transport.errors import Unseen
 from transport.this_build import build_hash
 
 TYPE_CHECKING = False
@@ -177,7 +178,7 @@ class _Worker:
                 payer = make(await self._loop.run_in_executor(self._key_reader, self._seat.given.key))
                 ready = {"kind": payer.config.kind, "model": payer.config.model}
                 await client.send(quickjson.dumps(ready).encode())
-            except Denied as denied:
+            except (Denied, Unseen) as denied:
                 await client.send(_error("denied", str(denied), "", DENIED))
             except NoGuest as failure:
                 await client.send(_error("noguest", failure.detail, failure.hint, failure.status))

@@ -15,6 +15,7 @@ from itertools import islice
 
 from quine.base import procs
 from transport.address import start_time
+from transport.errors import Unseen
 from transport.inherit import ancestors
 
 HIGHEST = 256  # processes above one that are looked at
@@ -43,7 +44,10 @@ class PinnedProcess:
         """
         last: list[tuple[int, int]] = []
         for _ in range(WALKS):
-            now = list(islice(ancestors(self.pid), HIGHEST))
+            try:
+                now = list(islice(ancestors(self.pid), HIGHEST))
+            except Unseen:
+                return []
             if not self.lives:
                 return []
             if now and now == last and _is_top(now[-1][0]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import subprocess
@@ -10,12 +11,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from quine.broker import server
 from quine.broker.admission import Denied, Register
 from quine.budget import purse
+from quine.budget.caller import purses_around
 from quine.budget.pinned import pinned
 from quine.budget.purse import Cap
 from tests.broker.admitting import Greeted, Registers
@@ -24,6 +27,8 @@ from tests.support.agents import QUINE, Started
 from tests.support.detached import go as go
 from tests.support.waiting import wait_for
 from tests.vendors.server import KEY, Said
+from transport import inherit
+from transport.errors import Unseen
 from transport.this_build import build_hash
 
 COST = (1500, 100, 0)
@@ -192,6 +197,18 @@ def test_a_purse_whose_maker_has_ended_is_not_raised() -> None:
         _, (which,) = register.admit(agent, inode, Cap(), True, [os.dup(registers.purse)])
         with pytest.raises(Denied, match="the process that has made the budget has ended"):
             register.lift(registers.pinned(1), which, (90_000, None, None))
+
+
+def test_a_broker_without_descriptors_overlooks_no_purse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command can take the descriptors of a broker away for a moment."""
+    scarce = OSError(errno.EMFILE, "Too many open files")
+    with Registers() as registers:
+        me = registers.pinned(os.getpid())
+        (fd,) = purses_around(me)
+        os.close(fd)
+        monkeypatch.setattr(inherit.MemoryFile, "opened", mock.Mock(side_effect=scarce))
+        with pytest.raises(Unseen, match="Too many open files"):
+            purses_around(me)
 
 
 def test_a_process_below_one_agent_does_not_let_another_tree_pay() -> None:
