@@ -1,4 +1,4 @@
-"""Directories of the user; identities of this boot and of a process.
+"""Directories of the user; identities of this boot, of a process and of those above it.
 
 Laws
 1. A private directory, such as the runtime directory, is ours alone: 0700, our uid, not a link; anything else is
@@ -8,17 +8,22 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
 
-from transport.errors import Refused
+from transport.errors import Refused, Unseen
 from transport.lean import Mapping
 from transport.provenance import safe_path
 
 TMP = "/tmp"
 _ELSEWHERE = "set XDG_RUNTIME_DIR to a directory of yours"
 _DEFAULTS = {"config": ".config", "state": ".local/state", "cache": ".cache"}
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _boot = ""
 
@@ -130,3 +135,65 @@ def start_time(pid: int) -> int:
             os.close(fd)
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def ancestors(pid: int) -> Iterator[tuple[int, int]]:
+    """Yield (pid, start) of a process and of all above it, as far as the kernel shows them. Raises Unseen.
+
+    The caller may take its time for each. A process that ends meanwhile leaves its children to another one above it,
+    so the way goes on from the highest one that still lives.
+    """
+    living: list[tuple[int, int]] = []
+    above = pid
+    while above > 0:
+        found = _parent_and_start(above)
+        now = _parent_of_last(living) if living else pid
+        if now != above:
+            above = now
+        elif found is not None:
+            living.append((above, found[1]))
+            yield living[-1]
+            above = found[0]
+        elif living:
+            return  # another user's process, which the kernel hides
+        else:
+            raise Unseen(f"process {pid} has ended")
+
+
+def _parent_of_last(living: list[tuple[int, int]]) -> int:
+    """Return the parent that the last of these processes has now, without those that have ended. Raises Unseen."""
+    while living:
+        pid, start = living[-1]
+        found = _parent_and_start(pid)
+        if found is not None and found[1] == start:
+            return found[0]
+        living.pop()
+    raise Unseen("a process has ended while those above it were looked at")
+
+
+def _parent_and_start(pid: int) -> tuple[int, int] | None:
+    """Return (pid of the parent, start) of a process; None if it has ended, or is hidden. Raises Unseen."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fields = os.read(fd, 4096).rpartition(b") ")[2].split()
+        finally:
+            os.close(fd)
+    except OSError as error:
+        pass_over(error, hidden=True)
+        return None
+    return int(fields[1]), int(fields[19])
+
+
+def closed_since(error: OSError) -> bool:
+    """Return whether it says that a process, or its descriptor, is there no more."""
+    return error.errno in (errno.ENOENT, errno.ESRCH)
+
+
+def pass_over(error: OSError, hidden: bool) -> None:
+    """Raise Unseen unless what was looked at is there no more, or, with `hidden`, not for our eyes."""
+    if not closed_since(error) and not (hidden and error.errno in (errno.EACCES, errno.EPERM)):
+        why = (error.strerror or str(error)).lower()
+        scarce = error.errno in (errno.EMFILE, errno.ENFILE)
+        hint = "raise the limit, as with: ulimit -n 1024" if scarce else ""
+        raise Unseen(f"the processes above this one cannot be looked at: {why}", hint) from None

@@ -13,6 +13,7 @@ TransportError
     │   ├── NothingThere it has nothing of ours, and was only asked
     │   └── Interrupted  it answered, and then the connection broke: the same again may work
     ├── NoSuchHost       nothing matches WHERE
+    ├── Unseen           the processes above one cannot be seen up to the top
     ├── Denied           a rule forbids it (exit status 77)
     └── Misconfigured    the inventory is wrong (exit status 2)
 """
@@ -100,6 +101,10 @@ class LockedKey(Unreachable):
 
 class NoSuchHost(Refused):
     """WHERE matches nothing."""
+
+
+class Unseen(Refused):
+    """The processes above one cannot be seen up to the top, so it may be below an agent or a budget."""
 
 
 class Denied(Refused):

@@ -8,6 +8,8 @@ Laws
 3. A descriptor of another process is a name that may mean another file a moment later, as in a shell that makes pipes.
    So what was seen there is opened by what it was (`MemoryFile.opened`), and a file without its seals, which its
    maker has not finished yet, counts as absent.
+4. A walk over the processes above reaches the top, or raises Unseen. One that breaks off would show a process outside
+   of its tree, and a command could have it break off: it ends those between, or takes descriptors away.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from __future__ import annotations
 import os
 
 from transport import quickjson
+from transport.address import ancestors as ancestors
+from transport.address import pass_over
 from transport.lean import Any, NamedTuple, prctl
 
 TYPE_CHECKING = False
@@ -102,7 +106,7 @@ def _authority(rest: str) -> str:
     )
 
 
-def write(memo: Mapping[str, object]) -> int:
+def write(memo: Mapping[str, object], name: str = NAME) -> int:
     """Put `memo` into a sealed memfd and return its descriptor, not inheritable yet.
 
     Pass it on with `pass_fds=[fd]` (or os.set_inheritable) and name it in the child's environment under
@@ -110,7 +114,7 @@ def write(memo: Mapping[str, object]) -> int:
     """
     import fcntl
 
-    raw = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    raw = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(raw, quickjson.dumps(memo).encode())
         fcntl.fcntl(raw, fcntl.F_ADD_SEALS, _seals())
@@ -189,6 +193,12 @@ def stand_first() -> None:
     _first = os.getpid()
 
 
+def stand_nowhere() -> None:
+    """Say that this process, a fork of a job, belongs to none: it looks at processes of other trees, also that job."""
+    global _first
+    _first = 0
+
+
 def stand_apart() -> None:
     """Say that this process is a daemon: nothing above it is of the trees of its descendants.
 
@@ -196,18 +206,6 @@ def stand_apart() -> None:
     in which somebody needed a node first. Any process can make this mark, see `held_above`.
     """
     os.memfd_create(APART, os.MFD_CLOEXEC)  # held until the end of this process
-
-
-def ancestors(pid: int) -> Iterator[tuple[int, int]]:
-    """Yield (pid, start) of a process and of all above it, as far as the kernel shows them."""
-    while pid > 0:
-        try:
-            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-                fields = file.read(4096).rpartition(b") ")[2].split()
-        except OSError:
-            return
-        yield pid, int(fields[19])
-        pid = int(fields[1])
 
 
 class MemoryFile(NamedTuple):
@@ -233,7 +231,7 @@ def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list
 
     In order from the process to the top of its tree, which is below a daemon. It may have cleared its environment or
     closed its descriptors (`env -i`, Python's subprocess), or name something else; it still descends from holders of
-    the true ones. A walk takes a millisecond or two.
+    the true ones. A walk takes a millisecond or two. Raises Unseen.
 
     A command can mark itself as a daemon. So a mark ends no tree whose files are held on both sides of it: a true
     daemon has closed those of its starter, and its jobs get others. With `whole` it ends none: for a decision that is
@@ -245,13 +243,8 @@ def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list
         marked = False
         for target, path in _open_files(each):
             marked = marked or target == _link(APART)
-            if target in wanted:
-                try:
-                    inode = _finished(path, target)
-                except OSError:
-                    continue  # closed since
-                if inode:
-                    parts[-1][wanted[target]].append(MemoryFile(each, inode, path))
+            if target in wanted and (inode := _finished(path, target)):
+                parts[-1][wanted[target]].append(MemoryFile(each, inode, path))
         if each == _first:
             break
         if marked and not whole:
@@ -261,10 +254,15 @@ def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list
 
 
 def _finished(path: str, target: str) -> int:
-    """Return the inode of a memfd, 0 if its maker has not sealed it yet. Raises OSError if it is there no more."""
+    """Return the inode of a memfd, 0 if it is there no more, or its maker has not sealed it yet. Raises Unseen."""
     import fcntl
 
-    fd = reopened(path, os.O_RDONLY, target=target)
+    try:
+        fd = reopened(path, os.O_RDONLY, target=target)
+    except OSError as error:
+        # One that its process shows, and that cannot be opened: a command may have taken away its mode.
+        pass_over(error, hidden=error.filename == path)
+        return 0
     try:
         sealed = target == _link(APART) or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL
         return os.fstat(fd).st_ino if sealed else 0
@@ -287,28 +285,32 @@ def users_environment() -> dict[str, str]:
     another place is not the user's.
     """
     own, kept = dict(os.environ), "XDG_RUNTIME_DIR"
-    for pid, _, _ in held_above(NAME, whole=True)[NAME][-1:]:
+    while held := held_above(NAME, whole=True)[NAME][-1:]:
         try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
+            with open(f"/proc/{held[0].pid}/environ", "rb") as file:
                 entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")]
-        except OSError:
-            continue
+            os.stat(held[0].path)  # one that has ended shows an empty environment
+        except OSError as error:
+            pass_over(error, hidden=False)
+            continue  # then that of one which is above as well
         found = {name: value for name, given, value in entries if given}
         return {**found, **({kept: own[kept]} if kept in own else {})}
     return own
 
 
 def _open_files(pid: int) -> Iterator[tuple[str, str]]:
-    """Yield (target, path that opens it anew) of each descriptor; nothing for another user's process."""
+    """Yield (target, path that opens it anew) of each descriptor; nothing for another user's process. Raises Unseen."""
     try:
         numbers = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
+    except OSError as error:
+        pass_over(error, hidden=True)
         return
     for number in numbers:
         path = f"/proc/{pid}/fd/{number}"
         try:
             target = os.readlink(path)
-        except OSError:
+        except OSError as error:
+            pass_over(error, hidden=True)
             continue  # closed since
         yield target, path
 

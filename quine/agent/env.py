@@ -25,7 +25,7 @@ from quine.base.messages import Usage
 from quine.base.sessions import is_session
 from quine.base.text import quote
 from quine.broker import finding
-from quine.budget import caller, purse, shared_counters
+from quine.budget import caller, shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits, stored, unset
 from quine.files import credentials, urls
@@ -33,8 +33,8 @@ from quine.providers import withholding
 from quine.providers.choice import KEYS, choose
 from quine.providers.vendors import FILES, Config
 from quine.tape import redact
-from transport import atomic, inherit, quickjson
-from transport.lean import Any, NamedTuple, contextlib
+from transport import address, atomic, inherit, quickjson
+from transport.lean import Any, NamedTuple
 from transport.this_build import own_command
 
 TYPE_CHECKING = False
@@ -178,7 +178,7 @@ def _make_absolute(environ: MutableMapping[str, str]) -> None:
         environ["QUINE_API_BASE"] = dirs.absolute(base)
 
 
-_ABOVE = (shared_counters.NAME, inherit.NAME, purse.NAME)
+_ABOVE = (inherit.NAME, *caller.FILES)
 _walks: list[dict[str, list[inherit.MemoryFile]]] = []  # that of `adopt`, for `join_tree` a few ms later
 
 
@@ -194,8 +194,10 @@ def _memo(environ: MutableMapping[str, str]) -> dict[str, Any]:
             continue  # the state that this process has left to itself
         try:
             fd = held.opened(os.O_RDONLY)
-        except OSError:
-            continue  # that process has ended since; those above it hold the same memo
+        except OSError as error:
+            if address.closed_since(error):
+                continue  # that process has ended since; those above it hold the same memo
+            raise
         os.set_inheritable(fd, True)
         if memo:
             os.close(int(environ[inherit.VARIABLE]))
@@ -317,12 +319,16 @@ def _memos(held: list[inherit.MemoryFile]) -> list[dict[str, object]]:
     """Read each memo once: every agent holds a memo of its own, and its commands hold the same one."""
     memos = []
     for each in {each.inode: each for each in held}.values():
-        with contextlib.suppress(OSError):
+        try:
             fd = each.opened(os.O_RDONLY)
-            try:
-                memos.append(inherit.read({inherit.VARIABLE: str(fd)}))
-            finally:
-                os.close(fd)
+        except OSError as error:
+            if address.closed_since(error):
+                continue
+            raise
+        try:
+            memos.append(inherit.read({inherit.VARIABLE: str(fd)}))
+        finally:
+            os.close(fd)
     return memos
 
 

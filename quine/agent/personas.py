@@ -3,11 +3,12 @@
 Laws
 1. A persona is an instruction, so a person must have written it: a regular file that was neither written, moved nor
    linked since the tree began.
-2. Only directories that existed when the tree began count. The ledger keeps their identities, so no other directory
-   can take their place by a rename or a symlink.
+2. Only directories that existed when the tree began count. Their identities are kept, so no other directory can take
+   their place by a rename or a symlink.
 3. The directory and the file are the user's or root's, and nobody else can write to them; for the user's own directory
    this holds of the whole way to it.
-4. The start time of the tree comes from the ledger, never from a name or an id that a process chose.
+4. The start time of the tree and these identities come from a file that nobody can change (quine/budget/beginning.py),
+   never from the ledger, which a command can write, nor from a name or an id that a process chose.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def now() -> int:
 
 
 def identities(start: str, before: int = 0) -> bytes:
-    """Return the identities of the persona directories now, for the ledger of a new tree; zeros for one excluded.
+    """Return the identities of the persona directories now, for a new tree; zeros for one excluded.
 
     `before`: in units of `now`; a directory changed since then is excluded. It is the time when a tree began elsewhere.
     """
@@ -77,7 +78,7 @@ def _read(folder: int, path: str, ledger: Ledger) -> str:
     name, facts = os.path.basename(path), os.fstat(folder)
     entry = os.stat(name, dir_fd=folder, follow_symlinks=False)
     identity = _IDENTITY.pack(facts.st_dev, facts.st_ino)
-    recorded = ledger.personas
+    recorded = ledger.beginning.personas
     if identity not in (recorded[: _IDENTITY.size], recorded[_IDENTITY.size :]):
         raise ValueError(f"{os.path.dirname(path)} was made, moved or linked after this tree had begun")
     if stat.S_ISLNK(entry.st_mode):
@@ -91,7 +92,7 @@ def _read(folder: int, path: str, ledger: Ledger) -> str:
             raise ValueError(f"{path} is not a regular file")
         safe_path.judge(facts, path)
         # No program can set the change time: a copy, a rename or a new link updates it.
-        if facts.st_ctime_ns >= ledger.begun:
+        if facts.st_ctime_ns >= ledger.beginning.begun:
             raise ValueError(f"{path} was written, moved or linked after this tree had begun")
         data = os.read(fd, LONGEST + 1)
     finally:

@@ -6,34 +6,36 @@ Laws
 2. A process that was admitted by one above it pays from the same ledger, within the caps of both, and from the purses
    of both. A command can close the descriptors of its purses, and mark itself as a daemon.
 3. An orphan whose starter has ended is refused, whatever descriptors it holds: a daemon of a command infers no more
-   when its agent has ended. The supervisor of a detached job is admitted while its starter lives, and so is all below.
-4. The numbers of ledgers and purses are kept here, since a command can rewrite both: see quine/budget/kept_counters.py.
-   A purse is raised by a request, from a process that the kernel shows outside of it.
-5. This knowledge outlives a worker: it is in a memory file that the keeper made, and each worker reads it first.
+   when its agent has ended, whenever it was admitted. The supervisor of a detached job is admitted while its starter
+   lives, and so is all below. Any process below an agent may be named as one.
+4. The right of a connection is that of the process which has opened it, and ends with that process.
+5. The numbers of ledgers and purses are kept here, since a command can rewrite both: see quine/budget/kept_counters.py.
+   A purse is raised by a request, from a living process that the kernel shows outside of it. These numbers are
+   forgotten when nothing needs them: no member, no connection, and no living maker of a purse.
+6. This knowledge outlives a worker: it is in a memory file that the keeper made, and each worker reads it first.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
-from itertools import islice
+from collections import Counter
 
+from quine.base import errors
 from quine.budget import caller, purse
-from quine.budget.kept_counters import KeptCounters
-from quine.budget.ledger import Ledger
+from quine.budget.kept_counters import KeptCounters, KeptLedger, inode_of
+from quine.budget.pinned import PinnedProcess, pinned
 from quine.budget.purse import Cap, Purse
-from quine.budget.shared_counters import NAME, PUT
-from transport import inherit, quickjson
-from transport.address import start_time
+from transport import quickjson
 from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
-HIGHEST = 256  # processes above one that are looked at
+    from quine.budget.ledger import Ledger
+
 LINES = 4096  # of the memory file, after which it is written anew, at the earliest
 
 
@@ -42,15 +44,29 @@ class Denied(Exception):
 
 
 class Member:
-    """A living process that was admitted. `caps`, `purses`: by the inode of the ledger, as it may serve many trees."""
+    """A living process that was admitted. All but that is by the inode of a ledger, as it may serve many trees."""
 
-    def __init__(self, pid: int, start: int, pidfd: int) -> None:
-        self.pid = pid
-        self.start = start
-        self.pidfd = pidfd
+    def __init__(self, process: PinnedProcess) -> None:
+        self.process = process
         self.caps: dict[int, Cap] = {}
         self.purses: dict[int, tuple[int, ...]] = {}  # inodes
+        self.above: dict[int, Member | None] = {}  # by which it was admitted; None: by itself
+        self.ends: dict[int, list[Callable[[], None]]] = {}  # of its connections
         self.lines: dict[int, bytes] = {}  # of the memory file, for each of these
+
+    def join(self, inode: int, cap: Cap, purses: tuple[int, ...], above: Member | None) -> bytes:
+        self.caps[inode] = cap
+        self.purses[inode] = purses
+        self.above[inode] = above
+        self.lines[inode] = _line(self, inode)
+        return self.lines[inode]
+
+    def leave(self, inode: int) -> None:
+        """Take the right away, and end the connections that had it."""
+        for known in (self.caps, self.purses, self.above, self.lines):
+            known.pop(inode, None)
+        for end in self.ends.pop(inode, ()):
+            end()
 
 
 class Register:
@@ -70,22 +86,24 @@ class Register:
         self._kept: dict[int, Purse] = {}  # by the inodes of purses
         self._kept_lines: dict[tuple[str, int], bytes] = {}  # of ledgers and purses
         self._former: dict[int, dict[str, Any]] = {}  # states of ledgers that an earlier worker has kept
+        self.makers: dict[tuple[int, int], PinnedProcess] = {}  # the living ones of the purses that are kept
+        self._users: Counter[int] = Counter()  # connections, by the inode of the ledger
         self._unused: set[int] = set()
         self._read()
 
     # -- admission ---------------------------------------------------------------------------------
 
     def admit(
-        self, pid: int, inode: int, own: Cap, proved: bool, around: Sequence[int] = ()
+        self, process: PinnedProcess, inode: int, own: Cap, proved: bool, around: Sequence[int] = ()
     ) -> tuple[Cap, tuple[int, ...]]:
         """Admit a process. Return the caps on what it spends, and the inodes of the purses that it spends from.
 
         `around` are descriptors of purses, of this ledger or of others, which this takes over. Raises Denied.
         """
         try:
-            above = self._above(pid, inode, proved)
-            member = self._member(pid)
-        except Denied:
+            above = self._above(process, inode, proved)
+            member = self._member(process)
+        except (Denied, OSError):
             for fd in around:
                 os.close(fd)
             raise
@@ -93,26 +111,42 @@ class Register:
         cap = least(above.caps[inode], own) if above and not proved else own
         handed = above.purses[inode] if above else ()
         purses = tuple(dict.fromkeys((*handed, *self._purses_of(inode, around))))
-        self._join(member, inode, cap, purses)
+        giver = None if proved else member.above[inode] if above is member else above
+        self._write(member.join(inode, cap, purses, giver))
         return cap, purses
 
-    def detach(self, pid: int, supervisor: int) -> bool:
-        """Admit the supervisor of a job that a process below a member has detached. Return whether that was done."""
-        known = list(islice(inherit.ancestors(supervisor), HIGHEST))
-        for each, start in islice(inherit.ancestors(pid), HIGHEST):
-            member = self.members.get(each)
-            if member and member.start == start and (each, start) in known:
-                admitted = self._member(supervisor)
-                for inode, cap in member.caps.items():
-                    self._join(admitted, inode, cap, member.purses[inode])
-                return True
-        return False
+    def connected(self, process: PinnedProcess, inode: int, end: Callable[[], None]) -> Callable[[], None]:
+        """Note a connection of a process that was admitted: `end` is called if it loses the right.
 
-    def _join(self, member: Member, inode: int, cap: Cap, purses: tuple[int, ...]) -> None:
-        member.caps[inode] = cap
-        member.purses[inode] = purses
-        line = member.lines[inode] = _line(member, inode)
-        self._write(line)
+        Return the function to call when it is closed. Until then its ledger stays open.
+        """
+        ends = self.members[process.pid].ends.setdefault(inode, [])
+        ends.append(end)
+        self._users[inode] += 1
+
+        def closed() -> None:
+            self._users[inode] -= 1
+            if end in ends:
+                ends.remove(end)
+
+        return closed
+
+    def detach(self, process: PinnedProcess, supervisor: int) -> bool:
+        """Admit the supervisor of a job that a process below a member has detached. Return whether that was done."""
+        other = pinned(supervisor)
+        known = other.chain() if other else []
+        try:
+            for each, start in process.chain():
+                member = self.members.get(each)
+                if other and member and member.process.start == start and (each, start) in known:
+                    admitted = self._member(other)
+                    for inode, cap in list(member.caps.items()):
+                        self._write(admitted.join(inode, cap, member.purses[inode], None))
+                    return True
+            return False
+        finally:
+            if other:
+                other.close()
 
     def _purses_of(self, inode: int, around: Sequence[int]) -> list[int]:
         """Take over descriptors of purses. Return the inodes of those that belong to this ledger."""
@@ -125,111 +159,142 @@ class Register:
                 os.close(fd)
             else:
                 known[each] = fd
-                self._keep(each, kept)
+                self._keep_for_maker(each, kept)
             if each in known:
                 found.append(each)
         return found
 
-    def _above(self, pid: int, inode: int, proved: bool) -> Member | None:
+    def _above(self, process: PinnedProcess, inode: int, proved: bool) -> Member | None:
         """Return the nearest member with this ledger, the process or one above. Raises Denied unless it is `proved`."""
-        found = False
-        for each, start in islice(inherit.ancestors(pid), HIGHEST):
-            member = self.members.get(each)
-            if member and member.start == start:
-                if inode in member.caps:
-                    return member
-                found = True
-        if proved:
-            return None
+        chain = process.chain()
+        if not chain:
+            raise Denied(caller.UNKNOWN)
+        found = [member for member in map(self._living, chain) if member]
+        nearest = next((member for member in found if inode in member.caps), None)
+        if nearest or proved:
+            return nearest
         if found:
             raise Denied("its ledger is not that of the agent above it")
         raise Denied("no living agent of this broker is above it")
 
-    def _member(self, pid: int) -> Member:
-        start = start_time(pid)
-        known = self.members.get(pid)
-        if known and known.start == start:
+    def _living(self, one: tuple[int, int]) -> Member | None:
+        """Return the member with this pid and start."""
+        member = self.members.get(one[0])
+        return member if member and member.process.start == one[1] else None
+
+    def _member(self, process: PinnedProcess) -> Member:
+        if known := self._living((process.pid, process.start)):
             return known
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            raise Denied("it has ended") from None
-        if start_time(pid) != start:  # it has ended in between, and another one has its number
-            os.close(pidfd)
+        if not process.lives:
             raise Denied("it has ended")
-        if known:
-            self._gone(known)
-        member = self.members[pid] = Member(pid, start, pidfd)
-        self._watch(pidfd, lambda: self._gone(member))
+        # One that had the number before has ended, which is still to be heard.
+        member = self.members[process.pid] = Member(process.copy())
+        self._watch(member.process.pidfd, lambda: self._gone(member))
         return member
 
     def _gone(self, member: Member) -> None:
-        if self.members.get(member.pid) is member:
-            del self.members[member.pid]
-        if member.pidfd >= 0:
-            os.close(member.pidfd)
-            member.pidfd = -1
+        member.process.close()
+        for inode in list(member.caps):
+            self._leave(member, inode)
+        self._remove(member)
         self._changed()
+
+    def _remove(self, member: Member) -> None:
+        if self.members.get(member.process.pid) is member:
+            del self.members[member.process.pid]
+
+    def _leave(self, member: Member, inode: int) -> None:
+        """Take its right from a member, and from those that it had given it to and that no other member is above."""
+        member.leave(inode)
+        if not member.caps:
+            self._remove(member)
+        for other in list(self.members.values()):
+            if other.above.get(inode) is member:
+                self._hold(other, inode)
+
+    def _hold(self, member: Member, inode: int) -> None:
+        """Find another member above one that was admitted by one above it; else take the right away."""
+        above = map(self._living, member.process.chain()[1:])
+        if giver := next((each for each in above if each and inode in each.caps), None):
+            member.above[inode] = giver
+        else:
+            self._leave(member, inode)
 
     # -- ledgers -----------------------------------------------------------------------------------
 
     def ledger(self, inode: int, cap: Cap, purses: tuple[int, ...]) -> Ledger:
         """Return a ledger that was taken over by `book`, as the broker keeps it, for a process with this cap."""
-        return _KeptLedger(self.books[inode], cap, purses, self._around)
+        return KeptLedger(self.books[inode], cap, purses, self._around)
 
     def _around(self, purses: tuple[int, ...]) -> list[Purse]:
         """Return purses as they were first seen, or raised by `lift`; or narrower, as their files say now."""
         found = []
         for inode in purses:
             kept = self._kept.get(inode)
-            if kept:  # else forgotten with the tree, whose last process has ended
-                fd = self._purses.get(kept.ledger, {}).get(inode, -1)  # an earlier worker had it
-                told = purse.read(fd)
-                found.append(kept.within(told) if told else kept)
+            if kept is None:
+                raise errors.Denied("the broker has forgotten its budget")
+            fd = self._purses.get(kept.ledger, {}).get(inode, -1)  # an earlier worker had it
+            told = purse.read(fd)
+            found.append(kept.within(told) if told else kept)
         return found
+
+    def _keep_for_maker(self, inode: int, known: Purse) -> None:
+        """Keep a purse as long as its maker lives, which may have no agent below it for any time."""
+        self._keep(inode, known)
+        name = (known.pid, known.started)
+        if name in self.makers or not (maker := pinned(known.pid)):
+            return
+        if maker.start != known.started:
+            maker.close()
+            return
+
+        def gone() -> None:
+            self.makers.pop(name).close()
+            self._changed()
+
+        self.makers[name] = maker
+        self._watch(maker.pidfd, gone)
 
     def _keep(self, inode: int, known: Purse) -> None:
         self._kept[inode] = known
         self._save("purse", inode, list(known))
 
-    def lift(self, pid: int, inode: int, limits: Sequence[float | None]) -> bool:
+    def lift(self, process: PinnedProcess, inode: int, limits: Sequence[float | None]) -> bool:
         """Raise the limits of a purse for a process that asks for it; False if it is unknown here. Raises Denied."""
         known = self._kept.get(inode)
         if known is None:
             return False
-        if why := caller.may_not_raise(known, inode, pid):
+        if why := caller.may_not_raise(known, inode, process):
             raise Denied(why)
         tokens, cost, deadline = limits
+        known = self._kept.get(inode, known)  # another raise may have been made meanwhile
         self._keep(inode, known.with_limits(tokens, cost, deadline)._replace(raised=known.raised + 1))
         return True
 
     def book(self, fd: int) -> tuple[int, KeptCounters]:
         """Take over the descriptor of a ledger; return its inode and the counters. Raises Denied."""
-        try:
-            facts = os.fstat(fd)
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-            name = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            os.close(fd)
-            raise Denied("its ledger is none") from None
-        needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-        if name != f"/memfd:{NAME} (deleted)" or seals & needed != needed or facts.st_size < PUT.end:
+        inode = inode_of(fd)
+        if not inode:
             os.close(fd)
             raise Denied("its ledger is none")
-        if facts.st_ino in self.books:
+        if inode in self.books:
             os.close(fd)
         else:
-            inode = facts.st_ino
             former = self._former.pop(inode, None)
             self.books[inode] = KeptCounters(fd, lambda state: self._save("ledger", inode, state), former)
-        return facts.st_ino, self.books[facts.st_ino]
+        return inode, self.books[inode]
 
-    def forget_books(self) -> None:
-        """Close the ledgers of trees that had no living member at the last call either."""
+    def forget_books(self, busy: Collection[int] = ()) -> None:
+        """Close the ledgers of trees that nothing used at the last call either. `busy`: with payments under way."""
         used = {inode for member in self.members.values() for inode in member.caps}
-        unused = self.books.keys() - used
+        used |= {inode for inode, count in self._users.items() if count > 0}
+        used |= {kept.ledger for kept in self._kept.values() if (kept.pid, kept.started) in self.makers}
+        known = self.books.keys() | self._former.keys() | {kept.ledger for kept in self._kept.values()}
+        unused = known - used - set(busy)
         for inode in unused & self._unused:
-            os.close(self.books.pop(inode).fd)
+            if inode in self.books:
+                os.close(self.books.pop(inode).fd)
+            self._former.pop(inode, None)
             self._kept_lines.pop(("ledger", inode), None)
             for fd in self._purses.pop(inode, {}).values():
                 os.close(fd)
@@ -279,6 +344,9 @@ class Register:
             with contextlib.suppress(ValueError, KeyError, TypeError, Denied, OSError):
                 self._take(quickjson.loads(raw))
         self._lines = data.count(b"\n")
+        for member in list(self.members.values()):
+            for inode in [inode for inode, above in member.above.items() if above is member]:
+                self._hold(member, inode)
 
     def _take(self, line: dict[str, Any]) -> None:
         if "k" in line:
@@ -287,56 +355,30 @@ class Register:
         pid, inode = int(line["p"]), int(line["i"])
         cap = Cap(int(line["m"][0]), float(line["m"][1]), float(line["m"][2]))
         purses = tuple(int(each) for each in line["u"])
-        if start_time(pid) == line["s"]:
-            member = self._member(pid)
-            member.caps[inode] = cap
-            member.purses[inode] = purses
-            member.lines[inode] = _line(member, inode)
+        process = pinned(pid)
+        if process is None:
+            return
+        try:
+            if process.start == line["s"]:
+                member = self._member(process)
+                member.join(inode, cap, purses, member if line["b"] else None)  # until all are read
+        finally:
+            process.close()
 
     def _take_kept(self, what: str, inode: int, state: Any) -> None:
         self._kept_lines[what, inode] = quickjson.dumps({"k": what, "i": inode, "v": state}).encode() + b"\n"
         if what == "purse":
-            self._kept[inode] = Purse._make(state)
+            self._keep_for_maker(inode, Purse._make(state))
         else:
             state["numbers"]["ident"] = bytes.fromhex(state["numbers"]["ident"])
             self._former[inode] = state
 
 
-class _KeptLedger(Ledger):
-    """A ledger whose purses are those that the broker keeps; `purses` are their inodes."""
-
-    def __init__(
-        self,
-        book: KeptCounters,
-        cap: Cap,
-        purses: tuple[int, ...],
-        around: Callable[[tuple[int, ...]], list[Purse]],
-    ) -> None:
-        super().__init__(book, cap, purses)
-        self._around = around
-
-    def around(self) -> list[Purse]:
-        return self._around(self.purses)
-
-
-def purses_around(pid: int) -> list[int]:
-    """Return descriptors of the purses that a process and those above it hold; it looks through /proc.
-
-    Also of those above a daemon, since a command can mark itself as one. A purse of another ledger is of no use.
-    """
-    held = inherit.held_above(purse.NAME, pid=pid, whole=True)[purse.NAME]
-    found: dict[int, int] = {}
-    for each in held:
-        if each.inode not in found:
-            with contextlib.suppress(OSError):  # closed since
-                found[each.inode] = each.opened(os.O_RDONLY)
-    return list(found.values())
-
-
 def _line(member: Member, inode: int) -> bytes:
     """Return a line of the memory file: a member with its caps and purses on a ledger."""
-    facts = {"p": member.pid, "s": member.start, "i": inode, "m": list(member.caps[inode])}
-    return quickjson.dumps({**facts, "u": list(member.purses[inode])}).encode() + b"\n"
+    facts = {"p": member.process.pid, "s": member.process.start, "i": inode, "m": list(member.caps[inode])}
+    below = member.above[inode] is not None
+    return quickjson.dumps({**facts, "u": list(member.purses[inode]), "b": below}).encode() + b"\n"
 
 
 def least(one: Cap, other: Cap) -> Cap:

@@ -9,11 +9,16 @@ import struct
 
 from quine.broker import wire
 from quine.broker.admission import Denied
+from quine.budget.pinned import pinned
 from transport import quickjson
+from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    from quine.budget.pinned import PinnedProcess
 
 FDS = struct.Struct(f"{1 + wire.MOST_PURSES}i")
 
@@ -25,9 +30,19 @@ class Client:
         line.setblocking(False)
         self.line = line
         self.pid, self.uid = wire.peer(line)
+        self._process = _pinned(line, self.pid)
         self.fds: list[int] = []  # received, and not yet handed on: they are closed at the end
         self.proved = False
+        self.over = False  # see `end`
+        self.closed: Callable[[], None] | None = None  # called when it is closed
         self._rest = b""
+
+    @property
+    def process(self) -> PinnedProcess:
+        """The process that has connected. Raises Denied if it has ended, whoever holds the connection now."""
+        if self._process is None or not self._process.lives:
+            raise Denied("it has ended")
+        return self._process
 
     async def receive(self, most: int) -> bytes:
         """Return the body of the next frame; b"" at the end. Raises OSError."""
@@ -103,10 +118,27 @@ class Client:
             raise Denied("it has given no ledger")
         return self.fds[0]
 
+    def end(self) -> None:
+        """End the connection, for all that have a copy of it. Nothing that was sent before is obeyed any more."""
+        self.over = True
+        with contextlib.suppress(OSError):
+            self.line.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         for fd in self.fds:
             os.close(fd)
         self.line.close()
+        if self._process:
+            self._process.close()
+        if self.closed:
+            self.closed()
+
+
+def _pinned(line: socket.socket, pid: int) -> PinnedProcess | None:
+    try:
+        return pinned(pid, wire.peer_pidfd(line)) if pid else None
+    except OSError:
+        return None
 
 
 async def _readable(line: socket.socket) -> None:

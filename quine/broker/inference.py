@@ -95,6 +95,11 @@ class Inferences:
             answer = error_to_json(Refused(failure.detail, failure.hint, failure.status))
         return json.dumps(answer).encode()
 
+    @property
+    def trees(self) -> list[int]:
+        """The trees, as of `tree_of`, whose ledgers are in use."""
+        return self._payments.trees
+
     def resume(self, tree: int = 0) -> int:
         """Let a tree go on that was paused for a provider's quota, or all; return the number of pauses that ended.
 

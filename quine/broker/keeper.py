@@ -142,8 +142,9 @@ def _has_threads() -> bool:
 
 
 def _let_go(keep: set[int]) -> None:
-    """Leave behind the descriptors, the directory, the signals and the variables of the maker."""
+    """Leave behind the descriptors, the directory, the signals, the job and the variables of the maker."""
     inherit.close_others(keep)
+    inherit.stand_nowhere()
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

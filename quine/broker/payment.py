@@ -79,6 +79,10 @@ class Payments:
             finally:
                 tree.freed.set()
 
+    @property
+    def trees(self) -> list[int]:
+        return list(self._trees)
+
     async def close(self) -> None:
         """Finish what was begun."""
         while self._unfinished:

@@ -18,17 +18,20 @@ from quine.base import procs
 from quine.base.errors import DENIED, Failure, NoGuest
 from quine.base.messages import GuestError, Tool
 from quine.broker import wire
-from quine.broker.admission import Denied, Register, purses_around
+from quine.broker.admission import Denied, Register
 from quine.broker.connection import Client
 from quine.broker.credentials import GUEST, Credentials
 from quine.broker.inference import Inferences, Payer
 from quine.broker.keeper_log import log
 from quine.broker.key_sources import Given
+from quine.budget.caller import purses_around
+from quine.budget.kept_counters import inode_of
 from quine.budget.limits import Limits
 from quine.budget.purse import Cap
 from quine.providers import metering
 from quine.providers.relay import error_to_json
 from transport import quickjson
+from transport.errors import Unseen
 from transport.this_build import build_hash
 
 TYPE_CHECKING = False
@@ -108,7 +111,7 @@ class _Worker:
         self._loop.add_reader(pidfd, ended)
 
     def _tidy(self) -> None:
-        self._register.forget_books()
+        self._register.forget_books(self._inferences.trees)
         self._loop.call_later(self._seat.idle, self._tidy)
 
     def _left(self) -> None:
@@ -117,8 +120,11 @@ class _Worker:
         self._look()
 
     def _look(self) -> None:
-        """Begin to count the idle time, or stop to. A connection of a process that was not admitted is no use."""
-        idle = not self._register.members and not self._tasks
+        """Begin to count the idle time, or stop to.
+
+        While a process lives that has made a budget, the broker knows its limits as they were first seen.
+        """
+        idle = not self._register.members and not self._register.makers and not self._tasks
         if self._timer and not idle:
             self._timer.cancel()
             self._timer = None
@@ -166,20 +172,20 @@ class _Worker:
             try:
                 ours, hello = await asyncio.wait_for(self._opened(client), PATIENCE)
                 if "ask" in hello:
-                    await client.send(quickjson.dumps(await self._told(client.pid, hello)).encode())
+                    await client.send(quickjson.dumps(await self._told(client, hello)).encode())
                     return
                 make = await asyncio.wait_for(self._greet(client, ours, hello), PATIENCE)
                 payer = make(await self._loop.run_in_executor(self._key_reader, self._seat.given.key))
                 ready = {"kind": payer.config.kind, "model": payer.config.model}
                 await client.send(quickjson.dumps(ready).encode())
-            except Denied as denied:
+            except (Denied, Unseen) as denied:
                 await client.send(_error("denied", str(denied), "", DENIED))
             except NoGuest as failure:
                 await client.send(_error("noguest", failure.detail, failure.hint, failure.status))
             except Failure as failure:
                 await client.send(_error("misconfigured", failure.detail, failure.hint, failure.status))
             else:
-                while body := await client.receive(wire.LONGEST):
+                while (body := await client.receive(wire.LONGEST)) and not client.over:
                     await self._infer(client, payer, body)
         except (OSError, asyncio.TimeoutError):
             pass  # the client has gone, or is none
@@ -192,13 +198,14 @@ class _Worker:
         await client.send(quickjson.dumps({"nonce": ours}).encode())
         return ours, await client.receive_json()
 
-    async def _told(self, pid: int, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _told(self, client: Client, asked: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a process of the user that is no client. It has no key, mission or material in it."""
         if asked["ask"] == "raise":
-            return await self._raised(pid, asked)
+            return await self._raised(client, asked)
         if asked["ask"] == "detach":
             supervisor = asked.get("supervisor")
-            return {"detached": isinstance(supervisor, int) and self._register.detach(pid, supervisor)}
+            found = isinstance(supervisor, int) and self._register.detach(client.process, supervisor)
+            return {"detached": found}
         if asked["ask"] == "resume":
             tree = asked.get("tree")
             return {"resumed": self._inferences.resume(tree if isinstance(tree, int) else 0)}
@@ -215,12 +222,12 @@ class _Worker:
             "gates": self._inferences.status(credentials.name_of, credentials.keys),
         }
 
-    async def _raised(self, pid: int, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _raised(self, client: Client, asked: dict[str, Any]) -> dict[str, Any]:
         """Raise a purse for a process, if that is not below it. Raises Denied."""
         try:
             tokens, cost, deadline = (None if value is None else float(value) for value in asked["limits"])
-            to = (tokens, cost, deadline)
-            return {"raised": await asyncio.to_thread(self._register.lift, pid, int(asked["purse"]), to)}
+            to, which = (tokens, cost, deadline), int(asked["purse"])
+            return {"raised": await asyncio.to_thread(self._register.lift, client.process, which, to)}
         except (KeyError, TypeError, ValueError, OverflowError):
             return {"error": "unknown"}
 
@@ -239,7 +246,7 @@ class _Worker:
         if hello.get("build") != build_hash():
             raise Denied("it is of another build")
         # Whatever waits comes first: a ledger is closed when no living process has it.
-        client.fds += await asyncio.to_thread(purses_around, client.pid)
+        client.fds += await asyncio.to_thread(purses_around, client.process)
         try:
             cap = Cap(*(kind(value) for kind, value in zip((int, float, float), hello["mark"])))
             concurrent, limited = int(hello["concurrent"]), bool(hello["limited"])
@@ -247,11 +254,14 @@ class _Worker:
             tools = tuple(Tool(str(name), str(text), dict(schema)) for name, text, schema in hello["tools"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise OSError("malformed hello") from None
-        client.fds.remove(fd := client.ledger)
-        inode, _ = self._register.book(fd)
+        inode = inode_of(client.ledger)
+        if not inode:
+            raise Denied("its ledger is none")
         # A process that has a key is closed to others, also to this one: it gives the purses that it has itself.
-        given, client.fds = client.fds, []
-        cap, purses = self._register.admit(client.pid, inode, cap, client.proved, given)
+        given, client.fds = client.fds[1:], client.fds[:1]
+        cap, purses = self._register.admit(client.process, inode, cap, client.proved, given)
+        client.closed = self._register.connected(client.process, inode, client.end)
+        self._register.book(client.fds.pop())
         self._look()
         ledger = self._register.ledger(inode, cap, purses)
         concurrent = ledger.bound(Limits(concurrent=max(0, concurrent))).concurrent

@@ -12,7 +12,8 @@ Any process of the user may ask for something else in place of the proof, and is
 
     client: {"ask": "status"}                the keys by name, and the gates
     client: {"ask": "raise", "purse", "limits"}  higher limits of a purse, asked for by a process that is not below it
-    client: {"ask": "detach", "supervisor"}  the asker's agent has detached a job, which may infer when that has ended
+    client: {"ask": "detach", "supervisor"}  the asker's agent has detached a job, which may infer when that has ended.
+                                             Any process below may say so, of any process that is below, too
     client: {"ask": "resume", "tree"}        a tree that is paused for a quota asks its provider again; 0: all of them
 
 Laws
@@ -23,8 +24,10 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
+import sys
 
 from transport import quickjson
 from transport.lean import blake2b, contextlib
@@ -45,6 +48,7 @@ MOST_PURSES = 16  # that a client hands over, the innermost ones
 NOTE = b'{"note"'
 _CREDENTIALS = struct.Struct("iII")
 _SO_PEERCRED, _SOL_SOCKET, _SCM_RIGHTS = 17, 1, 1
+_SO_PEERPIDFD = 77  # Linux 6.5
 
 
 def frame(body: bytes) -> bytes:
@@ -78,6 +82,16 @@ def peer(line: socket.socket) -> tuple[int, int]:
     """Return (pid, uid) of the process at the other end, as the kernel noted them."""
     pid, uid, _ = _CREDENTIALS.unpack(line.getsockopt(_SOL_SOCKET, _SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
+
+
+def peer_pidfd(line: socket.socket) -> int:
+    """Return a pidfd of the process at the other end, -1 on an old kernel. Raises OSError if it has ended."""
+    try:
+        return int.from_bytes(line.getsockopt(_SOL_SOCKET, _SO_PEERPIDFD, 4), sys.byteorder, signed=True)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+        return -1
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ Laws
 3. A file that is gone before it is opened is looked for anew: the processes above end, and begin trees.
 4. A variable holds a command to its budget, not an adversary: one that takes it away is below no budget, as any process
    that a node has started. So no job of a node may raise a purse: nothing tells for whom the node has started it.
+5. A purse is raised for a living process whose ancestors are known up to the top. Above a process that has ended the
+   kernel shows nothing, and so no maker of a purse.
 """
 
 from __future__ import annotations
@@ -18,23 +20,28 @@ import os
 
 from quine.base import procs
 from quine.base.errors import LOST, Failure
-from quine.budget import purse
+from quine.budget import beginning, purse
 from quine.budget.shared_counters import NAME, release
-from transport.address import boot_id, start_time
-from transport.inherit import APART, ancestors, held_above
+from transport.address import boot_id, closed_since, start_time
+from transport.errors import Unseen
+from transport.inherit import APART, held_above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from quine.budget.beginning import Beginning
+    from quine.budget.pinned import PinnedProcess
     from quine.budget.purse import Purse
     from transport.inherit import MemoryFile
 
     Walk = Callable[[], dict[str, list[MemoryFile]]]
 
 VARIABLE = "QUINE_CALLER"
+FILES = (NAME, purse.NAME, beginning.NAME)  # of a tree
 WALKS = 100  # of some milliseconds each
 ORPHANED = "the process that has made the budget has ended, so its limits stay as they are"
+UNKNOWN = "the process that asks has ended, or the processes above it are not known"
 
 
 def told() -> dict[str, str]:
@@ -49,14 +56,14 @@ def told() -> dict[str, str]:
 
 
 def walk() -> dict[str, list[MemoryFile]]:
-    """Return the ledgers and purses above, as `inherit.held_above`; those of the caller where there are none."""
-    return with_those_of_caller(held_above(NAME, purse.NAME))
+    """Return the files of trees above, as `inherit.held_above`; those of the caller where there is no ledger."""
+    return with_those_of_caller(held_above(*FILES))
 
 
-def joined(look: Walk) -> tuple[int, tuple[int, ...]] | None:
-    """Return descriptors of the ledger that the topmost process above holds, and of its purses; None without one.
+def joined(look: Walk) -> tuple[int, tuple[int, ...], Beginning] | None:
+    """Return the ledger that the topmost process above holds, its purses, its beginning; None without one.
 
-    `look` is `walk`, or does as that. All descendants inherit the descriptors. Raises Failure.
+    `look` is `walk`, or does as that. All descendants inherit the descriptors of ledger and purses. Raises Failure.
     """
     for _ in range(WALKS):
         held = look()
@@ -65,8 +72,9 @@ def joined(look: Walk) -> tuple[int, tuple[int, ...]] | None:
         top = [each for each in held[NAME] if each.inode == held[NAME][-1].inode]
         purses: tuple[int, ...] = ()
         try:
+            begun = beginning.above(held.get(beginning.NAME, ()), top[0].inode)
             purses = purse.above(held[purse.NAME], top[0].inode)
-            return _ledger(top), purses
+            return _ledger(top), purses, begun
         except OSError:
             own = {each.number for each in held[purse.NAME] if each.pid == os.getpid()}
             release([fd for fd in purses if fd not in own])
@@ -93,25 +101,53 @@ def _ledger(holders: Sequence[MemoryFile]) -> int:
 
 
 def with_those_of_caller(found: dict[str, list[MemoryFile]]) -> dict[str, list[MemoryFile]]:
-    """Return what `inherit.held_above` has found, with ledger and purses of the caller where there are none."""
+    """Return what `inherit.held_above` has found, with the files of the caller's tree where there is no ledger."""
     pid = 0 if found.get(NAME) else _caller()
-    return {**found, **held_above(NAME, purse.NAME, pid=pid)} if pid else found
+    try:
+        return {**found, **held_above(*FILES, pid=pid)} if pid else found
+    except Unseen:
+        if _caller():
+            raise
+        return found  # it has ended since
 
 
-def may_not_raise(of: Purse, inode: int, pid: int = 0) -> str:
-    """Return why this process, or `pid`, may not raise a purse: it is below it, or may be; "" if it may.
+def may_not_raise(of: Purse, inode: int, asker: PinnedProcess | None) -> str:
+    """Return why a process, None if it has ended, may not raise a purse: it is below it, or may be; "" if it may.
 
     The purse is the file with this inode. Whoever holds it is below it, and so is all that is below its maker, which
     adopts the orphans. When the maker has ended, an orphan that holds nothing is below no process of the budget.
     """
-    held = held_above(purse.NAME, APART, pid=pid, whole=True)
+    chain = asker.chain() if asker else []
+    if not asker or not chain:
+        return UNKNOWN
+    held = held_above(purse.NAME, APART, pid=asker.pid, whole=True)
     if held[APART]:
         return "a job of a node cannot raise a budget"
-    maker = (of.pid, of.started)
-    if maker in ancestors(pid or os.getpid()) or inode in {each for _, each, _ in held[purse.NAME]}:
+    if (of.pid, of.started) in chain or inode in {each for _, each, _ in held[purse.NAME]}:
         return "a budget cannot be raised from inside"
+    if asker.chain() != chain:  # so a process may have been left out
+        return UNKNOWN
     living = procs.look(of.pid)
     return "" if living and living.state != "Z" and living.started == of.started else ORPHANED
+
+
+def purses_around(asker: PinnedProcess) -> list[int]:
+    """Return descriptors of the purses that a process and those above it hold; it looks through /proc.
+
+    Also of those above a daemon, since a command can mark itself as one. A purse of another ledger is of no use. Raises
+    Unseen.
+    """
+    held = held_above(purse.NAME, pid=asker.pid, whole=True)[purse.NAME]
+    found: dict[int, int] = {}
+    for each in held:
+        if each.inode not in found:
+            try:
+                found[each.inode] = each.opened(os.O_RDONLY)
+            except OSError as error:
+                if not closed_since(error):
+                    release(list(found.values()))
+                    raise Unseen(f"a budget above it cannot be opened: {error.strerror}") from None
+    return list(found.values())
 
 
 def _caller() -> int:

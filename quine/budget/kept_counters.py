@@ -14,13 +14,18 @@ Laws
 from __future__ import annotations
 
 import _thread
+import fcntl
+import os
 
-from quine.budget.shared_counters import INFER, Kind, Numbers, SharedCounters
+from quine.budget.ledger import Ledger
+from quine.budget.shared_counters import INFER, NAME, PUT, Kind, Numbers, SharedCounters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
+
+    from quine.budget.purse import Cap, Purse
 
 LIMITS = ("agents", "concurrent", "limit_tokens", "limit_cost", "deadline", "limit_stored")  # 0 = no limit
 TOTALS = ("tokens", "cost")
@@ -90,6 +95,36 @@ class KeptCounters(SharedCounters):
             if state != self._told:
                 self._told = state
                 self._save(state)
+
+
+class KeptLedger(Ledger):
+    """A ledger whose purses are those that the broker keeps; `purses` are their inodes."""
+
+    def __init__(
+        self,
+        book: KeptCounters,
+        cap: Cap,
+        purses: tuple[int, ...],
+        around: Callable[[tuple[int, ...]], list[Purse]],
+    ) -> None:
+        super().__init__(book, cap, purses)
+        self._around = around
+
+    def around(self) -> list[Purse]:
+        return self._around(self.purses)
+
+
+def inode_of(fd: int) -> int:
+    """Return the inode of a ledger that another process has given; 0 if the file is none."""
+    try:
+        facts = os.fstat(fd)
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        name = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return 0
+    needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    whole = name == f"/memfd:{NAME} (deleted)" and seals & needed == needed and facts.st_size >= PUT.end
+    return facts.st_ino if whole else 0
 
 
 def stricter(kept: Numbers, facts: Numbers) -> Numbers:

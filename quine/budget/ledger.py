@@ -20,7 +20,8 @@ import os
 import time
 
 from quine.base.messages import Remaining, Spent
-from quine.budget import caller, purse
+from quine.budget import beginning, caller, purse
+from quine.budget.beginning import Beginning
 from quine.budget.limits import Limits
 from quine.budget.purse import Cap, Purse
 from quine.budget.shared_counters import (
@@ -62,6 +63,7 @@ class Ledger:
     def __init__(self, book: SharedCounters, mark: Cap | None = None, purses: tuple[int, ...] = ()) -> None:
         self.book = book
         self.purses = purses  # descriptors of the purses around this process
+        self.beginning = Beginning()
         self.beyond: Upstream | None = None  # set if the origin is another machine
         self._refused = -1  # raises of the purses at the last refusal here because of what the tree has used
         self.own = mark or Cap()  # the caps of this process alone; `mark` has all that hold
@@ -101,15 +103,18 @@ class Ledger:
         """Create the ledger of a new tree, or of a `share`: the part on this machine of a tree with another origin.
 
         A share has one place, which the proxy of its first agent holds at the origin, and no budget of its own.
-        quine/agent/personas.py needs `begun` and `personas`; without them there is no persona.
+        quine/agent/personas.py needs `begun` and `personas`; without the latter there is no persona.
         """
         deadline = boot_clock() + limits.deadline if limits.deadline else 0.0
         tokens, cost = (0, 0.0) if share else (limits.tokens, limits.cost)
         numbers = Numbers(limits.depth, limits.agents, limits.concurrent, tokens, cost, deadline)
-        numbers = numbers._replace(limit_stored=0 if share else limits.stored, begun=begun, personas=personas)
+        numbers = numbers._replace(limit_stored=0 if share else limits.stored)
         if share:
             numbers = numbers._replace(granted=int(limits.agents > 0), ident=os.urandom(16))
-        return cls(SharedCounters.create(numbers))
+        ledger = cls(SharedCounters.create(numbers))
+        inode = os.fstat(ledger.fd).st_ino
+        ledger.beginning = beginning.create(inode, begun, personas) if personas else Beginning(begun)
+        return ledger
 
     @classmethod
     def join(cls, told: object, limits: Limits, walk: caller.Walk = caller.walk) -> Ledger | None:
@@ -120,13 +125,12 @@ class Ledger:
         found = caller.joined(walk)
         if found is None:
             return None
-        book, around = SharedCounters(found[0]), found[1]
-        if not isinstance(told, dict):
-            return cls(book, None, around)._narrowed(limits)
-        mark = told.get("mark")
+        mark = told.get("mark") if isinstance(told, dict) else None
         own = Cap(int(mark[0]), float(mark[1]), float(mark[2])) if isinstance(mark, list) else None
-        ledger = cls(book, own, around)
-        return ledger if told.get("given") == _given(limits) else ledger._narrowed(limits)
+        ledger = cls(SharedCounters(found[0]), own, found[1])
+        ledger.beginning = found[2]
+        same = isinstance(told, dict) and told.get("given") == _given(limits)
+        return ledger if same else ledger._narrowed(limits)
 
     def _narrowed(self, limits: Limits) -> Ledger:
         """Set a budget of its own inside the tree's: `limits` from now on, never more than is left above."""
@@ -141,7 +145,7 @@ class Ledger:
     def narrower(self, limits: Limits) -> Ledger:
         """Return this ledger for a child that is given `limits`, counted from now on, and never more than is left."""
         child = Ledger(self.book, self.own, self.purses)
-        child.beyond = self.beyond
+        child.beyond, child.beginning = self.beyond, self.beginning
         return child._narrowed(limits)
 
     def into_purse(self, ident: str, command: str, limits: Limits) -> None:
@@ -153,15 +157,6 @@ class Ledger:
                 self.book.put(facts._replace(limit_tokens=0, limit_cost=0.0, deadline=0.0))
         self.own = Cap()
         self.purses = (*self.purses, fd)
-
-    @property
-    def begun(self) -> int:
-        """The start of the tree in nanoseconds, by the clock of this machine's files."""
-        return self.book.numbers().begun
-
-    @property
-    def personas(self) -> bytes:
-        return self.book.numbers().personas
 
     def bound(self, limits: Limits) -> Limits:
         """Return `limits`, as far as the root of the tree and the purses around this process allow them."""

@@ -19,7 +19,7 @@ import time
 
 from quine.base import procs
 from quine.base.errors import Misconfigured
-from quine.budget.shared_counters import Numbers, SharedCounters, inherited
+from quine.budget.shared_counters import Numbers, SharedCounters, amount, inherited
 from transport.address import boot_clock
 from transport.inherit import reopened
 from transport.lean import NamedTuple
@@ -37,6 +37,7 @@ LINK = f"/memfd:{NAME} (deleted)"
 _RECORD = struct.Struct("<36s4xQQdQQddQdQQdQQH")
 _SIZE = 4096  # bytes: one page
 _TEXT = _SIZE - _RECORD.size  # of the command
+_AMOUNTS = ("since", "cost", "deadline", "cost_before", "boot")  # those that are no whole numbers
 
 
 class Cap(NamedTuple):
@@ -153,7 +154,9 @@ def read(fd: int) -> Purse | None:
             return None
         ident, *values, size = _RECORD.unpack_from(data)
         text = data[_RECORD.size :][:size].decode("utf-8", "replace")
-        return Purse._make([ident.decode("ascii"), *values, text])
+        found = Purse._make([ident.decode("ascii"), *values, text])
+        amounts: dict[str, Any] = {name: amount(getattr(found, name)) for name in _AMOUNTS}
+        return found._replace(**amounts)
     except (OSError, ValueError):
         return None
 
@@ -197,15 +200,16 @@ def above(held: Sequence[MemoryFile], ledger: int) -> tuple[int, ...]:
 
 def change(
     path: str,
+    inode: int,
     book: SharedCounters,
     to: tuple[float | None, float | None, float | None],
     check: Callable[[Purse, Purse], None],
 ) -> tuple[Purse, Purse]:
-    """Write other limits; return the purse before and after. Raises OSError, ValueError if it is no purse.
+    """Write other limits into this file; return the purse before and after. Raises OSError, ValueError if it is none.
 
     `check` gets both before anything is written, and while nobody else can write; it may raise.
     """
-    fd = reopened(path, os.O_RDWR, target=LINK)
+    fd = reopened(path, os.O_RDWR, inode, LINK)
     try:
         with book.changing():
             before = read(fd)

@@ -9,6 +9,8 @@ Laws
 2. The record of a slot counts exactly as long as the slot is held. That of an inference whose holder was killed is
    charged, once: by `pay`, which can itself be killed at any point.
 3. The inherited descriptor is read-only: a command that writes to all its descriptors changes nothing.
+4. Any process of the user can open the file anew and write to it. An amount below 0, which would lift the limit of all
+   others, and one that is not finite count as 0.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ NAME = LEDGER
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two tries for a free slot
 PATIENCE = 60.0  # seconds to wait for the lock of the numbers, which is held for microseconds
 
-_HEADER = struct.Struct("<QQQQddQQdQQQQ16sQQQ32sQ")
+_HEADER = struct.Struct("<QQQQddQQdQQQQ16sQQ40xQ")
 _RECORDS = 256  # offset of the records of the first kind
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
+_INFINITE = float("inf")
 _BYTES = 1 << 22  # distance of two kinds in the range of lock bytes, where nothing is ever written
 
 
@@ -57,8 +60,6 @@ class Numbers(NamedTuple):
     ident: bytes = b""  # identifies these counters to the origin
     limit_stored: int = 0  # bytes in the shared files
     stored: int = 0  # bytes that the tree has put there, less those it replaced and removed
-    begun: int = 0  # start of the tree; with `personas` for quine/agent/personas.py
-    personas: bytes = b""
     paid: int = (
         0  # 1 + index of an inference that is in the totals, and whose record may still stand; 0 = none
     )
@@ -120,7 +121,9 @@ class SharedCounters:
     # -- numbers -----------------------------------------------------------------------------------
 
     def numbers(self) -> Numbers:
-        return Numbers(*_HEADER.unpack(os.pread(self.fd, _HEADER.size, 0)))
+        facts = Numbers(*_HEADER.unpack(os.pread(self.fd, _HEADER.size, 0)))
+        limit, deadline, cost = map(amount, (facts.limit_cost, facts.deadline, facts.cost))
+        return facts._replace(limit_cost=limit, deadline=deadline, cost=cost)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Numbers]:
@@ -194,18 +197,31 @@ class SharedCounters:
     def held(self, kind: Kind, index: int = 0) -> bool:
         return self._locked(kind.first + index, 1)
 
-    def count(self, kind: Kind) -> int:
-        """Return the number of held slots."""
-        held = 0
-        for at in range(kind.first, kind.first + kind.most):
-            if not self._locked(at, kind.first + kind.most - at):
-                break  # the rest is free
-            held += self._locked(at, 1)
+    def count(self, kind: Kind, most: int = 0) -> int:
+        """Return the number of held slots. With `most` it counts no more than so many ranges of them.
+
+        Any process of the user can lock all of them, by one lock or by one for each.
+        """
+        held, at, ranges = 0, kind.first, 0
+        while (found := self._first_range(at, kind.first + kind.most)) and not 0 < most <= ranges:
+            held, at, ranges = held + found[1] - found[0], found[1], ranges + 1
         return held
 
+    def _first_range(self, at: int, end: int) -> tuple[int, int] | None:
+        """Return the first locked range from `at` to `end`. The kernel returns any lock there."""
+        found, last = None, end
+        while at < last and (lock := self._range(at, last - at)):
+            found = last, _ = max(at, lock[0]), min(end, lock[1])
+        return found
+
     def _locked(self, at: int, length: int) -> bool:
+        return self._range(at, length) is not None
+
+    def _range(self, at: int, length: int) -> tuple[int, int] | None:
+        """Return the begin and end of a lock that another one holds in these bytes."""
         flock = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0)
-        return bool(_LOCK.unpack(fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, flock))[0] != fcntl.F_UNLCK)
+        how, _, start, size, _ = _LOCK.unpack(fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, flock))
+        return None if how == fcntl.F_UNLCK else (start, start + size if size else at + length)
 
     def note(self, kind: Kind, fd: int, index: int, *values: float) -> None:
         """Write the record of a slot that the caller holds with `fd`."""
@@ -236,11 +252,16 @@ class SharedCounters:
         data += bytes(-len(data) % size)
         for index, values in enumerate(kind.record.iter_unpack(data)):
             if any(values):
-                yield index, values
+                yield index, tuple(map(amount, values))
 
     def again(self) -> int:
         """Open a new file description: a lock on it lasts as long as its last descriptor."""
         return reopened(f"/proc/self/fd/{self.fd}", os.O_RDWR)
+
+
+def amount(value: float) -> float:
+    """Return an amount that a file tells: 0 in place of one below 0 or not finite."""
+    return value if 0 <= value < _INFINITE else 0.0
 
 
 def inherited(path: str) -> int:

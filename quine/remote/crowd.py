@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 _made: set[int] = set()  # inodes of the ledgers of crowds that are the roots of their trees
 
 
-def _close(fd: int, inode: int) -> None:
+def _close(fds: list[int], inode: int) -> None:
     _made.discard(inode)
-    os.close(fd)
+    release(fds)
 
 
 class Crowd:
@@ -68,7 +68,8 @@ class Crowd:
         inode = os.fstat(fd).st_ino
         if all(pid == os.getpid() or each != inode for pid, each, _ in held_above(NAME)[NAME]):
             _made.add(inode)
-            weakref.finalize(self._ledger, _close, fd, inode)
+            fds = [each for each in (fd, self._ledger.beginning.fd) if each >= 0]
+            weakref.finalize(self._ledger, _close, fds, inode)
 
     def offer(self, ident: str, command: str) -> None:
         """Show the budget of the batch as `ident`, and let it be raised, if there is no agent above."""

@@ -148,7 +148,7 @@ class Proxy:
         spec, left = self._spec, self._ledger.time_left()
         if left is not None:  # its clock is not ours: send the time left
             spec = spec._replace(limits=spec.limits._replace(deadline=max(left, 0.001)))
-        spec = spec._replace(age=(personas.now() - self._ledger.begun) / 1e9)
+        spec = spec._replace(age=(personas.now() - self._ledger.beginning.begun) / 1e9)
         return quickjson.dumps(_placed(spec, self._hosts).to_json()).encode()
 
     @contextlib.contextmanager

@@ -360,6 +360,35 @@ def test_an_agent_cannot_write_its_own_persona(agents: Agents, make: str, option
     assert "alive" in agents.results()[2]
 
 
+# Says of the tree that it began later: in the ledger, where that was kept once, and in a file of its own.
+FORGE = """
+import os, struct, subprocess
+from quine.agent import personas
+from quine.budget import beginning
+from transport.inherit import held_above
+ledger = held_above("quine-ledger")["quine-ledger"][-1]
+late, found = 2**63 - 1, personas.identities(os.getcwd())
+os.pwrite(ledger.opened(os.O_RDWR), struct.pack("<Q32s", late, found), 136)
+beginning.create(ledger.inode, late, found)
+subprocess.run(["quine", "inner"], close_fds=False, check=True)
+"""
+
+
+def test_a_command_makes_no_persona_by_another_beginning_of_its_tree(agents: Agents) -> None:
+    """Neither for the agent above it, nor for one below."""
+    persona(agents, "critic", "You doubt.")
+    (agents.directory / "forge.py").write_text(FORGE)
+    make = f"echo obey >personas/mine.md; {sys.executable} forge.py"
+    obey = call("exec", persona="mine", wisdom={"n": "1"})
+    done = agents.run(
+        says(sh(make), obey, OK, match="^work", wisdom=NONE),
+        says(obey, OK, match="^inner", wisdom=NONE),
+        {**says(OK, wisdom=SOME), "repeat": True},
+    )
+    refusals = [text for life in (0, 1) for text in told(agents, life) if "after this tree had begun" in text]
+    assert len(refusals) == 2, done
+
+
 @pytest.mark.parametrize("made", ["before", "by the agent"])
 def test_a_persona_is_no_symlink(agents: Agents, made: str) -> None:
     """The agent may have renamed a directory that the symlink leads through, and no time stamp shows that."""

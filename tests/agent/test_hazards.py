@@ -61,7 +61,7 @@ def test_every_program_is_born_with_default_signals_and_no_descriptor_of_ours(ag
         table = dict(line.split(" -> ") for line in lines if not line.startswith("Sig"))
         streams = "012" if at == len(looks) - 1 else "012345"
         more = {to for fd, to in table.items() if fd not in streams and not to.startswith("/proc/")}
-        assert more <= {f"/memfd:quine-{what} (deleted)" for what in ("credentials", "ledger")}
+        assert more <= {f"/memfd:quine-{what} (deleted)" for what in ("credentials", "ledger", "beginning")}
 
 
 def test_nothing_of_stdin_is_read(agents: Agents) -> None:

@@ -41,3 +41,4 @@ def test_a_persona_that_another_user_can_write_is_refused(
             assert personas.text(name, str(tmp_path), ledger) == "You doubt."
     finally:
         os.close(ledger.fd)
+        os.close(ledger.beginning.fd)

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from quine.broker import server, wire
+from quine.broker import server
 from quine.broker.admission import Denied, Register
-from quine.broker.server import Seat, _Worker
 from quine.budget import purse
+from quine.budget.caller import purses_around
+from quine.budget.pinned import pinned
 from quine.budget.purse import Cap
-from quine.budget.shared_counters import Numbers, SharedCounters
+from tests.broker.admitting import Greeted, Registers
 from tests.broker.serving import BYE, FIRST, Served, said
-from tests.support.agents import PATIENCE, QUINE, Started
+from tests.support.agents import QUINE, Started
 from tests.support.detached import go as go
 from tests.support.waiting import wait_for
 from tests.vendors.server import KEY, Said
+from transport import inherit
+from transport.errors import Unseen
 from transport.this_build import build_hash
 
 COST = (1500, 100, 0)
@@ -170,12 +173,12 @@ def test_a_purse_is_handed_down_also_by_the_next_worker() -> None:
         book, held = registers.book, registers.purse
         first = registers.next()
         inode, _ = first.book(os.dup(book.fd))
-        first.admit(registers.agent.pid, inode, Cap(), True, [os.dup(held)])
+        first.admit(registers.pinned(registers.agent.pid), inode, Cap(), True, [os.dup(held)])
         for register in (first, registers.next()):
             register.book(os.dup(book.fd))
-            _, purses = register.admit(registers.command, inode, Cap(), False)
+            _, purses = register.admit(registers.pinned(registers.command), inode, Cap(), False)
             assert register.ledger(inode, Cap(), purses).mark.tokens == 9
-        assert registers.next().admit(registers.command, inode, Cap(), True)[1] == purses
+        assert registers.next().admit(registers.pinned(registers.command), inode, Cap(), True)[1] == purses
 
 
 def test_a_purse_whose_maker_has_ended_is_not_raised() -> None:
@@ -190,84 +193,44 @@ def test_a_purse_whose_maker_has_ended_is_not_raised() -> None:
         os.close(fd)
         register = registers.next()
         inode, _ = register.book(os.dup(registers.book.fd))
-        _, (which,) = register.admit(registers.agent.pid, inode, Cap(), True, [os.dup(registers.purse)])
+        agent = registers.pinned(registers.agent.pid)
+        _, (which,) = register.admit(agent, inode, Cap(), True, [os.dup(registers.purse)])
         with pytest.raises(Denied, match="the process that has made the budget has ended"):
-            register.lift(1, which, (90_000, None, None))
+            register.lift(registers.pinned(1), which, (90_000, None, None))
 
 
-class Registers:
-    """The registers of the workers of one keeper. An agent has a ledger and a purse, and a command."""
-
-    def __enter__(self) -> Registers:
-        self.memory = os.memfd_create("state")
-        self.book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0))
-        self.purse = purse.create(self.book, "x", "cmd", (9, 0.0, 0.0), (1, 1))
-        self.agent = subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE)
-        assert self.agent.stdout
-        self.command = int(self.agent.stdout.readline())
-        self.made: list[Register] = []
-        return self
-
-    def next(self) -> Register:
-        self.made.append(Register(self.memory, lambda pidfd, call: None, lambda: None))
-        return self.made[-1]
-
-    def __exit__(self, *_: object) -> None:
-        os.kill(self.command, signal.SIGKILL)
-        self.agent.communicate()
-        for register in self.made:
-            for member in register.members.values():
-                os.close(member.pidfd)
-            register.members.clear()
-            for _ in range(2):
-                register.forget_books()
-        for fd in (self.memory, self.purse, self.book.fd):
-            os.close(fd)
+def test_a_broker_without_descriptors_overlooks_no_purse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command can take the descriptors of a broker away for a moment."""
+    scarce = OSError(errno.EMFILE, "Too many open files")
+    with Registers() as registers:
+        me = registers.pinned(os.getpid())
+        (fd,) = purses_around(me)
+        os.close(fd)
+        monkeypatch.setattr(inherit.MemoryFile, "opened", mock.Mock(side_effect=scarce))
+        with pytest.raises(Unseen, match="Too many open files"):
+            purses_around(me)
 
 
 def test_a_process_below_one_agent_does_not_let_another_tree_pay() -> None:
     memory = os.memfd_create("state")
     register = Register(memory, lambda pidfd, call: None, lambda: None)
     other = subprocess.Popen(["sleep", "100"])
+    its, own = pinned(other.pid), pinned(os.getpid())
+    assert its and own
     try:
-        register.admit(other.pid, 2, Cap(), proved=True)
-        register.admit(os.getpid(), 1, Cap(), proved=True)
+        register.admit(its, 2, Cap(), proved=True)
+        register.admit(own, 1, Cap(), proved=True)
         with pytest.raises(Denied):
-            register.admit(os.getpid(), 2, Cap(), proved=False)
+            register.admit(own, 2, Cap(), proved=False)
     finally:
         other.kill()
         other.wait()
-        for member in register.members.values():
-            os.close(member.pidfd)
+        for process in (its, own, *(member.process for member in register.members.values())):
+            process.close()
         os.close(memory)
 
 
-class Greeted:
-    """A worker of a broker in this process, and clients of it that give a ledger and purses."""
-
-    def __init__(self, directory: str) -> None:
-        self.book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0))
-        self.purses = [purse.create(self.book, "x", "cmd", (9, 0.0, 0.0), (1, 1)) for _ in range(3)]
-        path, state = f"{directory}/x.broker", os.memfd_create("state")
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path)
-            listener.listen()
-            self.path = path
-            self.seat = Seat(os.dup(listener.fileno()), state, path, b"k", {}, {}, os.getpid(), 0)
-        self.worker = _Worker(self.seat)
-
-    async def greet(self, hello: dict[str, object], ledger: int) -> bytes:
-        """Return the answer to a hello, b"" if there is none; the worker has then closed the connection."""
-        with socket.socket(socket.AF_UNIX) as line:
-            line.connect(self.path)
-            line.settimeout(PATIENCE)
-            await asyncio.to_thread(wire.receive, line)
-            wire.send(line, wire.packed(hello), [ledger, *self.purses])
-            answer = await asyncio.to_thread(line.recv, 4096)
-            if answer:
-                assert await asyncio.to_thread(line.recv, 4096) == b""
-            return answer
-
+class Refusals(Greeted):
     async def refusals(self) -> None:
         whole = {
             "build": build_hash(),
@@ -288,7 +251,8 @@ class Greeted:
 
     async def run(self) -> None:
         serving = asyncio.create_task(self.worker.run())
-        await self.refusals()  # the ledger is kept for a time, in case an orphan comes
+        await self.refusals()
+        assert not self.worker._register.books
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(3):
             await self.refusals()
@@ -298,15 +262,10 @@ class Greeted:
         self.worker._over.set_result(None)
         await serving
 
-    def close(self) -> None:
-        self.worker._listener.close()
-        for fd in (self.seat.listener, self.seat.state, self.book.fd, *self.purses):
-            os.close(fd)
-
 
 def test_a_client_that_is_refused_leaves_no_descriptor_in_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short:
-        greeted = Greeted(short)
+        greeted = Refusals(short)
         # Those of another process are opened anew, and the client is this process here.
         monkeypatch.setattr(server, "purses_around", lambda pid: list(map(os.dup, greeted.purses)))
         try:

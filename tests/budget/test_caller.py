@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 
 import pytest
 
 from quine.budget import caller
 from tests.lab import Lab
 from transport.address import boot_id, start_time
+from transport.errors import Unseen
 
 SAYS = {
     "reply": {"text": "x" * 2000, "tool_calls": [{"name": "sh", "arguments": {"command": "true"}}]},
@@ -72,6 +74,18 @@ def test_a_caller_that_is_none_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for lie in (*lies, f"{boot}:{pid}:{start + 1}", f"{boot}:{pid}:0", f"{boot}:{pid}"):
         monkeypatch.setenv(caller.VARIABLE, lie)
         assert caller._caller() == 0, lie
+
+
+def test_a_caller_that_ends_while_it_is_looked_at_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    living: list[int] = []
+    monkeypatch.setattr(caller, "_caller", lambda: living.pop() if living else 0)
+    living[:] = [ended.pid]
+    assert caller.with_those_of_caller({}) == {}
+    living[:] = [ended.pid, ended.pid]
+    with pytest.raises(Unseen):
+        caller.with_those_of_caller({})
 
 
 def test_a_forged_caller_spends_from_no_purse_but_its_own(lab: Lab, env: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from quine.base.messages import Remaining, Spent
+from quine.budget import purse
 from quine.budget.kept_counters import KeptCounters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
+from quine.budget.loans import Loan, Wanted
 from quine.budget.shared_counters import INFER
 
 LIMIT = 4000
@@ -81,6 +84,46 @@ def test_what_a_killed_process_had_reserved_is_charged_once(payer: Payer, wiped:
     payer.next_worker()
     payer.ledger.collect()
     assert payer.ledger.totals()[1] == 2500
+
+
+def price(prompt: int, reply: int) -> float:
+    return (prompt + reply) / 1e4
+
+
+@pytest.mark.parametrize("false", [-3e38, math.nan, math.inf])
+def test_an_amount_below_zero_or_not_finite_lifts_no_limit(false: float) -> None:
+    payer = Payer(cost=1.0)
+    payer.ledger.settle(payer.ledger.reserve(0, 100, price), 100, 1.0)
+    fd, index = payer.file.slot(INFER, INFER.most)
+    payer.file.note(INFER, fd, index, 0, false, 0, false)
+    payer.rewrite(cost=false, limit_cost=false, deadline=false)
+    try:
+        with pytest.raises(Spent, match=r"1.0000 of 1.0000 US dollars are used"):
+            payer.ledger.reserve(0, 100, price)
+        assert payer.ledger.left().cost == 0
+        loan = Loan(payer.ledger, 1)
+        assert loan.lend(Wanted(money=0.1))[1] == 0
+        loan.close()
+        assert payer.ledger.time_left() is None
+    finally:
+        os.close(fd)
+    payer.ledger.collect()  # charges the record
+    assert payer.ledger.totals()[1:] == (100, 1.0)
+    os.close(payer.file.fd)
+
+
+def test_the_amounts_of_a_purse_are_finite_and_not_below_zero(payer: Payer) -> None:
+    fd = purse.create(payer.file, "a", "true", (0, 1.0, 10.0), (0, 0))
+    try:
+        made = purse.read(fd)
+        assert made
+        wrong = made._replace(since=math.nan, cost=-1.0, deadline=math.inf, cost_before=-math.inf)
+        with open(f"/proc/self/fd/{fd}", "r+b") as file:
+            purse.write(file.fileno(), wrong)
+        found = purse.read(fd)
+        assert found == made._replace(since=0.0, cost=0.0, deadline=0.0, cost_before=0.0)
+    finally:
+        os.close(fd)
 
 
 def test_the_limit_of_a_share_is_what_was_lent() -> None:

@@ -311,36 +311,52 @@ def test_it_is_shown_while_it_lives(agents: Agents, go: Path) -> None:
 
 
 FORGE = """
-import os, sys
+import fcntl, os, struct, sys
 from quine.base.sessions import new_session
 from quine.budget import purse
-from quine.budget.shared_counters import MUTEX, NAME, Numbers, SharedCounters, lock
+from quine.budget.shared_counters import AGENT, MUTEX, NAME, Numbers, SharedCounters, lock
 book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0))
-def made(ledger, ident):
+def made(ledger, ident, **more):
     fd = purse.create(book, ident, "forged", (9, 0.0, 0.0), (1, 1))
     writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-    purse.write(writable, purse.read(fd)._replace(ledger=os.fstat(ledger).st_ino))
+    purse.write(writable, purse.read(fd)._replace(ledger=os.fstat(ledger).st_ino, **more))
 small = os.memfd_create(NAME)
 made(book.fd, chr(27) + "]52;c;eA==" + chr(7) + "x" * 24)
 made(small, new_session())
 made(book.fd, new_session())
+made(book.fd, new_session(), cost=float("nan"))
+made(book.fd, sys.argv[1])
 held = book.again()
 assert lock(held, MUTEX.first)
+for at, size in ((AGENT.first, AGENT.most), (AGENT.first + 1, 1)):
+    fcntl.fcntl(book.again(), fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, at, size, 0))
 print("made", flush=True)
 sys.stdin.read()
 """
 
 
-def test_forged_budgets_are_left_out_and_keep_nobody(agents: Agents) -> None:
-    """Any process of the user can make such files, and hold the lock of a ledger."""
+def test_forged_budgets_are_left_out_and_keep_nobody(agents: Agents, go: Path) -> None:
+    """Any process of the user can make such files, with the id of a true one, and hold the locks of a ledger."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with Started(
-        [sys.executable, "-P", "-c", FORGE], env=agents.env, cwd=Path(__file__).parents[2], **pipes
-    ) as forger:
-        assert forger.stdout and forger.stdout.readline() == b"made\n"
-        done = budget(agents, "show")
-        assert (done.returncode, done.stdout.count("forged"), "\033" in done.stdout) == (0, 1, False), done
-        forger.communicate()
+    with start(agents, "--max-tokens", "7000", "--", "sh", "-c", "touch began-x; read x <go") as process:
+        until(lambda: list(agents.directory.glob("began-*")))
+        ident = ours(agents, process.pid)["id"]
+        words = [sys.executable, "-P", "-c", FORGE, ident]
+        with Started(words, env=agents.env, cwd=Path(__file__).parents[2], **pipes) as forger:
+            assert forger.stdout and forger.stdout.readline() == b"made\n"
+            done = budget(agents, "show")
+            assert (done.returncode, done.stdout.count("forged"), "\033" in done.stdout) == (0, 1, False), (
+                done
+            )
+            assert [row["running"] for row in shown(agents) if row["command"] == "forged"] == [
+                shared_counters.AGENT.most
+            ]
+            done = budget(agents, "raise", ident, "--max-tokens", "8000")
+            assert (done.returncode, done.stderr) == (0, "")
+            assert ours(agents, process.pid)["max_tokens"] == 8000
+            forger.communicate()
+        go.write_text("\n")
+        assert process.wait(60) == 0
 
 
 def test_agents_that_run_already_have_what_was_raised(agents: Agents, go: Path) -> None:

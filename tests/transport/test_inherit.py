@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import resource
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
 from transport import inherit
+from transport.errors import Unseen
 
 SHOW = "import json; from transport import inherit; print(json.dumps(inherit.users_environment()))"
 # An agent as its descendants see it: it holds a memo, which they inherit or not.
@@ -39,6 +43,66 @@ def test_below_an_agent_it_is_that_of_its_start(memo: str) -> None:
 def test_of_a_shell_of_the_user_it_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/my/own:/bin")
     assert inherit.users_environment() == dict(os.environ)
+
+
+# Only the topmost process holds the memo. The last one ends its parent while the walk looks at one of both.
+ORPHAN = """
+import json, os, signal, sys, time
+from transport import inherit
+inherit.adopt_orphans()
+fd = inherit.write({"lineage": {}})
+if os.fork():
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            os._exit(0)
+os.close(fd)
+if os.fork():
+    signal.pause()
+parent, look = os.getppid(), inherit._open_files
+os.environ["PATH"] = "/evil"
+def slowly(pid):
+    if os.getppid() == parent and pid == {"itself": os.getpid(), "parent": parent}[sys.argv[1]]:
+        os.kill(parent, signal.SIGKILL)
+        while os.path.exists(f"/proc/{parent}"):
+            time.sleep(0.01)
+    return look(pid)
+inherit._open_files = slowly
+print(json.dumps(inherit.users_environment()["PATH"]), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("looked_at", ["itself", "parent"])
+def test_a_walk_reaches_the_top_when_a_process_between_ends(looked_at: str) -> None:
+    env = {**os.environ, "PATH": "/bin:/usr/bin"}
+    done = subprocess.run([sys.executable, "-c", ORPHAN, looked_at], env=env, capture_output=True)
+    assert json.loads(done.stdout) == "/bin:/usr/bin", done.stderr
+
+
+def test_a_walk_that_cannot_go_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command can take descriptors away from a process that walks."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with pytest.raises(Unseen, match="has ended"):
+        inherit.held_above("first", pid=ended.pid)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        with pytest.raises(Unseen, match="too many open files"):
+            inherit.held_above("first")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    monkeypatch.setattr(
+        inherit, "reopened", mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    )
+    fd = os.memfd_create("first")
+    try:
+        with pytest.raises(Unseen, match="too many open files"):
+            inherit.held_above("first")
+    finally:
+        os.close(fd)
 
 
 HELD = """

@@ -3,13 +3,15 @@
 Laws
 1. Nothing is registered, so nothing is stale. A purse is listed as long as a process holds it.
 2. Any process of the user can make memory files with these names. One that is no purse, or no ledger, is left out, and
-   none ends the verb or makes it wait for long.
+   none ends the verb or makes it wait for long. Of purses with one id that counts whose maker lives, holds it, and has
+   started first: a forger knows the id later.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import time
 
 from quine.base.cli_options import RunOptions
@@ -21,7 +23,7 @@ from quine.budget.purse import Purse
 from quine.budget.shared_counters import AGENT, INFER, PUT, SHORTEST, Locked, SharedCounters
 from quine.jobs import census
 from transport import quickjson
-from transport.address import boot_clock
+from transport.address import boot_clock, start_time
 from transport.inherit import reopened
 
 TYPE_CHECKING = False
@@ -31,16 +33,18 @@ if TYPE_CHECKING:
 HEAD = ("ID", "PID", "SECONDS", "AGENTS", "RUNNING", "INFERRING", "TOKENS", "COST", "COMMAND")
 PATIENCE = 1.0  # seconds for the lock of a ledger, which is held for microseconds
 COMMAND = 60  # characters of a command in the table
+MOST = 1 << 12  # ranges of locks that are counted in a ledger
 
 
 class Found:
     """A purse with its ledger, both open for reading."""
 
-    def __init__(self, purse: Purse, path: str, inode: int, book: SharedCounters) -> None:
+    def __init__(self, purse: Purse, path: str, inode: int, book: SharedCounters, by_maker: bool) -> None:
         self.purse = purse
         self.path = path  # that opens it anew
         self.inode = inode
         self.book = book
+        self.by_maker = by_maker  # its maker lives and holds it
 
     def _collect(self) -> None:
         """Charge what killed processes have reserved, unless another one holds the lock for longer than PATIENCE."""
@@ -66,9 +70,9 @@ class Found:
             "seconds": round(boot_clock() - self.purse.boot, 1),
             "deadline": round(deadline, 3) or None,
             "agents": agents,
-            "running": self.book.count(AGENT),
+            "running": self.book.count(AGENT, MOST),
             "max_agents": self.purse.agents or None,
-            "inferring": self.book.count(INFER),
+            "inferring": self.book.count(INFER, MOST),
             "concurrent": self.purse.concurrent or None,
             "tokens": tokens,
             "max_tokens": most_tokens or None,
@@ -80,12 +84,14 @@ class Found:
 
 def show(options: RunOptions, ids: list[str]) -> int:
     found = matching(ids) if ids else everyone()
-    rows = []
+    rows, lines = [], []
     for one in found:
-        with contextlib.suppress(OSError):  # a ledger that is sealed against writes
-            rows.append(one.facts())
+        # A ledger that is sealed against writes, or cut; a number that is none.
+        with contextlib.suppress(OSError, ValueError, OverflowError, struct.error):
+            lines.append(quickjson.dumps(facts := one.facts()) + "\n")
+            rows.append(facts)
     if options.json:
-        print("".join(quickjson.dumps(row) + "\n" for row in rows), end="")
+        print("".join(lines), end="")
         return OK
     from quine.base.text import plain, table
 
@@ -123,18 +129,34 @@ def everyone() -> list[Found]:
     held = census.open_files()
     ledgers: dict[int, str] = {}
     purses: dict[int, str] = {}
+    holders: dict[int, set[int]] = {}
     for one in held:
         into = {purse.LINK: purses, f"/memfd:{shared_counters.NAME} (deleted)": ledgers}.get(one.target)
         if into is not None:
             try:
-                into.setdefault(os.stat(one.path).st_ino, one.path)
+                inode = os.stat(one.path).st_ino
             except OSError:
-                pass  # closed since
-    found = [_opened(inode, path, ledgers) for inode, path in purses.items()]
-    return sorted((one for one in found if one), key=lambda one: one.purse.since)
+                continue  # closed since
+            into.setdefault(inode, one.path)
+            holders.setdefault(inode, set()).add(one.pid)
+    found = [_opened(inode, path, ledgers, holders[inode]) for inode, path in purses.items()]
+    return sorted(_true_ones([one for one in found if one]), key=lambda one: one.purse.since)
 
 
-def _opened(inode: int, path: str, ledgers: dict[int, str]) -> Found | None:
+def _true_ones(found: list[Found]) -> list[Found]:
+    """Return one purse of each id, or all where nothing tells which of them is the true one."""
+    groups: dict[str, list[Found]] = {}
+    for one in found:
+        groups.setdefault(one.purse.ident, []).append(one)
+    chosen = []
+    for group in groups.values():
+        by_maker = [one for one in group if one.by_maker]
+        first = min((one.purse.started for one in by_maker), default=0)
+        chosen += [one for one in by_maker if one.purse.started == first] or group
+    return chosen
+
+
+def _opened(inode: int, path: str, ledgers: dict[int, str], holders: set[int]) -> Found | None:
     try:
         fd = reopened(path, os.O_RDONLY, inode)
         try:
@@ -150,7 +172,8 @@ def _opened(inode: int, path: str, ledgers: dict[int, str]) -> Found | None:
         book = SharedCounters(fd)
     except OSError:
         return None  # its process has just ended
-    return Found(facts, path, inode, book)
+    by_maker = facts.pid in holders and start_time(facts.pid) == facts.started
+    return Found(facts, path, inode, book, by_maker)
 
 
 def matching(ids: list[str]) -> list[Found]:

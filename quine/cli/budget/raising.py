@@ -10,10 +10,13 @@ Laws
 
 from __future__ import annotations
 
+import os
+
 from quine.base.cli_options import RunOptions
 from quine.base.errors import OK, Denied, Misconfigured
 from quine.broker import asking
 from quine.budget import caller, purse
+from quine.budget.pinned import pinned
 from quine.budget.purse import Purse
 from quine.cli.budget.listing import matching
 from quine.cli.budget.values import limits
@@ -29,7 +32,9 @@ def change(options: RunOptions, ids: list[str]) -> int:
     if to == (None, None, None):
         raise Misconfigured("nothing to raise", f"quine budget raise {ids[0]} --max-cost USD")
     (found,) = matching(ids)
-    _refuse(caller.may_not_raise(found.purse, found.inode))
+    _refuse(caller.may_not_raise(found.purse, found.inode, me := pinned(os.getpid())))
+    if me:
+        me.close()
 
     def check(before: Purse, after: Purse) -> None:
         for at, (option, name) in enumerate(OPTIONS):
@@ -43,7 +48,7 @@ def change(options: RunOptions, ids: list[str]) -> int:
     check(found.purse, found.purse.with_limits(*to))
     _refuse(asking.raise_purse(found.inode, to))
     try:
-        purse.change(found.path, found.book, to, check)
+        purse.change(found.path, found.inode, found.book, to, check)
     except (OSError, ValueError):
         raise Misconfigured(f"{found.purse.ident} has just ended") from None
     asking.resume(found.purse.ledger)

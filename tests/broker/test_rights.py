@@ -1,0 +1,280 @@
+"""The right to infer and to raise ends with its process; a broker keeps limits as long as they are needed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quine.base.errors import Failure
+from quine.broker import keeper, wire
+from quine.broker.client import connected
+from quine.budget import caller, pinned, purse
+from quine.budget.purse import Cap
+from tests.broker.admitting import Greeted, Registers
+from tests.broker.serving import BYE, FIRST, Served, said
+from tests.support.waiting import until
+from transport import inherit
+from transport.inherit import ancestors
+
+NO_LIMIT = (0, None, None)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path) as made:
+        yield made
+
+
+class Asked(Greeted):
+    """A worker that keeps a purse which this process has made, and questions to it."""
+
+    def ask(self, question: dict[str, object], ended: bool) -> dict[str, Any]:
+        """Return the answer. If `ended`, a process has connected that has ended since, and left its connection here."""
+        if not ended:
+            line, _ = connected(self.path)
+        else:
+            line = socket.socket(socket.AF_UNIX)
+            if not (pid := os.fork()):
+                try:
+                    line.connect(self.path)
+                finally:
+                    os._exit(0)
+            os.waitpid(pid, 0)
+        try:
+            if ended and "error" in (first := wire.receive_json(line)):
+                return first
+            wire.send(line, wire.packed(question))
+            return wire.receive_json(line)
+        finally:
+            line.close()
+
+    async def run(self) -> dict[tuple[str, bool], dict[str, Any]]:
+        serving = asyncio.create_task(self.worker.run())
+        await asyncio.sleep(0)
+        register, me = self.worker._register, pinned.pinned(os.getpid())
+        assert me
+        inode, _ = register.book(os.dup(self.book.fd))
+        _, (which, *_) = register.admit(me, inode, Cap(), True, list(map(os.dup, self.purses)))
+        raising = {"ask": "raise", "purse": which, "limits": NO_LIMIT}
+        detaching = {"ask": "detach", "supervisor": os.getpid()}
+        answers = {
+            (str(question["ask"]), ended): await asyncio.to_thread(self.ask, question, ended)
+            for question in (raising, detaching)
+            for ended in (False, True)
+        }
+        assert all(kept.tokens == 9 for kept in register._kept.values())
+        while self.worker._tasks:
+            await asyncio.sleep(0)
+        register._gone(register.members[me.pid])
+        assert self.worker._timer is None and not register.members  # the maker of the purses lives
+        register.makers.popitem()[1].close()
+        self.worker._left()
+        assert self.worker._timer
+        self.worker._over.set_result(None)
+        await serving
+        self.end(me)
+        return answers
+
+    def end(self, me: pinned.PinnedProcess) -> None:
+        register = self.worker._register
+        for process in (me, *(each.process for each in register.members.values()), *register.makers.values()):
+            process.close()
+        register.members.clear()
+        register.makers.clear()
+        for _ in range(2):
+            register.forget_books()
+
+
+def test_a_process_that_has_ended_raises_and_detaches_nothing() -> None:
+    """Its number is all that its connection tells, and nothing is above it any more."""
+    with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short:
+        asked = Asked(short)
+        try:
+            answers = asyncio.run(asked.run())
+        finally:
+            asked.close()
+    assert answers["raise", False]["detail"] == "a budget cannot be raised from inside"
+    assert answers["detach", False] == {"detached": True}
+    for what in ("raise", "detach"):
+        assert answers[what, True]["detail"] == "it has ended", answers
+
+
+def test_nothing_is_raised_for_a_process_whose_ancestors_are_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process above that ends in the middle of a walk hides all that is above it."""
+    with Registers() as registers:
+        kept, command = purse.read(registers.purse), registers.pinned(registers.command)
+        assert kept
+        assert caller.may_not_raise(kept, 1, command) == "a budget cannot be raised from inside"
+        monkeypatch.setattr(pinned, "ancestors", lambda pid: islice(ancestors(pid), 1))
+        assert caller.may_not_raise(kept, 1, command) == caller.UNKNOWN
+        assert caller.may_not_raise(kept, 1, None) == caller.UNKNOWN
+
+
+def test_a_broker_that_an_agent_in_a_job_has_made_sees_the_node_above_it() -> None:
+    """So that no command of that job raises a budget. The agent itself ends its walks at the job."""
+    mark, (ends, told) = os.memfd_create(inherit.APART), os.pipe()
+    try:
+        if not (pid := os.fork()):
+            try:
+                inherit.stand_first()
+                keeper._let_go({told})
+                held = inherit.held_above(inherit.APART, pid=os.getpid(), whole=True)[inherit.APART]
+                os.write(told, b"%d" % len(held))
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert os.read(ends, 9) == b"1"
+    finally:
+        for fd in (mark, ends, told):
+            os.close(fd)
+
+
+# Two daemons with a connection each: that of a process that has ended, and one of its own. They ask late.
+DAEMONS = """
+import os, time
+from quine.broker import finding, wire
+from quine.broker.client import Broker
+from quine.budget.ledger import Ledger
+from quine.budget.limits import Limits
+from transport import inherit
+
+def admitted():
+    memo = inherit.read()
+    broker = Broker(memo[finding.VARIABLE][0], Ledger.join(None, Limits()), 1, [])
+    return broker._free[0][1]
+
+def daemon(name, line):
+    os.setsid()
+    for fd in (3, 4, 5):
+        os.close(fd)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    os.dup2(1, 2)
+    line = line or admitted()
+    open(f"{name}.ready", "w").close()
+    while not os.path.exists("over"):
+        time.sleep(0.02)
+    try:
+        wire.send(line, wire.frame(b"{}"))
+        answer = wire.receive(line).decode()
+    except OSError:
+        answer = "gone"
+    with open(f"{name}.new", "w") as file:
+        file.write(answer)
+    os.rename(f"{name}.new", name)
+    os._exit(0)
+
+if not os.fork():
+    line = admitted()
+    if os.fork():
+        os._exit(0)
+    daemon("of another", line)
+if not os.fork():
+    daemon("own", None)
+os.wait()
+while not (os.path.exists("own.ready") and os.path.exists("of another.ready")):
+    time.sleep(0.02)
+"""
+
+
+def test_a_connection_ends_with_its_process_and_its_agent(served: Served) -> None:
+    (served.directory / "daemons.py").write_text(DAEMONS)
+    served.plan[FIRST] = [said(f"{sys.executable} -P {served.directory}/daemons.py; echo $? >&4"), BYE]
+    done = served.run(mission=FIRST)
+    assert (done.returncode, done.stdout) == (0, b"0\n"), done
+    (served.directory / "over").touch()
+    for name in ("of another", "own"):
+        path = served.directory / name
+        until(path.exists, f"the answer to {name}")
+        assert path.read_text() == "gone"
+
+
+def test_a_member_outlives_the_one_that_admitted_it_below_another() -> None:
+    """Also for the next worker, which knows no more than that it was admitted by one above it."""
+    with Registers() as registers:
+        register, first = registers.next(), registers.watched
+        me, agent, command = map(registers.pinned, (os.getpid(), registers.agent.pid, registers.command))
+        inode, _ = register.book(os.dup(registers.book.fd))
+        ended: list[int] = []
+        closed = []
+        for process, proved in ((me, True), (agent, False), (command, False)):
+            register.admit(process, inode, Cap(), proved)
+            closed.append(register.connected(process, inode, partial(ended.append, process.pid)))
+        register._gone(register.members[agent.pid])
+        assert ended == [agent.pid] and command.pid in register.members
+        assert registers.next().members.keys() == {me.pid, agent.pid, command.pid}
+        register._gone(register.members[me.pid])
+        assert ended == [agent.pid, me.pid, command.pid] and not register.members
+        for call in (*first.values(), *closed):
+            call()
+
+
+def test_a_ledger_is_open_as_long_as_a_connection_may_pay_from_it() -> None:
+    with Registers() as registers:
+        register, agent = registers.next(), registers.pinned(registers.agent.pid)
+        inode, book = register.book(os.dup(registers.book.fd))
+        _, purses = register.admit(agent, inode, Cap(), True, [os.dup(registers.purse)])
+        closed = register.connected(agent, inode, lambda: None)
+        ledger = register.ledger(inode, Cap(), purses)
+        register._gone(register.members[agent.pid])
+        registers.end_makers(register)
+        for busy in ((), (inode,)):
+            for _ in range(2):
+                register.forget_books(busy)
+            assert register.books == {inode: book} and ledger.mark.tokens == 9
+            closed()
+        for _ in range(2):
+            register.forget_books()
+        assert not register.books
+        with pytest.raises(Failure, match="the broker has forgotten its budget"):
+            ledger.around()
+
+
+def test_the_first_limits_hold_while_the_maker_of_the_budget_lives() -> None:
+    """A command of one agent waits until no agent is there, rewrites both files, and another agent comes."""
+    with Registers() as registers, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as later:
+        register = registers.next()
+        inode, book = register.book(os.dup(registers.book.fd))
+        _, purses = register.admit(
+            registers.pinned(registers.agent.pid), inode, Cap(), True, [os.dup(registers.purse)]
+        )
+        with book.changing() as facts:
+            book.put(facts._replace(tokens=5))
+        with book.changing():
+            pass  # read again, and so kept
+        registers.agent.kill()
+        registers.agent.wait()
+        register._gone(register.members[registers.agent.pid])
+        next_one = registers.next()
+        for each in (register, next_one):
+            for _ in range(3):
+                each.forget_books()
+            assert each.makers and not each.members  # so its worker does not end
+        register = next_one
+        fd = os.open(f"/proc/self/fd/{registers.purse}", os.O_RDWR)
+        known = purse.read(fd)
+        assert known
+        purse.write(fd, known._replace(tokens=0))
+        os.close(fd)
+        with registers.book.changing() as facts:
+            registers.book.put(facts._replace(tokens=0))
+        _, again = register.book(os.dup(registers.book.fd))
+        _, purses = register.admit(registers.pinned(later.pid), inode, Cap(), True, [os.dup(registers.purse)])
+        with again.changing() as facts:
+            assert facts.tokens == 5
+        assert register.ledger(inode, Cap(), purses).mark.tokens == 9
+        registers.watched[next(iter(register.makers.values())).pidfd]()
+        assert not register.makers
+        later.kill()
