@@ -11,6 +11,8 @@ from __future__ import annotations
 import errno
 import os
 
+from transport.provenance.aliases import is_alias as is_alias
+
 LONGEST_NAME = 255  # bytes: the limit of the filesystems that a tier may be copied to
 LONGEST_PATH = 4096 - 256  # bytes: below PATH_MAX, so that it can still be joined to a directory
 
@@ -74,29 +76,3 @@ def ancestors(path: str) -> list[str]:
     """The directories above a clean path, nearest last, without the root."""
     names = path.split("/")[:-1]
     return ["/".join(names[: count + 1]) for count in range(len(names))]
-
-
-def is_alias(name: str, reserved: str) -> bool:
-    """Return whether some filesystem takes `name` for `reserved`, in small letters. Git checks `.git` likewise.
-
-    Some filesystems ignore case, trailing dots and spaces, the text after a colon, or invisible characters. Some have
-    a short name for each long one.
-    """
-    plain = name
-    if not name.isascii():
-        import unicodedata
-
-        folded = unicodedata.normalize("NFKD", name.casefold())
-        plain = "".join(
-            each for each in folded if unicodedata.category(each) != "Cf" and each not in _SHOWS_NOTHING
-        )
-    plain = plain.lower().partition(":")[0].rstrip(". ")
-    if plain == reserved or "~" not in plain:
-        return plain == reserved
-    short, _, number = plain.partition("~")
-    number, _, ending = number.partition(".")
-    stem, _, extension = reserved.lstrip(".").partition(".")
-    return number.isdigit() and (short, ending) == (stem[:6], extension[:3])
-
-
-_SHOWS_NOTHING = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10)))
