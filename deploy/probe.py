@@ -18,7 +18,8 @@ Laws
 3. Bytes before the marker are a banner of the login shell: they are skipped, never trusted.
 4. Nothing is started from a cache that another user may have made: an installation is the user's own (-O), and so is
    the directory of the interpreters that were brought. The installer judges the cache itself, and the way to it. A way
-   that is not below the home is judged here, too, each time: it leads through directories of others.
+   that is not below the home, or has a link in it, is judged here, too, each time: it leads through directories of
+   others.
 """
 
 from __future__ import annotations
@@ -61,14 +62,20 @@ _HAVE = (
 # Judges a path as `judge_way` of the installer does: each name on the way, and the way of each link. Of a group that
 # may write only the name is known here, not its members. $1 to $6: path, links, and mode, links, owner, group of ls.
 _JUDGE = (
-    'v() {{ z="$3"; }}; v $(LC_ALL=C ls -ldn /); '
+    'v() {{ z="$3"; }}; '
     'j() {{ [ "${{2:-0}}" -lt 40 ] || return 1; x="$(LC_ALL=C ls -ldn "$1" 2>/dev/null)" || return 1; '
     'set -f; set -- "$1" "${{2:-0}}" $x; set +f; '
     'case "$5" in 0|"$z"|"$(id -u)") ;; *) return 1;; esac; '
     'case "$3" in l*) y="${{x##* -> }}"; case "$y" in /*) ;; *) y="${{1%/*}}/$y";; esac; '
     'j "$y" $(($2 + 1)) || return 1;; ?????????[tT]*) ;; ????????w*) return 1;; '
     '?????w*) [ "$6" = 0 ] || {{ [ "$6" = "$(id -g)" ] && [ "$(id -gn)" = "$(id -un)" ]; }} || return 1;; esac; '
-    'case "$1" in /) return 0;; esac; y="${{1%/*}}"; j "${{y:-/}}" "$2"; }}; '
+    'case "$1" in {top}) return 0;; esac; y="${{1%/*}}"; j "${{y:-/}}" "$2"; }}; '
+)
+_ROOT = "v $(LC_ALL=C ls -ldn /); "
+# Below the home a link is looked for first, which takes no process. Above the home nothing is judged.
+_JUDGE_LINKS = (
+    'l() {{ y="$1"; while :; do case "$y" in "$HOME"|/|"") return 0;; esac; [ -h "$y" ] && break; '
+    'y="${{y%/*}}"; done; ' + _ROOT + 'w="$(cd "$HOME" && pwd -P)" && j "$w${{1#"$HOME"}}"; }}; '
 )
 _LIMITED = 't="timeout -s KILL {seconds}"; $t true 2>/dev/null || t=; '  # not every system has a `timeout`
 # A dial starts it, and so sees whether it does; where nothing is started, its Python may be gone.
@@ -252,12 +259,14 @@ def looking(place: Place, marker: str, name: str) -> str:
 
 
 def _values(place: Place, marker: str, name: str) -> dict[str, str]:
-    below_home = place.cache.startswith("~/")
+    judge, safe = _JUDGE.format(top="/") + _ROOT, "j"
+    if place.cache.startswith("~/"):
+        judge, safe = _JUDGE.format(top='/|"$HOME"|"$w"') + _JUDGE_LINKS.format(), "l"
     base, python = in_shell(place.cache), f'"{in_shell(place.python)}"' if place.python else ""
     return {
         "base": base,
-        "judge": "" if below_home else _JUDGE.format(),
-        "safe": "test -n" if below_home else "j",
+        "judge": judge,
+        "safe": safe,
         "name": name,
         "marker": marker,
         "oldest": str(_number(OLDEST_PYTHON)),

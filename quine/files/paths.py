@@ -11,6 +11,8 @@ from __future__ import annotations
 import errno
 import os
 
+from transport.provenance.aliases import is_alias as is_alias
+
 LONGEST_NAME = 255  # bytes: the limit of the filesystems that a tier may be copied to
 LONGEST_PATH = 4096 - 256  # bytes: below PATH_MAX, so that it can still be joined to a directory
 
@@ -74,40 +76,3 @@ def ancestors(path: str) -> list[str]:
     """The directories above a clean path, nearest last, without the root."""
     names = path.split("/")[:-1]
     return ["/".join(names[: count + 1]) for count in range(len(names))]
-
-
-def is_alias(name: str, reserved: str) -> bool:
-    """Return whether some filesystem takes `name` for `reserved`, in small letters. Git checks `.git` likewise.
-
-    Some filesystems ignore case, trailing dots and spaces, the text after a colon, or invisible characters. Some have
-    a short name for each long one.
-    """
-    plain = name
-    if not name.isascii():
-        import unicodedata
-
-        folded = unicodedata.normalize("NFKD", name.casefold())
-        plain = "".join(
-            each for each in folded if unicodedata.category(each) != "Cf" and not _is_ignored(each)
-        )
-    plain = plain.lower().partition(":")[0].rstrip(". ")
-    if plain == reserved or "~" not in plain:
-        return plain == reserved
-    short, _, number = plain.partition("~")
-    number, _, ending = number.partition(".")
-    stem, _, extension = reserved.lstrip(".").partition(".")
-    return number.isdigit() and (short, ending) == (stem[:6], extension[:3])
-
-
-def _is_ignored(character: str) -> bool:
-    """Return whether Unicode has a character as Default_Ignorable_Code_Point: HFS+ ignores such in names."""
-    code = ord(character)
-    return any(first <= code <= last for first, last in _IGNORED)
-
-
-_IGNORED = (
-    *((0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)),
-    *((0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F)),
-    *((0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A)),
-    (0xE0000, 0xE0FFF),
-)

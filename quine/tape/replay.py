@@ -20,7 +20,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from quine.base import data_directory, dirs
+from quine.base import data_directory
 from quine.base.errors import FAILED, OK, Misconfigured
 from quine.base.sessions import new_session
 from quine.base.text import plain
@@ -31,6 +31,7 @@ from quine.tape.reader import Session, find, heads, sessions, tree
 from quine.tape.writer import is_own
 from transport import quickjson
 from transport.provenance import git_index
+from transport.provenance.safe_path import Unsafe
 from transport.this_build import own_command
 
 TYPE_CHECKING = False
@@ -105,7 +106,7 @@ def replay(folder: Path, session: str, force: bool = False) -> tuple[int, str]:
     if not force:
         _refuse_others(folder, one.id)
     place = folder.absolute() / "replays" / new_session()
-    dirs.make(str(place))
+    os.close(data_directory.opened(str(place), make=True))  # marked: git is not asked again
     _run(one, place)
     try:
         (root,) = (s.path for s in sessions(place).values() if requests.beside(s.path, s.parent) is None)
@@ -138,7 +139,7 @@ def _refuse_others(folder: Path, session: str) -> None:
     lives = tree(folder, session)
     hosts = [str(by) for life in lives if (by := life.meta.get(TOLD_BY))]
     since = data_directory.marked_at(str(folder))
-    tracked = [life for life in lives if git_index.tracks(os.path.abspath(life.path))]
+    tracked = _tracked(lives, session)
     before = [life for life in lives if since is None or os.stat(life.path).st_ctime_ns < since]
     if hosts:
         names = plain(", ".join(sorted(set(hosts))), newlines=False)
@@ -157,6 +158,16 @@ def _refuse_others(folder: Path, session: str) -> None:
         f"{number} of {len(lives)} sessions {why}",
         f"read them with quine tape show, then quine tape replay --force {session}",
     )
+
+
+def _tracked(lives: list[Session], session: str) -> list[Session]:
+    """Return the sessions whose tapes git tracks. Raises Misconfigured if that cannot be seen."""
+    try:
+        names = {folder: git_index.Tracked(str(folder)) for folder in {life.path.parent for life in lives}}
+    except Unsafe as unsafe:
+        cure = f"{unsafe.hint}; or read them with quine tape show, then quine tape replay --force {session}"
+        raise Misconfigured(f"it is not known whose these sessions are: {unsafe}", cure) from None
+    return [life for life in lives if life.path.name in names[life.path.parent]]
 
 
 def _run(one: Session, place: Path) -> None:

@@ -149,19 +149,22 @@ def test_what_a_crash_or_a_hand_did_to_it_is_seen(binary: Binary, tmp_path: Path
     )
 
 
+@pytest.mark.parametrize("cache", ["{}/link/quine", "~/link/quine"], ids=["elsewhere", "below the home"])
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
 def test_nothing_is_started_that_others_can_put_into_its_place(
-    shell: str, binary: Binary, tmp_path: Path
+    shell: str, cache: str, binary: Binary, tmp_path: Path
 ) -> None:
-    """A cache that is not below the home: the directories and links on the way to it are judged each time."""
+    """The directories and links on the way to a cache are judged each time, if there is a link or no home in it."""
     if not shutil.which(shell):
         pytest.skip(f"no {shell}")
     argv = ["busybox", "sh"] if shell == "busybox" else [shell]
-    scratch = tmp_path / "scratch"
+    home = tmp_path / "home"
+    scratch = home / "scratch"
     (scratch / "me").mkdir(parents=True, mode=0o700)
-    (tmp_path / "link").symlink_to("scratch/up")
+    (home / "link").symlink_to("scratch/up")
+    tmp_path.chmod(0o777 if cache.startswith("~") else 0o755)  # what is above a home is not judged
     (scratch / "up").symlink_to(scratch / "me")
-    place = Place(cache=f"{tmp_path}/link/quine")
+    place = Place(cache=cache.format(home))
     folder = scratch / "me" / "quine" / place.name(binary)
     folder.parent.mkdir()
     shutil.copytree(installed(tmp_path / "made", binary), folder)
@@ -169,7 +172,7 @@ def test_nothing_is_started_that_others_can_put_into_its_place(
     command = probe.command(binary, place, MARKER, "look").removeprefix("exec /bin/sh -c ").strip("'")
 
     def state() -> str:
-        env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        env = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
         done = subprocess.run([*argv, "-c", command], env=env, capture_output=True, check=False, input=b"0")
         answers = done.stdout.decode().split(MARKER)
         return next(answer.split()[0] for answer in answers if answer.split()[:1] in (["have"], ["need"]))

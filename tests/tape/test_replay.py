@@ -388,6 +388,9 @@ def test_a_tape_that_git_tracks_is_not_run_without_force(agents: Agents, tmp_pat
         subprocess.run(["git", *words], cwd=agents.data.parent, check=True)
     done = replay(agents)
     assert done.returncode == 2 and "1 of 1 sessions are tracked by git" in done.stderr, done
+    (agents.data.parent / ".git" / "index").write_text("junk")
+    done = replay(agents)
+    assert done.returncode == 2 and "git may track it" in done.stderr and "--force" in done.stderr, done
     assert ran.read_text() == "x\n"
     assert replay(agents, "--force").returncode == 0
     assert ran.read_text() == "x\n" * 2

@@ -4,10 +4,12 @@ Source: gitformat-index(5), versions 2 to 4, with the extension `link` of a spli
 
 Laws
 1. The repository is foreign: each file of it is read by regular_file.py, up to a bound.
-2. A repository that is not there, or has no index and so no commits, tracks nothing. An index that cannot be read from
-   its first to its last byte may track the path: that is Unsafe, and never "not tracked".
+2. A repository that is not there, or has neither an index nor objects, tracks nothing. An index that cannot be read
+   from its first to its last byte, or that is missing, may track the path: that is Unsafe, and never "not tracked".
 3. All entries of a shared index count, also those that the split index deletes: `git update-index --no-split-index`
    takes them away.
+4. An entry is the path if some file system takes its name for that: `.Quine` comes out as `.quine` where case is
+   ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import hashlib
 import os
 import struct
 
-from transport.provenance import regular_file
+from transport.provenance import aliases, regular_file
 from transport.provenance.safe_path import Unsafe
 
 TYPE_CHECKING = False
@@ -43,55 +45,109 @@ class _Damaged(ValueError):
 
 
 def tracks(path: str) -> str:
-    """Return the index by which the repository around `path` (absolute) tracks it, or anything in it; "" if none does.
+    """Return the index by which the repository around `path` tracks it, or anything in it; "" if none does.
 
     Raises Unsafe.
     """
-    above = os.path.dirname(path)
-    while True:
-        git = os.path.join(above, ".git")
-        if os.path.lexists(git):
-            wanted = os.fsencode(os.path.relpath(path, above))
-            return next((index for index, name in _entries(git) if _covers(name, wanted)), "")
-        if above == os.path.dirname(above):
-            return ""
-        above = os.path.dirname(above)
+    path = os.path.abspath(path)
+    git, names = _repository(os.path.dirname(path))
+    way = _Way([*names, os.path.basename(path)])
+    return next((index for index, entry in _entries(git) if way.rest(entry) is not None), "")
 
 
-def _covers(entry: bytes, wanted: bytes) -> bool:
-    """Return whether an entry is the path, or in it, or a directory around it: a sparse index has those, too."""
-    inside = entry == wanted or entry.startswith(wanted + b"/")
-    return inside or (entry[-1:] == b"/" and wanted.startswith(entry))
+class Tracked:
+    """The names that git tracks in a directory; its index is read once. Raises Unsafe."""
+
+    def __init__(self, directory: str) -> None:
+        git, names = _repository(os.path.abspath(directory))
+        way, self._all = _Way(names), False
+        self._plain: set[str] = set()
+        self._short: list[str] = []
+        for _, entry in _entries(git):
+            rest = way.rest(entry)
+            if rest is not None:
+                name = os.fsdecode(rest.partition(b"/")[0])
+                self._all = self._all or not name
+                self._plain.add(aliases.plain(name))
+                self._short += [name] if "~" in name else []
+
+    def __contains__(self, name: str) -> bool:
+        found = aliases.plain(name)
+        return self._all or found in self._plain or any(aliases.is_alias(each, found) for each in self._short)
+
+
+def _repository(directory: str) -> tuple[str, list[str]]:
+    """Return the `.git` of the repository around a directory, and the names on the way from there; "" without one."""
+    names: list[str] = []
+    while not os.path.lexists(git := os.path.join(directory, ".git")):
+        directory, name = os.path.split(directory)
+        if not name:
+            return "", []
+        names.insert(0, name)
+    return git, names
+
+
+class _Way:
+    """The names of a path, from its repository on."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = [(aliases.plain(name), {os.fsencode(name): True}) for name in names]
+
+    def rest(self, entry: bytes) -> bytes | None:
+        """Return what an entry names in this path: b"" for all of it, None for nothing.
+
+        A sparse index has directories, too, which end in a slash.
+        """
+        if not entry:
+            return None  # replaced by one of a split index
+        names = entry.split(b"/", len(self._names))
+        rest = names.pop() if len(names) > len(self._names) or not names[-1] else b""
+        below = len(names) == len(self._names) or (not rest and entry.endswith(b"/"))
+        return rest if below and all(map(self._is, range(len(names)), names)) else None
+
+    def _is(self, at: int, name: bytes) -> bool:
+        wanted, seen = self._names[at]
+        if name not in seen:
+            seen[name] = aliases.is_alias(os.fsdecode(name), wanted)
+        return seen[name]
 
 
 def _entries(git: str) -> Iterator[tuple[str, bytes]]:
     """Yield (file of the index, path) of all entries of a repository, with those of a shared index. Raises Unsafe."""
     read = git
+    index = ""
     try:
+        if not git:
+            return
         directory = _directory(git)
-        read = os.path.join(directory, "index")
+        read = index = os.path.join(directory, "index")
         try:
             os.lstat(read)
         except FileNotFoundError:
+            if _has_objects(directory):
+                why = f"git may track it, because {read} is missing"
+                raise Unsafe(why, f"look at {directory}, then git reset") from None
             return
-        index = _Index(regular_file.content(read, MOST), _digest_size(directory))
-        yield from ((read, name) for name in index.names())
-        if shared := index.shared():
+        main = _Index(regular_file.content(read, MOST), _digest_size(directory))
+        yield from ((read, name) for name in main.names())
+        if shared := main.shared():
             read = os.path.join(directory, SHARED + shared)
-            index = _Index(regular_file.content(read, MOST), index.digest)
-            yield from ((read, name) for name in index.names())
+            part = _Index(regular_file.content(read, MOST), main.digest)
+            yield from ((read, name) for name in part.names())
+    except Unsafe:
+        raise
     except (OSError, ValueError, IndexError, struct.error) as error:
-        raise _may_track(read, error) from None
+        raise _may_track(read, index, error) from None
 
 
-def _may_track(read: str, error: Exception) -> Unsafe:
+def _may_track(read: str, index: str, error: Exception) -> Unsafe:
     why = str(error if isinstance(error, _Damaged) else _Damaged())
     if isinstance(error, OSError):
         read, why = str(error.filename or read), (error.strerror or str(error)).lower()
-    useful = (
-        read.endswith("/.git") if isinstance(error, _Damaged) else getattr(error, "errno", 0) == errno.EFBIG
-    )
-    hint = f"look at {read}" if useful else f"look at {read}, then rm {read}"  # git reset makes a new index
+    # Without its index a repository would show nothing of what it tracks. Git makes a new one of the last commit.
+    ours = index and read.startswith((index, os.path.join(os.path.dirname(index), SHARED)))
+    again = ours and getattr(error, "errno", 0) != errno.EFBIG
+    hint = f"look at {read}" + f", then mv {index} {index}.aside; git reset" * bool(again)
     return Unsafe(f"git may track it, because {read} cannot be read: {why}", hint)
 
 
@@ -109,17 +165,48 @@ def _directory(git: str) -> str:
     return directory  # it may not be there: a work tree that is mounted alone in a container
 
 
-def _digest_size(directory: str) -> int:
-    """Return the bytes of an object name. The configuration of a linked work tree is that of the main one."""
+def _common(directory: str) -> str:
+    """Return the directory of configuration and objects; for a linked work tree it is that of the main one."""
     try:
         main = regular_file.content(os.path.join(directory, "commondir"), _SMALL)
-        directory = os.path.join(directory, os.fsdecode(main.strip()))
     except FileNotFoundError:
-        pass
+        return directory
+    return os.path.join(directory, os.fsdecode(main.strip()))
+
+
+def _has_objects(directory: str) -> bool:
+    """Return whether there may be a commit: `git init` makes a directory for objects that is empty but for two."""
+    objects = os.path.join(_common(directory), "objects")
+    for each in (objects, os.path.join(objects, "info"), os.path.join(objects, "pack")):
+        try:
+            if set(os.listdir(each)) - ({"info", "pack"} if each == objects else set()):
+                return True
+        except FileNotFoundError:
+            pass
+    return False
+
+
+def _digest_size(directory: str) -> int:
+    """Return the bytes of an object name."""
     try:
-        return 32 if b"sha256" in regular_file.content(os.path.join(directory, "config"), _SMALL) else 20
+        config = regular_file.content(os.path.join(_common(directory), "config"), _SMALL)
     except FileNotFoundError:
         return 20
+    return 32 if _object_format(config) == b"sha256" else 20
+
+
+def _object_format(config: bytes) -> bytes:
+    """Return the value of `extensions.objectFormat`; b"" without one. See git-config(1)."""
+    section, found = b"", b""
+    for line in config.splitlines():
+        line = line.strip()
+        if line.startswith(b"["):
+            name, _, line = line[1:].partition(b"]")
+            section = name.strip().lower()
+        key, _, value = line.partition(b"=")
+        if section == b"extensions" and key.strip().lower() == b"objectformat":
+            found = value.partition(b"#")[0].partition(b";")[0].strip().strip(b'"')
+    return found
 
 
 class _Index:

@@ -86,12 +86,47 @@ def test_a_file_that_names_no_repository(clone: Path, text: str) -> None:
     assert git_index.tracks(str(clone / "a"))
 
 
-def test_a_repository_without_commits_tracks_nothing(clone: Path) -> None:
-    (clone / ".git" / "index").unlink()
-    assert not git_index.tracks(str(clone / "a"))
+def test_one_whose_index_was_moved_may_track_all_until_git_has_made_another(clone: Path) -> None:
+    git("commit", "-qm", "all")
+    index = clone / ".git" / "index"
+    index.write_bytes(b"junk")
+    with pytest.raises(Unsafe) as said:
+        git_index.tracks(str(clone / "a"))
+    move, again = said.value.hint.partition(", then ")[2].split("; ")
+    subprocess.run(["sh", "-ec", move], check=True)
+    with pytest.raises(Unsafe, match="index is missing") as said:
+        git_index.tracks(str(clone / "a"))
+    assert said.value.hint.endswith(again)
+    subprocess.run(["sh", "-ec", again], check=True, capture_output=True)
+    assert git_index.tracks(str(clone / "a")) and not git_index.tracks(str(clone / ".quine"))
+
+
+def test_a_repository_without_objects_tracks_nothing(clone: Path) -> None:
+    git("init", "-q", "new")
+    assert not git_index.tracks(str(clone / "new" / "a"))
     (clone / ".git").rename(clone / "git")
     (clone / ".git").write_text("gitdir: nowhere")  # of a work tree that is mounted alone in a container
     assert not git_index.tracks(str(clone / "a"))
+
+
+def test_a_configuration_that_only_mentions_the_other_hash(clone: Path) -> None:
+    git("remote", "add", "origin", "https://example.org/sha256-simd.git")
+    git("config", "remote.extensions.objectFormat", "sha256")
+    git("config", "branch.sha256.objectFormat", "sha256")
+    assert git_index.tracks(str(clone / "a")) and not git_index.tracks(str(clone / ".quine"))
+
+
+@pytest.mark.parametrize("spelled", [".Quine", ".QUINE", ".quine\u200c", "QUINE~1"])
+def test_a_name_that_some_file_system_takes_for_the_path(clone: Path, spelled: str) -> None:
+    """Checked out where case is ignored it is a directory that the repository has brought."""
+    (clone / spelled / "Jobs").mkdir(parents=True)
+    (clone / spelled / "Jobs" / "A.jsonl").write_text("")
+    git("-c", "core.protectNTFS=false", "-c", "core.protectHFS=false", "add", "-f", ".")
+    for path in (".quine", ".quine/jobs", ".quine/jobs/a.jsonl"):
+        assert git_index.tracks(str(clone / path)), path
+    assert not git_index.tracks(str(clone / ".quine" / "other"))
+    tracked = git_index.Tracked(str(clone / ".quine" / "jobs"))
+    assert "a.jsonl" in tracked and "b.jsonl" not in tracked
 
 
 def test_one_without_a_configuration_tracks_what_its_index_says(clone: Path) -> None:
@@ -146,6 +181,9 @@ def test_a_split_index_is_one_index(clone: Path) -> None:
     (shared,) = (clone / ".git").glob("sharedindex.*")
     assert git_index.tracks(str(clone / "late")) == str(clone / ".git" / "index")
     assert git_index.tracks(str(clone / ".quine")) == str(shared)
+    (clone / "a").write_text("changed")
+    git("add", "a")  # its entry has no name here
+    assert "late" in git_index.Tracked(str(clone)) and "other" not in git_index.Tracked(str(clone))
     git("rm", "-rq", "--cached", ".quine")
     assert git_index.tracks(str(clone / ".quine")) == str(shared)
     for made, why in PLANTED.values():
@@ -165,3 +203,4 @@ def test_a_directory_of_a_sparse_index_holds_what_is_below_it(clone: Path) -> No
     (clone / ".git" / "index").write_bytes(data)
     assert git_index.tracks(str(clone / ".quine")) and git_index.tracks(str(clone / ".quine" / "fs"))
     assert not git_index.tracks(str(clone / ".quine-not"))
+    assert "any" in git_index.Tracked(str(clone / ".quine")) and "a" not in git_index.Tracked(str(clone))
