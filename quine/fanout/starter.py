@@ -163,7 +163,8 @@ class Starter:
         self, task: Task, avoid: list[str], stage: Staging | None, started: Started, ended: Ended
     ) -> None:
         spawn, answers, held = self.make(task, avoid)
-        assert (output := task.output)
+        output = task.output
+        assert output
         if stage:
             spawn = stage.dressed(spawn, answers)
             stage.begin()
@@ -185,7 +186,6 @@ class Starter:
 
     def end(self, task: Task, at: At, running: Mapping[Task, None], leave: Callable[[Task], None]) -> None:
         """End the job of an item because the batch ends. The next run knows of it, also without a line in the log.
-
         One that its host keeps is left to that run by `leave`, where its end is not heard of in time.
         """
         kept = self._journal is not None and task.job is not None and task.kept is task.job

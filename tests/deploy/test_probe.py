@@ -162,7 +162,7 @@ def test_nothing_is_started_that_others_can_put_into_its_place(
     scratch = home / "scratch"
     (scratch / "me").mkdir(parents=True, mode=0o700)
     (home / "link").symlink_to("scratch/up")
-    tmp_path.chmod(0o777 if cache.startswith("~") else 0o755)  # what is above a home is not judged
+    tmp_path.chmod(0o777 if cache.startswith("~") else 0o755)  # directories above a home are not judged
     (scratch / "up").symlink_to(scratch / "me")
     place = Place(cache=cache.format(home))
     folder = scratch / "me" / "quine" / place.name(binary)
