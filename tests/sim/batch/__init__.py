@@ -35,7 +35,7 @@ Rules, beside those of `tests.sim`
     returns   an item that is done or has failed has its result here, the whole one of its last run
     part      a part of a result is not here from a job that was told to end, or lost
     removed   no result of a job that has ended by itself is removed on its host before it is here,
-              or before the next try has begun if it was to replace the files of its item
+              or that of a later try is, or the next try has begun if it was to replace the files of its item
     input     the input of an item is its own, and not the result of a try
     folder    the folder of a job is not removed under a process that the job has left there
     orphans, held, defect    as for single jobs

@@ -123,14 +123,15 @@ class Texts:
             return
         writer = machine.processes[int(pid)]
         own = not (writer.alive or writer.signals or writer.ended_by_node)
-        if own and self.result(item) != text and not self._is_withheld(item, writer):
+        if own and self.result(item) != text and not self._is_superseded(item, writer):
             raise_in(self.sim, "removed", f"{name} of {item} is removed on {machine.name} and is not here")
 
-    def _is_withheld(self, item: str, writer: Process) -> bool:
-        """Whether the results of a try were to replace files of its item, which the next one has had as they were."""
+    def _is_superseded(self, item: str, writer: Process) -> bool:
+        """Whether the result of a later try is here, or one has begun on the files that this one was to replace."""
         launches = [each for machine in self.sim.machines.values() for each in machine.launches]
-        later = (run for name, run in launches if name == item and run.started > writer.started)
-        return self.sim.course.files == IN_PLACE and any(later)
+        later = [run for name, run in launches if name == item and run.started > writer.started]
+        came = [f"{item} {run.pid}" for run in later]
+        return bool(later) if self.sim.course.files == IN_PLACE else self.result(item).startswith((*came,))
 
     # -- here --------------------------------------------------------------------------------------
 
