@@ -160,7 +160,7 @@ def test_exit_is_sent_back(agents: Agents) -> None:
     [
         (call("sh"), "command is missing"),
         (call("sh", command=3), "command must be a string, not an integer"),
-        (call("sh", command="true", timeout="1"), "timeout must be a number, not a string"),
+        (call("sh", command="true", timeout="soon"), "timeout must be a number, not a string"),
         (call("sh", command="true", detach=True), "detach is not an argument; known are command, timeout"),
         (call("rm", path="/"), "unknown tool: rm; there are sh, fork, exec, exit"),
         ({"name": "sh", "arguments": '{"command": "tru'}, "not JSON"),
