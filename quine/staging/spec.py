@@ -310,10 +310,14 @@ def _states(parts: list[str], pattern: list[str]) -> set[int]:
 
     These are parallel states, without backtracking: a hostile sender could choose names with very many matches.
     """
-    places = _reached({0}, pattern)
+    deep, places = "**" in pattern, {0}
+    if deep:
+        places = _reached(places, pattern)
     for part in parts:
-        behind = {at for at in places if at < len(pattern) and _is_like(part, pattern[at])}
-        places = _reached({at if pattern[at] == "**" else at + 1 for at in behind}, pattern)
+        behind = [at for at in places if at < len(pattern) and _is_like(part, pattern[at])]
+        places = {at if pattern[at] == "**" else at + 1 for at in behind}
+        if deep:
+            places = _reached(places, pattern)
         if len(pattern) in places:
             break
     return places

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from quine.base.messages import unheard
+from quine.base.messages import GuestError, unheard
 from quine.providers import metering
 from quine.providers.http import HttpGuest
 from tests.broker.inferring import inferences, ledger, payer, request, run
@@ -126,6 +127,7 @@ def test_an_answer_that_is_no_stream_was_made_before_it_came(monkeypatch: pytest
             return b""
 
         monkeypatch.setattr(HttpGuest, "_whole", whole)
+        monkeypatch.setattr(HttpGuest, "get", mock.AsyncMock(side_effect=GuestError("not asked here")))
         async with inferences() as made:
             task = asyncio.ensure_future(made.infer(payer(provider, paid), request(), unheard))
             await comes.wait()

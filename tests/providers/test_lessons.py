@@ -11,6 +11,7 @@ import pytest
 from quine.base.messages import GuestError, Message, Refused, Request, unheard
 from quine.providers import http
 from quine.providers.dialects.chat import ChatDialect
+from quine.providers.dialects.turns import SMALL
 from quine.providers.http import HttpGuest
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said, Seen, Turn
@@ -171,3 +172,22 @@ def test_reasoning_that_is_demanded_is_given_empty_where_there_is_none() -> None
 def test_what_stays_refused_is_told_in_its_own_words() -> None:
     ends, _, bodies = run(lambda seen: refused("Unknown parameter: 'stream_options'"), "a")
     assert type(ends[0]) is Refused and "stream_options" in str(ends[0]) and len(bodies) == 2
+
+
+def test_a_reply_that_leaves_no_room_is_asked_for_shorter_before_results_are_dropped() -> None:
+    """The conversation fits, and the longest reply behind it does not. The next conversation begins anew."""
+    words = "max_completion_tokens=16384cannot be greater than max_model_len=max_total_tokens=8192. Please ask for less"
+
+    def choose(seen: Seen) -> Turn:
+        return refused(words) if seen.body["max_tokens"] > SMALL else HI
+
+    with Provider(Lenient, choose=choose) as provider:
+        made = guest(provider)
+
+        async def work() -> list[str]:
+            asked = ASKED._replace(output=16384)
+            return [(await made.infer(asked, unheard)).message.text for _ in range(2)]
+
+        assert asyncio.run(_closing(made, work)) == ["hi", "hi"]
+    assert [body["max_tokens"] for body in provider.bodies] == [16384, SMALL] * 2
+    assert made.lessons == []

@@ -70,6 +70,10 @@ class _Answer(Foreign):
 class ChatDialect(Dialect):
     KIND = "openai"
     SPARE: ClassVar = {
+        "output": re.compile(  # of vLLM, and of what is in front of it
+            r"max_(completion_)?tokens=\d+ ?cannot be greater|requested \d+ output tokens|max_new_tokens. must be",
+            re.IGNORECASE,
+        ),
         "usage": refusing(r"\bstream_options\b"),
         "stream": re.compile(
             r"tools with stream|\bstream(ing)?\b.{0,40}(not |un)(supported|permitted|allowed)"
@@ -109,7 +113,7 @@ class ChatDialect(Dialect):
         if request.output > 0:
             newer = self.host == OPENAI or "max_tokens" in without
             limit = "max_completion_tokens" if newer else "max_tokens"
-            body[limit] = request.output
+            body[limit] = turns.output(request, "output" in without)
         if "effort" in without and request.tools:
             body["reasoning_effort"] = "none"
         if self.host == OPENAI:
