@@ -71,8 +71,24 @@ def both(lab: Lab, through: Callable[..., str], tmp_path: Path) -> Callable[...,
             if carried:
                 proxy.cut_after(*breaks.plan(seed, CUTS, carried))
             ended = lab.sh(f"set -e; {line}", env=env, timeout=350, cwd=place)
-            said = ended.stderr[:3000], ended.stderr[-1000:]  # the first failure, and the last
-            assert ended.returncode == 0, (name, ended.stdout[-2000:], said)
+            if ended.returncode:  # the first failure, the last one, and the place where the commands ran
+                there = lab.run(
+                    [
+                        "rsh",
+                        host,
+                        "echo $SHELL $PPID $TMPDIR; ps -o pid,ppid,pgid,args; tail -n 3 $TMPDIR/par*",
+                    ]
+                )
+                said = [
+                    ended.stdout[-500:],
+                    ended.stderr[:2000],
+                    ended.stderr[-500:],
+                    there.stdout,
+                    there.stderr,
+                ]
+                pytest.fail(
+                    "\n--\n".join([name, *(text.decode(errors="replace") for text in said)]), pytrace=False
+                )
             assert proxy.cuts() - done == (CUTS if made else 0)
             carried = proxy.carried() - before
             (place / "stdout").write_bytes(ended.stdout)
