@@ -18,7 +18,7 @@ import os
 
 from transport import quickjson
 from transport.address import ancestors as ancestors
-from transport.address import pass_over
+from transport.address import closed_since, pass_over
 from transport.lean import Any, NamedTuple, prctl
 
 TYPE_CHECKING = False
@@ -222,6 +222,19 @@ class MemoryFile(NamedTuple):
     def opened(self, flags: int) -> int:
         """Open it anew, as `reopened`. Raises OSError, also if the process has closed it since."""
         return reopened(self.path, flags, self.inode)
+
+    def memo(self) -> dict[str, object]:
+        """Return the memo that it is, as `read`; {} if the process has closed it since. Raises any other OSError."""
+        try:
+            fd = self.opened(os.O_RDONLY)
+        except OSError as error:
+            if closed_since(error):
+                return {}
+            raise
+        try:
+            return read({VARIABLE: str(fd)})
+        finally:
+            os.close(fd)
 
 
 def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list[MemoryFile]]:

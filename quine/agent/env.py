@@ -317,19 +317,7 @@ def join_tree(
 
 def _memos(held: list[inherit.MemoryFile]) -> list[dict[str, object]]:
     """Read each memo once: every agent holds a memo of its own, and its commands hold the same one."""
-    memos = []
-    for each in {each.inode: each for each in held}.values():
-        try:
-            fd = each.opened(os.O_RDONLY)
-        except OSError as error:
-            if address.closed_since(error):
-                continue
-            raise
-        try:
-            memos.append(inherit.read({inherit.VARIABLE: str(fd)}))
-        finally:
-            os.close(fd)
-    return memos
+    return [each.memo() for each in {each.inode: each for each in held}.values()]
 
 
 def ensure_quine(data_dir: str) -> None:

@@ -7,8 +7,8 @@ Laws
    their place by a rename or a symlink.
 3. The directory and the file are the user's or root's, and nobody else can write to them; for the user's own directory
    this holds of the whole way to it.
-4. The start time of the tree and these identities come from a file that nobody can change (quine/budget/beginning.py),
-   never from the ledger, which a command can write, nor from a name or an id that a process chose.
+4. The start time of the tree and these identities come from a sealed file (quine/budget/beginning.py), never from the
+   ledger, which a command can write, nor from a name or an id that a process chose.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The beginning of a tree: its time, and the persona directories that there were (quine/agent/personas.py).
 
 Any process of the user can write to the ledger. A command that changed these facts would make a persona of a file that
-it has written. So they are in a memory file of their own, which nobody can change.
+it has written. So they are in a sealed memory file of their own.
 
-Law: it names the ledger to which it belongs. Of several that name this one the topmost process has the true one: a
-command can make another, but not above the root of its tree.
+Law: the file names the ledger to which it belongs. If several name the same ledger, the file of the topmost process is
+the true one: a command can make another, but not above the root of its tree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 
 from quine.base.errors import Misconfigured
 from transport import inherit
-from transport.address import closed_since
 from transport.lean import NamedTuple
 
 TYPE_CHECKING = False
@@ -50,16 +49,7 @@ def above(held: Sequence[inherit.MemoryFile], ledger: int) -> Beginning:
     Raises OSError.
     """
     for each in reversed(held):
-        try:
-            fd = each.opened(os.O_RDONLY)
-        except OSError as error:
-            if closed_since(error):
-                continue
-            raise
-        try:
-            told = inherit.read({inherit.VARIABLE: str(fd)})
-        finally:
-            os.close(fd)
+        told = each.memo()
         begun, personas = told.get("begun"), told.get("personas")
         if told.get("ledger") == ledger and isinstance(begun, int) and isinstance(personas, str):
             return Beginning(begun, bytes.fromhex(personas))

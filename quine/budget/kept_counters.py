@@ -115,7 +115,7 @@ class KeptLedger(Ledger):
 
 
 def inode_of(fd: int) -> int:
-    """Return the inode of a ledger that another process has given; 0 if the file is none."""
+    """Return the inode of a ledger that another process has given; 0 if the file is no ledger."""
     try:
         facts = os.fstat(fd)
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)

@@ -79,7 +79,7 @@ def pinned(pid: int, pidfd: int = -1) -> PinnedProcess | None:
 
 
 def _is_top(pid: int) -> bool:
-    """Return whether the kernel shows no process above one: there is none, or it is hidden (hidepid of proc(5)).
+    """Return whether the kernel shows no process above one, as at the top, or where hidepid of proc(5) hides it.
 
     A process that still is the parent afterwards was there when it was not seen.
     """

@@ -205,7 +205,9 @@ def change(
     to: tuple[float | None, float | None, float | None],
     check: Callable[[Purse, Purse], None],
 ) -> tuple[Purse, Purse]:
-    """Write other limits into this file; return the purse before and after. Raises OSError, ValueError if it is none.
+    """Write other limits into this file; return the purse before and after.
+
+    Raises OSError, or ValueError for a file that is no purse.
 
     `check` gets both before anything is written, and while nobody else can write; it may raise.
     """

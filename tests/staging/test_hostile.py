@@ -24,7 +24,7 @@ from quine.staging.content import Feed, tell
 from quine.staging.manifest import IMPLIED, SIZE, Manifest, parse
 from quine.staging.returns_receiver import Taking
 from quine.staging.source import Tree
-from tests.staging.wired import Relay, bring, inside, sealed, stage
+from tests.staging.wired import Relay, bring, inside, killed_before_b, sealed, stage, three
 from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
 from tests.staging.wired import there as there
@@ -181,12 +181,6 @@ def test_what_is_killed_while_it_is_removed_is_removed_by_the_next(
         assert list(here.iterdir()) == []
 
 
-def three(here: Path, there: Path) -> None:
-    for name in ("a", "b", "c"):
-        (there / name).write_text("new")
-        (here / name).write_text("old")
-
-
 def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
@@ -205,14 +199,7 @@ def test_who_renames_and_is_killed_in_the_middle_has_it_finished(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three(here, there)
-    caller, rename = os.getpid(), os.rename
-
-    def dying(source: bytes, target: bytes, **more: int) -> None:
-        if target == b"b" and os.getpid() != caller:
-            os.kill(os.getpid(), signal.SIGKILL)
-        rename(source, target, **more)
-
-    monkeypatch.setattr(os, "rename", dying)
+    killed_before_b(monkeypatch)
     assert bring(here, there, "*") == ("", [])
     assert contents(here) == dict.fromkeys("abc", "new")
 

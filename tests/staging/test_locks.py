@@ -25,7 +25,7 @@ from quine.staging.content import Changed, measure
 from quine.staging.manifest import Manifest
 from quine.staging.scan import ASIDE
 from quine.staging.source import Tree
-from tests.staging.wired import Relay, bring, inside, sealed
+from tests.staging.wired import Relay, bring, inside, killed_before_b, sealed, three
 from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
 from tests.staging.wired import there as there
@@ -106,17 +106,8 @@ def test_a_lock_on_the_directory_itself_holds_up_nothing(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, how: int
 ) -> None:
     """A node has one while jobs are in it, and any user who may read it may have one. Renames were said to be done."""
-    for name in ("a", "b", "c"):
-        (there / name).write_text("new")
-        (here / name).write_text("old")
-    caller, rename = os.getpid(), os.rename
-
-    def dying(source: bytes, target: bytes, **more: int) -> None:
-        if target == b"b" and os.getpid() != caller:
-            os.kill(os.getpid(), signal.SIGKILL)
-        rename(source, target, **more)
-
-    monkeypatch.setattr(os, "rename", dying)
+    three(here, there)
+    killed_before_b(monkeypatch)
     fd = os.open(here, os.O_RDONLY)
     try:
         fcntl.flock(fd, how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -176,3 +177,21 @@ def bring(
     taking.close()
     assert left is None or taking.left_out == list(left)
     return taking.failure, taking.missing
+
+
+def three(here: Path, there: Path) -> None:
+    for name in ("a", "b", "c"):
+        (there / name).write_text("new")
+        (here / name).write_text("old")
+
+
+def killed_before_b(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill a process that renames for this one before it puts `b` in place."""
+    caller, rename = os.getpid(), os.rename
+
+    def dying(source: bytes, target: bytes, **more: int) -> None:
+        if target == b"b" and os.getpid() != caller:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", dying)

@@ -2,9 +2,9 @@
 
 Laws
 1. Nothing is registered, so nothing is stale. A purse is listed as long as a process holds it.
-2. Any process of the user can make memory files with these names. One that is no purse, or no ledger, is left out, and
-   none ends the verb or makes it wait for long. Of purses with one id that counts whose maker lives, holds it, and has
-   started first: a forger knows the id later.
+2. Any process of the user can make memory files with these names. A file that is no purse, or no ledger, is left
+   out; it neither ends the verb nor makes it wait for long. If several purses have one id, the true one is that of the
+   maker which lives, holds it, and has started first: a forger knows the id later.
 """
 
 from __future__ import annotations

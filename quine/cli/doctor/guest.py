@@ -73,12 +73,14 @@ async def _of_server(config: Config) -> list[Finding]:
         found = [_way(config)]
         if not config.model:
             return [*found, await _models(guest, config)]
+        replied = True
         try:
             found += await _session(guest, config)
         except GuestError as error:
+            replied = False
             found.append(_failed(f"{config.kind} at {config.base}", error))
         found.append(await _models(guest, config))
-        if len(found) > 3:  # it replied
+        if replied:
             context = await _context(guest, config)
             found += [context, _price(config), _settings(config, context.facts["served"])]
         return found
