@@ -120,7 +120,8 @@ def test_a_job_that_was_told_to_end_brings_nothing(lab: Lab, work: Path, tmp_pat
     (work / "out").write_text("whole")
     place = tmp_path / "place"
     # Before the trap: a process that the shell forks later may take the signal as the shell does, and lose it.
-    line = f"sleep 1000 & trap 'kill $!; exit 0' TERM; echo part >out; pwd | tee {place}; wait"
+    # The place is in its file before the line comes here: tee(1) writes its file last, and was ended before that.
+    line = f"sleep 1000 & trap 'kill $!; exit 0' TERM; echo part >out; pwd >{place}; pwd; wait"
     words = ["run", "--on", "h1", "--returns", "out", *(["--deadline", "1"] if how == "deadline" else [])]
     process = lab.popen(
         [*words, "--", "sh", "-c", line], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE
