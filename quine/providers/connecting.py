@@ -36,6 +36,7 @@ MISTAKEN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")  # o
 DENIED = ("407", "403", "401")  # statuses of a proxy that another try does not change
 BUNDLE, FOLDER = "SSL_CERT_FILE", "SSL_CERT_DIR"
 WARM = 60.0  # seconds that an unused connection is kept: a command between two inferences often takes more than 5
+KEPT = 64  # connections without work, of one client; more are closed
 MOST_CLIENTS = 64  # addresses; of more those that nobody uses are closed
 
 
@@ -81,7 +82,9 @@ def client_of(route: Route) -> httpx.AsyncClient:
         proxy=route.proxy or None,
         # Where there is no TLS no certificates are loaded: that takes longer than all the rest.
         verify=_certificates(route) if route.secure else False,
-        limits=httpx.Limits(keepalive_expiry=WARM),  # no bound on their number: the gate has one
+        # No bound on their number: the gate has one. Of those without work few are kept, since the library looks at
+        # each of them for each other one at every request: 200 agents took four seconds of a processor for an answer.
+        limits=httpx.Limits(max_keepalive_connections=KEPT, keepalive_expiry=WARM),
     )
 
 

@@ -129,6 +129,7 @@ class Provider(ThreadingHTTPServer):
     """`base` has no path. `choose`, where the order of requests is not known, picks the turn for a request."""
 
     daemon_threads = False
+    request_queue_size = 512  # with 5 a caller beyond them tries again after a second
 
     def __init__(self, vendor: Any, *plan: Turn, choose: Callable[[Seen], Turn] | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
