@@ -160,7 +160,7 @@ def test_the_time_that_is_left_is_that_of_the_median() -> None:
 def test_a_share_of_the_median_ends_what_takes_longer(lab: Lab) -> None:
     """The items that are done take no time to speak of; without them the last one would never end."""
     script = 'test "$0" = late && exec sleep 1000; sleep 0.1'
-    words = ["xargs", "-P2", "--timeout", "2000%", *SH, script, ":::", "late", *"123"]
+    words = ["xargs", "-P2", "--timeout", "1000%", *SH, script, ":::", "late", *"123"]
     done = lab.run(words)
     assert (done.returncode, done.stderr) == (
         123,
