@@ -196,6 +196,9 @@ class Host:
     time: str | None = None
     constraint: str | None = None
     account: str | None = None
+    own: frozenset[str] = field(
+        default=frozenset(), compare=False
+    )  # keys of its own table; the others are defaults
 
     def __post_init__(self) -> None:
         for key in KEYS:
@@ -218,7 +221,7 @@ class Host:
         return rlimits.unenforced(self.limits)
 
 
-KEYS = tuple(each.name for each in fields(Host))
+KEYS = tuple(each.name for each in fields(Host) if each.name != "own")
 OF_SSH = ("address", "port", "user", "identity", "jump")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +313,7 @@ def _hosts(data: dict[str, Any], path: Path) -> dict[str, Host]:
         if not isinstance(value, dict):
             raise ConfigError(f"{path}: {table}: must be a table")
     hosts: dict[str, Host] = {}
-    _check("defaults", {key: value for key, value in defaults.items() if key != "name"}, path, "defaults")
+    _check("defaults", {key: value for key, value in defaults.items() if key != "name"}, path, "defaults", ())
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: [hosts.{name}]: must be a table")
@@ -324,15 +324,15 @@ def _hosts(data: dict[str, Any], path: Path) -> dict[str, Host]:
             raise ConfigError(f"{path}: [hosts.{name}]: {name!r} is not {A_NAME}")
         if wrong := misplaced(table, defaults):
             raise ConfigError(f"{path}: [hosts.{name}]: {wrong}")
-        hosts[name] = _check(f"hosts.{name}", {**defaults, **(place or {}), **table}, path, name)
+        hosts[name] = _check(f"hosts.{name}", {**defaults, **(place or {}), **table}, path, name, table)
     for host in hosts.values():
         _check_jump(host, hosts, path)
         _check_forks(host, hosts, path)
     return hosts
 
 
-def _check(table: str, values: dict[str, Any], path: Path, name: str) -> Host:
-    """Return one table as a Host. A key `name` in the file is refused like any unknown key."""
+def _check(table: str, values: dict[str, Any], path: Path, name: str, own: Iterable[str]) -> Host:
+    """Return one table as a Host, with the keys of its `own`. A key `name` in it is refused like an unknown one."""
     where = f"{path}: [{table}]"
     keys = [key for key in KEYS if key != "name"]
     for key in values:
@@ -345,7 +345,7 @@ def _check(table: str, values: dict[str, Any], path: Path, name: str) -> Host:
     # TOML has arrays, never tuples; strictness is meant for the values in them
     ready: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     try:
-        return Host(name=name, **ready)
+        return Host(name=name, own=frozenset(own), **ready)
     except ValueError as error:
         raise ConfigError(f"{where}: {str(error).removeprefix('name: ')}") from None
 

@@ -47,7 +47,16 @@ def tables(start: Host, hosts: Iterable[Host], inventory: Inventory) -> dict[str
         behind = {place.server for place in _way(start, inventory)}
     except Misconfigured:
         behind = set()  # whatever leads there leads nowhere else
-    return {"hosts": {host.name: _table(start, host, behind, inventory) for host in hosts}}
+    hosts = list(hosts)
+    found = {host.name: _table(start, host, behind, inventory) for host in hosts}
+    wanting = [host for host in hosts if host.mount and "mount" not in host.own]
+    if not wanting:
+        return {"hosts": found}
+    for host in hosts:  # a mount of the defaults is one that a host can do without
+        found[host.name]["mount"] = host.mount
+    for host in wanting:
+        del found[host.name]["mount"]
+    return {"defaults": {"mount": True}, "hosts": found}
 
 
 def _table(start: Host, host: Host, behind: set[tuple[str, int]], inventory: Inventory) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from quine.agent.session import SessionSpec
 from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
 from quine.base import allowed_hosts, data_directory, exposure
-from quine.base.cli_options import RunOptions
+from quine.base.cli_options import MOUNT, MOUNT_WANTED, RunOptions
 from quine.base.errors import DEADLINE, LOST, NOT_STARTED, Denied, Failure, Misconfigured, NoGuest, complain
 from quine.base.log import Log
 from quine.base.messages import Guest
@@ -298,12 +298,12 @@ def _begun(process: Process, spec: SessionSpec, slots: list[int], record: str) -
 
 
 def _mount() -> str:
-    """Mount the shared files if QUINE_MOUNT is `auto`. Return why they are not mounted, or "". Raises Failure."""
-    if os.environ.get("QUINE_MOUNT") != "auto":
-        return ""
+    """Mount the shared files if QUINE_MOUNT asks for it. Return why they are not mounted, or "". Raises Failure."""
+    if not (asked := os.environ.get(MOUNT, "")) or os.path.isabs(asked):
+        return ""  # or that of the process that has started this one
     from quine.mount.command import attach
 
-    return attach(os.environ)
+    return attach(os.environ, needed=asked != MOUNT_WANTED)
 
 
 def _guest(

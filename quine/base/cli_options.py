@@ -135,6 +135,8 @@ TABLE: tuple[Row, ...] = (
     ("help", "h", "", "agent run budget ps top wait logs kill attach tape", "this text"),
     ("version", "", "", "agent run", "version and build hash"),
 )
+MOUNT = "QUINE_MOUNT"
+MOUNT_WANTED, MOUNT_NEEDED = "auto", "needed"  # its values before there is one: if it can be had; or no start
 REPEATED = ("env", "limit", "files", "returns", "arg-file")
 ALIASES = {"fetch": "returns", "spool": "output-limit"}  # the second is the old spelling, which 1.0 drops
 

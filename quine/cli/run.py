@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from quine.base.cli_options import RunOptions, environment, field, limits, parse
+from quine.base.cli_options import MOUNT, MOUNT_WANTED, RunOptions, environment, field, limits, parse
 from quine.base.errors import Misconfigured, complain, say
 from quine.jobs.client import (
     caller,
@@ -103,10 +103,10 @@ def by_node(options: RunOptions, command: list[str], stage: Staging | None = Non
 
 
 def _mount(options: RunOptions) -> None:
-    """Mount the shared files. If that fails, QUINE_MOUNT is absent, and the command decides on the consequence."""
+    """Mount the shared files. Raises Failure if that fails, unless only the defaults of an inventory want it."""
     from quine.mount.command import attach
 
-    why = attach(os.environ)
+    why = attach(os.environ, needed=os.environ.get(MOUNT) != MOUNT_WANTED)
     if why and options.verbose:
         say(f"quine: {why}\n")
 

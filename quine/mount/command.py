@@ -2,7 +2,9 @@
 
 Laws
 1. A mount for a process is kept by a fresh image of this program, which has nothing of that process's memory.
-2. If nothing can be mounted, the variable is absent; a wrong configuration is an error.
+2. A mount that somebody has asked for, by an option or in a host's own table, is had, or nothing is started (69). One
+   that is wanted of all hosts ([defaults]) is had where it can be: elsewhere the variable is absent. A wrong
+   configuration is an error.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import errno
 import os
 import signal
 
+from quine.base.cli_options import MOUNT
 from quine.base.errors import NOT_STARTED, Failure, Misconfigured, complain
 from quine.base.errors import USAGE as WRONG_USAGE
 from quine.files.select import tier_here
@@ -23,8 +26,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-VARIABLE = "QUINE_MOUNT"
-WANTED = "auto"  # its value while a mount is wanted and not there yet
 SECONDS = 60.0  # for a supervisor to mount, on the busiest machine
 
 
@@ -115,21 +116,24 @@ def _place(written: str) -> str:
     return path if path in there else os.path.realpath(path)
 
 
-def attach(environ: MutableMapping[str, str]) -> str:
+def attach(environ: MutableMapping[str, str], needed: bool) -> str:
     """Mount for this process, and put the path into `environ`. Return "", or the reason why there is no mount.
 
-    Raises Misconfigured if the URL of the store is wrong.
+    Raises Failure if the URL of the store is wrong, and where a `needed` mount cannot be had.
     """
-    environ.pop(VARIABLE, None)
+    environ.pop(MOUNT, None)
     try:
-        environ[VARIABLE] = _started(dict(environ))
+        environ[MOUNT] = _started(dict(environ))
+        return ""
     except Refused as refused:
-        return refused.detail
+        why, hint = refused.detail, refused.hint
     except Failure as failure:
         if failure.status == WRONG_USAGE:
             raise
-        return failure.detail
-    return ""
+        why, hint = failure.detail, failure.hint
+    if needed:
+        raise Failure(NOT_STARTED, why, hint or "quine doctor; without --mount nothing is mounted")
+    return why
 
 
 def _started(environ: dict[str, str]) -> str:

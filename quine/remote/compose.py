@@ -9,7 +9,7 @@ import _thread
 import gc
 import os
 
-from quine.base.cli_options import RunOptions, environment, limits
+from quine.base.cli_options import MOUNT, MOUNT_NEEDED, MOUNT_WANTED, RunOptions, environment, limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def agent_here(mission: str, options: RunOptions) -> int:
     gc.enable()
     os.environ.pop("QUINE_DETACHED", None)
     if options.mount:
-        os.environ["QUINE_MOUNT"] = "auto"
+        os.environ[MOUNT] = MOUNT_NEEDED
     os.environ.update(environment(options, os.environ))
     if limited := limits(options):
         from quine.base.errors import Misconfigured
@@ -130,7 +130,7 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     spec, settings, ledger = spec_from(mission, options, settled, infers_there=lambda: infers_there(options))
     spawn = agent_spawn(options.on, spec)
     spawn.env = {**callers_environment(options), **environment(options, given), **passed_on(options.env)}
-    spawn.env |= {"QUINE_MOUNT": "auto"} if options.mount else {}
+    spawn.env |= {MOUNT: MOUNT_NEEDED} if options.mount else {}
     spawn.limits = limits(options)
     spawn.context = {**caller(options), "detached": detached}
     spawn.cwd = starting_directory(options)
@@ -246,8 +246,8 @@ def proxy(
     spawn = agent_spawn(where, spec)
     spawn.context = caller(RunOptions())
     spawn.limits, spawn.cwd = dict(spec.rlimits), cwd or None
-    if os.environ.get("QUINE_MOUNT"):
-        spawn.env["QUINE_MOUNT"] = "auto"  # a mount here has another path there
+    if os.environ.get(MOUNT):
+        spawn.env[MOUNT] = MOUNT_WANTED  # a mount here has another path there
     services = services_of(spec, ledger, environ, spawn.context, masked, facts)
     services.on_placed = _preparing(spawn.context)
 

@@ -221,7 +221,7 @@ def settle(spawn: Spawn, host: Host) -> None:
     if _infers(spawn, host):
         spawn.env["QUINE_INFERENCE"] = "direct"
     if host.mount and not spawn.context.get("control"):
-        _mounted(spawn)
+        _mounted(spawn, "mount" in host.own)
     spawn.limits = {**{name: str(value) for name, value in host.limits.items()}, **spawn.limits}
     spawn.lease = max(host.lease, DETACHED_LEASE) if spawn.context.get("detached") else host.lease
 
@@ -247,9 +247,15 @@ def _infers(spawn: Spawn, host: Host) -> bool:
     return host.inference == "direct" and spawn.own and spawn.argv[:1] == ["--"]
 
 
-def _mounted(spawn: Spawn) -> None:
+def _mounted(spawn: Spawn, needed: bool) -> None:
     """Mount the shared files as a directory: an agent does so itself, `quine run` does it for a command."""
-    if spawn.own:
-        spawn.env.setdefault("QUINE_MOUNT", "auto")
-    else:
+    from quine.base.cli_options import MOUNT, MOUNT_NEEDED, MOUNT_WANTED
+
+    if not spawn.own:
         spawn.argv, spawn.own = ["run", "--mount", "--", *spawn.argv], True
+    elif spawn.argv[:2] == ["run", "--mount"]:
+        return  # by an option, which needs it
+    if needed:
+        spawn.env[MOUNT] = MOUNT_NEEDED
+    else:
+        spawn.env.setdefault(MOUNT, MOUNT_WANTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from deploy import paths, trust
 from deploy.host import KEYS, Host
 from deploy.inventory import MOST_FOUND, ConfigError, Inventory, jump_of, load
+from deploy.onward import tables
+from quine.base.cli_options import MOUNT, MOUNT_NEEDED, MOUNT_WANTED
 from quine.remote.placement import settle
 from tests.support.loads import idle, jobs
 from transport import rlimits
@@ -172,6 +175,28 @@ def test_every_size_that_an_inventory_takes_can_be_set(tmp_path: Path, text: str
         spawn = Spawn(["x"])
         settle(spawn, known.host("a"))
         assert rlimits.parse(spawn.limits) == [(rlimits.number(name), number)]
+
+
+def test_a_mount_of_the_defaults_is_one_that_a_host_can_do_without(tmp_path: Path) -> None:
+    """That of a host's own table is needed, as that of an option, which it does not weaken."""
+    known = inventory(
+        tmp_path, "[defaults]\nmount = true\n[hosts.a]\n[hosts.b]\nmount = true\n[hosts.c]\nmount = false"
+    )
+    sent = tmp_path / "inventory.json"
+    sent.write_text(json.dumps(tables(known.host("a"), [known.host(name) for name in "abc"], known)))
+    for each in (known, load(sent, {})):
+        found = []
+        for name, spawn in (
+            *((name, Spawn(["x"])) for name in "abc"),
+            ("a", Spawn(["--", "work"], own=True, env={MOUNT: MOUNT_NEEDED})),
+            ("a", Spawn(["run", "--mount", "--", "x"], own=True)),
+        ):
+            settle(spawn, each.host(name))
+            found.append(("--mount" in spawn.argv, spawn.env.get(MOUNT)))
+        assert found == [
+            *((True, MOUNT_WANTED), (True, MOUNT_NEEDED), (False, None)),
+            *((False, MOUNT_NEEDED), (True, None)),
+        ]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from quine.base.cli_options import MOUNT_WANTED
 from quine.mount import mounts, registry
 from tests.files.commands import Shelf
 from tests.lab import Lab
@@ -203,14 +204,36 @@ def test_a_mount_ends_with_a_command_that_is_killed(tmp_path: Path, store: Path)
     until(lambda: not mounts.is_mounted(path) and not left(mount))
 
 
-def test_where_nothing_can_be_mounted_the_variable_is_absent(tmp_path: Path, store: Path) -> None:
-    mount = Mount(tmp_path, store, QUINE_MOUNT="/somewhere/old")
-    Path(mount.env["XDG_RUNTIME_DIR"], f"quine-{os.getuid()}").mkdir(0o700)
-    Path(mount.env["XDG_RUNTIME_DIR"], f"quine-{os.getuid()}", "mounts").write_bytes(b"")  # no place for one
+def test_where_nothing_can_be_mounted_nothing_is_started(tmp_path: Path, store: Path) -> None:
+    """`$QUINE_MOUNT/x` of a command that was started without a mount is `/x`."""
+    mount = without_a_place(tmp_path, store, "/somewhere/old")
+    done = mount.quine("run", "--mount", "--", "sh", "-c", "echo started")
+    assert (done.stdout, done.returncode) == (b"", 69)
+    assert done.stderr.startswith(b"quine: error: the files tier cannot be mounted: ")
+    assert b"quine: hint: " in done.stderr
+    agents = Agents(tmp_path)
+    agents.script(says(OK))
+    env = {**agents.env, "XDG_RUNTIME_DIR": mount.env["XDG_RUNTIME_DIR"]}
+    done = subprocess.run([*QUINE, "--mount", "share it"], env=env, cwd=tmp_path, capture_output=True)
+    assert done.returncode == 69 and b"cannot be mounted" in done.stderr
+    assert not list(agents.data.glob("*.jsonl"))
+
+
+def test_a_mount_of_the_defaults_is_had_where_it_can_be(tmp_path: Path, store: Path) -> None:
+    mount = without_a_place(tmp_path, store, MOUNT_WANTED)
     done = mount.quine("run", "--mount", "--", "sh", "-c", 'echo "${QUINE_MOUNT-none}"')
     assert (done.stdout, done.stderr, done.returncode) == (b"none\n", b"", 0)
     done = mount.quine("run", "-v", "--mount", "--", "true")
     assert b"cannot be mounted" in done.stderr
+
+
+def without_a_place(directory: Path, store: Path, value: str) -> Mount:
+    """Return a Mount whose runtime directory takes none; `value` of QUINE_MOUNT."""
+    mount = Mount(directory, store, QUINE_MOUNT=value)
+    runtime = Path(mount.env["XDG_RUNTIME_DIR"], f"quine-{os.getuid()}")
+    runtime.mkdir(0o700)
+    (runtime / "mounts").write_bytes(b"")
+    return mount
 
 
 def test_an_agent_and_its_children_have_one(tmp_path: Path) -> None:
