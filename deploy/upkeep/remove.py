@@ -1,10 +1,11 @@
 """Removes what quine has put on a host: the one command that does it, and its answer.
 
-    exec /bin/sh -c '...'                  ->
+    exec /bin/sh -c '...'                  ->         with --now it ends the nodes of all builds first
                                            <-     MARKER removed COUNT used NAME… left NAME…
 
 Laws
-1. An installation that a process runs stays, and is named: its path stands in the command line of that process. Its
+1. An installation that a process runs stays, and is named: its path stands in the command line of that process. With
+   `now` its node is asked to end before, which it refuses while it has jobs. Its
    layers stay, too; `layer-` sorts behind the names of installations, so that these have gone or stayed before.
 2. Only that is removed which quine made: directories with the file of an installation in them, interpreters and
    layers that were brought, and leftovers of installers. The cache itself goes if nothing else is in it.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 
 from deploy import dial, probe, push
 from deploy.host import Host
@@ -26,6 +28,10 @@ from transport.errors import Unreachable
 
 # The pattern comes by a pipe: as an argument of grep it would stand in a command line, and be found there.
 _RUNS = 'echo "{}" | grep -qFf - /proc/{}/cmdline 2>/dev/null'
+_STOP = (
+    'for d in "{base}"/*; do [ -f "$d/{file}" ] && [ -x "$d/quine" ] && '
+    'PATH="$d:$PATH" "$d/quine" node --stop </dev/null >/dev/null 2>&1; done; '
+)
 _SCRIPT = (
     "n=0; u=; l=; "
     + _RUNS.format("/bin/sh", "$$")
@@ -51,15 +57,23 @@ async def remove(
     ssh_agent: str | None,
     note: dial.Note,
     news: dial.Note = dial.unheard,
+    now: bool = False,
 ) -> dial.Visit:
-    """Remove all that quine has put on `host`, but the builds that a process runs."""
+    """Remove all that quine has put on `host`, but the builds that a process runs; `now`: end idle nodes before."""
     began = time.monotonic()
 
     async def talk(duplex: Bootstrap, answers: Answers, allow: object) -> str:
         return await push.next_answer(host.name, duplex, answers)
 
     answer = await dial.speak(
-        host, inventory, command, "remove builds", talk, ssh_agent=ssh_agent, note=note, news=news
+        host,
+        inventory,
+        partial(command, now=now),
+        "remove builds",
+        talk,
+        ssh_agent=ssh_agent,
+        note=note,
+        news=news,
     )
     try:
         removed, used, left = parsed(answer)
@@ -69,10 +83,11 @@ async def remove(
     return dial.Visit(seconds, False, None, removed=removed, used=used, left=left)
 
 
-def command(place: Place, marker: str) -> str:
+def command(place: Place, marker: str, now: bool = False) -> str:
     """Return the command for the channel."""
     names = {"file": installer.FILE, "brought": probe.BROUGHT, "layer": layers.PREFIX}
-    script = _SCRIPT.format(base=probe.in_shell(place.cache), marker=marker, **names)
+    script = (_STOP if now else "") + _SCRIPT
+    script = script.format(base=probe.in_shell(place.cache), marker=marker, **names)
     return probe.for_any_shell(script)
 
 

@@ -169,6 +169,9 @@ def deploy(
     remove: Annotated[
         bool, typer.Option("--remove", help="remove all builds from the hosts, but those in use")
     ] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="of --remove: end nodes that have no work before")
+    ] = False,
     inventory: InventoryOption = None,
     verbose: Verbose = False,
 ) -> int:
@@ -183,12 +186,14 @@ def deploy(
         raise Misconfigured(f"one of {'--plan' if plan else '--python'}, --remove")
     if remove and not where:
         raise Misconfigured("--remove needs WHERE", "quine deploy --remove any removes it from every host")
+    if now and not remove:
+        raise Misconfigured("--now belongs to --remove", "quine deploy --remove --now WHERE")
     from quine.cli import deployment
 
     known = _inventory(inventory, where)
     chosen = _chosen(known, where or ["any"])
     if remove:
-        return deployment.remove(chosen, known, verbose)
+        return deployment.remove(chosen, known, verbose, now)
     return (deployment.plan if plan else deployment.put)(chosen, known, verbose, python)
 
 

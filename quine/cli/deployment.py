@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from deploy.inventory import Inventory
 
 
-IN_USE = "end its jobs (quine ps --on {host}); its node ends when it has been idle for five minutes; then run it again"
+IN_USE = "quine deploy --remove --now {host} ends a node without work; if it stays: quine ps --on {host}; quine kill ID"
 
 
 def put(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | None) -> int:
@@ -62,12 +62,12 @@ def _kilobytes(size: int) -> str:
     return f"{(size + 1023) >> 10} kB"
 
 
-def remove(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
-    """Remove builds and interpreters of ours from hosts, but those in use; name these."""
+def remove(chosen: Sequence[Host], known: Inventory, verbose: bool, now: bool) -> int:
+    """Remove builds and interpreters of ours from hosts, but those in use; name these. `now`: end idle nodes before."""
     from deploy.upkeep.remove import remove as take_away
     from transport.errors import Unreachable
 
-    results = visit(chosen, known, take_away, verbose)
+    results = visit(chosen, known, partial(take_away, now=now), verbose)
     for number, (host, result) in enumerate(results):
         if isinstance(result, Exception):
             continue

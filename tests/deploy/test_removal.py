@@ -90,13 +90,30 @@ def test_an_installation_in_use_stays_and_is_named(lab: Lab, odd_host: Callable[
     error, hint = done.stderr.decode().splitlines()
     both = f"~/.cache/quine/{name}, ~/.cache/quine/layer-a"
     assert error == f"quine: busy: error: in use, not removed: {both}"
-    assert hint.startswith("quine: busy: hint: end its jobs (quine ps --on busy); ")
+    assert hint.startswith("quine: busy: hint: quine deploy --remove --now busy ends a node without work; ")
     assert lab.run(["deploy", "--remove", "busy"]).stdout == b"busy: removed nothing\n"
     assert not (cache(host) / "layer-b").exists()
     assert not old.exists() and (cache(host) / name / "quine").exists()
     assert lab.run(["run", "--on", "busy", "--", "echo", "on"], check=True).stdout == b"on\n"
     lab.stop_nodes()
     assert said(lab, "--remove", "busy") == ["busy: removed 1 installation"]
+
+
+def test_a_node_without_work_ends_for_it_at_once(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("leaving")
+    with lab.popen(
+        ["run", "--on", "leaving", "--", "sh", "-c", "echo up; read end"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as job:
+        assert job.stdout and job.stdout.readline() == b"up\n"
+        done = lab.run(["deploy", "--remove", "--now", "leaving"])
+        assert (done.returncode, done.stdout) == (69, b"leaving: removed nothing\n")
+        job.communicate(b"end\n")
+    assert job.returncode == 0, "its node went on"
+    assert said(lab, "--remove", "--now", "leaving") == ["leaving: removed 1 installation"]
+    assert not cache(host).exists()
+    assert lab.run(["deploy", "--now", "leaving"]).returncode == 2
 
 
 @pytest.mark.long
