@@ -206,6 +206,7 @@ def _run_with(
     try:
         _play(options, run, batch, sink, view)
     finally:
+        left = view.left() if run.stopped else 0  # which reads the input
         view.close()
         streams.close()
         batch.close(goes_on=not run.killed)
@@ -215,7 +216,7 @@ def _run_with(
         if log:
             log.close()
         told = not options.spawn.report or _report(options, run, view)
-    return _end(options, run) or (0 if told else LOST)
+    return _end(options, run, left, view.progress.total) or (0 if told else LOST)
 
 
 def _opened(options: Options, work: Work) -> tuple[Report, Joblog | None]:
@@ -328,8 +329,8 @@ def _report(options: Options, run: Run, view: View) -> bool:
     )
 
 
-def _end(options: Options, run: Run) -> int:
-    """Report items that are not done; return the exit status, or die of the signal that has ended the batch."""
+def _end(options: Options, run: Run, left: int | None, total: int | None) -> int:
+    """Report items that are not done, and `left` ones; return the exit status, or die of the signal of the end."""
     if run.tally.failed and run.ended_by != signal.SIGPIPE:
         counts = run.tally.text(outcome.DONE)
         hint = run.unfinished(options.joblog)
@@ -337,6 +338,12 @@ def _end(options: Options, run: Run) -> int:
     if (lost := run.tally.lost_before) and run.ended_by != signal.SIGPIPE:
         hint = f"State is lost in their lines of {options.joblog}; --resume --idempotent runs them"
         complain(f"{lost} items were lost in a run before, and are not run again", hint)
+    if left != 0 and run.ended_by != signal.SIGPIPE:
+        rest = "the rest of the items was" if left is None else f"{left} of {total} items were"
+        cure = (
+            "--resume goes on with them" if options.joblog else "with --joblog FILE a later --resume goes on"
+        )
+        say(f"quine: {rest} not started; {cure}\n")
     if run.fault and not run.ended_by:
         raise run.fault
     if run.ended_by:

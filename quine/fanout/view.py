@@ -109,12 +109,21 @@ class View:
             **{"agents": agents, "tokens": tokens, "cost": cost},
         }
 
+    def left(self) -> int | None:
+        """The number of items that have no end; None if that cannot be told."""
+        self._count()
+        return self.progress.left()
+
+    def _count(self) -> None:
+        if self._items:
+            self.progress.total = self._items.total
+            self._items = None
+
     def snapshot(self, now: float, count: bool = True) -> dict[str, Any]:
         """The state of the batch as it is published, with all hosts; `count`: the items of its input, too."""
         progress = self.progress
-        if self._items and count:
-            progress.total = self._items.total
-            self._items = None
+        if count:
+            self._count()
         total, tally = progress.total, progress.tally
         agents, tokens, cost = self.totals() if self.totals else (None, None, None)
         began, started = self._began

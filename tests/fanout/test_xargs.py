@@ -461,9 +461,14 @@ def test_halt_soon_waits_for_what_runs(lab: Lab, tmp_path: Path) -> None:
 
 def test_halt_now_ends_what_runs(lab: Lab) -> None:
     script = 'test "$0" = bad && exit 1; exec sleep 1000'
-    done = lab.run(["xargs", "-P2", "--halt", "now,fail=1", *SH, script, ":::", "good", "bad", *"xyz"])
-    assert done.returncode == 123
-    assert b"2 of 2 items are not done: 1 failed, 1 killed" in done.stderr
+    for given, rest in (([":::"], "3 of 5 items were"), ([], "the rest of the items was")):
+        items = ["good", "bad", *"xyz"]
+        words = ["xargs", "-P2", "--halt", "now,fail=1", *SH, script, *given, *(items if given else [])]
+        done = lab.run(words, input="\n".join(items).encode())
+        assert done.returncode == 123
+        assert b"2 of 2 items are not done: 1 failed, 1 killed" in done.stderr
+        last = f"quine: {rest} not started; with --joblog FILE a later --resume goes on"
+        assert done.stderr.decode().splitlines()[-1] == last
 
 
 def drained(process: subprocess.Popen[bytes], tmp_path: Path) -> tuple[bytes, list[str]]:
@@ -545,6 +550,9 @@ def test_the_second_interrupt_ends_all(lab: Lab, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         read_until(process.stderr.fileno(), b"^C again ends them\n")
         process.send_signal(signal.SIGINT)
+        assert (
+            b"\nquine: 1 of 3 items were not started; --resume goes on with them\n" in process.stderr.read()
+        )
         assert process.wait(PATIENCE) == -signal.SIGINT
     assert [row[12] for row in rows(tmp_path / "log")] == ["stopped", "stopped"]
 
