@@ -59,7 +59,7 @@ def test_a_copy_of_an_output_that_cannot_be_written(lab: Lab, tmp_path: Path, or
     assert stopped.startswith(f"quine: stopped: --results r/1/full: {FULL}; 1 done, ")
     assert counts == "quine: error: 1 of 2 items are not done: 1 lost"
     assert named == "quine: hint: item 2 (full): lost"
-    assert rest == "quine: 2 of 4 items were not started; --resume goes on with them"
+    assert rest == "quine: 1 of 4 items were not started; --resume goes on with them"
     assert error == f"quine: error: --results r/1/full: {FULL}"
     assert (done.returncode, done.stdout) == (74, b"good\n")
     assert kinds(tmp_path / "log") == {"1": "done", "2": "lost"}
