@@ -78,7 +78,7 @@ def test_a_later_command_has_the_id_of_this_run() -> None:
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no node, which runs what the site runs")
 def test_the_copy_button_takes_commands_alone() -> None:
-    script = Path("docs/assets/copy.js").read_text()
+    script = (ROOT / "docs/assets/copy.js").read_text()
     shown = "$ cat >a <<'EOF'\n$ x\nEOF\n$ echo a \\\n    b\na b\n$ quine ls\nout\n"
     program = f'{script}\nprocess.stdout.write(commands(require("fs").readFileSync(0, "utf8")))'
     done = subprocess.run(["node", "-e", program], input=shown, text=True, stdout=subprocess.PIPE, check=True)
