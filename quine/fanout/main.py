@@ -182,8 +182,7 @@ def _run_with(
         crowd = Crowd(options.spawn)
         crowd.offer(options.spawn.job or crowd.root, shown)
     batch = Batch(on_refused=crowd.refused if crowd else None, bounded=not options.jobs)
-    streams = Streams(batch)
-    sink = Sink(streams, options.keep_order)
+    sink = Sink(streams := Streams(batch), options.keep_order)
     if crowd:
         from quine.fanout.agents import AgentStarter
 
