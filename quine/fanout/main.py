@@ -209,8 +209,11 @@ def _run_with(
         view.close()
         streams.close()
         batch.close(goes_on=not run.killed)
-        for each in (starter, report, items, *([log] if log else [])):
-            each.close()
+        starter.close()
+        report.close()
+        items.close()
+        if log:
+            log.close()
         told = not options.spawn.report or _report(options, run, view)
     return _end(options, run, left, view.progress.total) or (0 if told else LOST)
 
