@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import sys
 import time
 
 from quine.base.errors import NOT_STARTED, OK
@@ -127,7 +129,13 @@ def _print(facts: list[dict[str, Any]], options: RunOptions) -> None:
         doing = f"link down {fact['down']:.0f} s" if fact["down"] else doing or "-"
         cells = (fact["id"][:width], host, pid, state, code, f"{fact['seconds']:.1f}")
         rows.append((*cells, root[:width] or "-", turns, cost, doing, mission))
-    print(table(rows, right=(2, 4, 5, 7, 8)), end="")
+    text = table(rows, right=(2, 4, 5, 7, 8))
+    if sys.stdout.isatty():  # as ps does, so that a row is a line
+        wide = shutil.get_terminal_size().columns
+        text = "".join(
+            f"{line if len(line) <= wide else line[: wide - 1] + '…'}\n" for line in text.splitlines()
+        )
+    print(text, end="")
 
 
 def facts_of(

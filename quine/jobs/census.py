@@ -166,7 +166,7 @@ def carried_by(node: dict[str, Any]) -> list[Living]:
             found.append(one)
     for facts in _rows(node, "running"):
         command = str(facts.get("command"))
-        verb = facts.get("own") is True and command.partition(" ")[0] in VERBS
+        verb = facts.get("own") is True and not _wrapping(facts) and command.partition(" ")[0] in VERBS
         if verb or facts.get("ended") or facts.get("pid") in above:
             continue
         if one := _living(facts, facts.get("pid"), "agent" if facts.get("own") else "job"):
@@ -216,17 +216,29 @@ def _ask(path: str, refused: Callable[[Refused], None]) -> dict[str, Any] | None
     return None
 
 
+def _wrapping(facts: dict[str, Any]) -> int:
+    """Return how many characters of the command are words of quine before those of the user."""
+    command, at = str(facts.get("command", "")), 0
+    if facts.get("own") is not True:
+        return 0
+    if command.startswith("node --stage in "):  # its files are laid out before it starts
+        at = command.find(" -- ") + len(" -- ") if " -- " in command else 0
+    for words in ("run --mount -- ", "-- "):
+        at += len(words) if command.startswith(words, at) else 0
+    return at
+
+
 def _living(facts: dict[str, Any], pid: object, kind: str) -> Living | None:
     """Return the entry for a row of a node; None if the process `pid` does not exist."""
     process = procs.look(pid) if isinstance(pid, int) and pid > 0 else None
     if process is None or process.state in "ZX":
         return None
     now = time.time()
-    job = str(facts.get("id"))
+    job, command = str(facts.get("id")), str(facts.get("command", ""))
     agent = Agent(
         id=job,
         session=job,
-        mission=str(facts.get("command", "")).removeprefix("-- "),
+        mission=command[_wrapping(facts) :],
         host=str(facts.get("host") or "local"),
         pid=process.pid,
         started=process.started,

@@ -127,6 +127,24 @@ def test_a_command_on_a_host_and_one_that_waits_for_its_slot_are_listed(
     assert not {first.pid, second.pid} & facts().keys()
 
 
+def test_a_command_whose_files_are_laid_out_first_is_listed_as_its_user_wrote_it(
+    lab: Lab, tmp_path: Path, go: Path
+) -> None:
+    """`ps` of its host left it out, as a verb of quine itself, and `node --stop` there would have ended it unasked."""
+    (tmp_path / "f").write_text("f\n")
+    script = f"cat f; read x <{go}"
+    words = ["run", "--on", "h1", "--files", "f", "--", "sh", "-c", script]
+    with ended(lab.popen(words, stdout=subprocess.PIPE, cwd=tmp_path)) as client:
+        assert client.stdout and client.stdout.readline() == b"f\n"
+        for here in ([], ["--on", "h1"]):
+            listed = parsed(lab.run(["ps", *here, "--json"], check=True).stdout)
+            assert f"sh -c {script}" in [fact["mission"] for fact in listed.values()]
+        done = lab.run(["run", "--on", "h1", "--", "quine", "node", "--stop"])
+        assert done.returncode == 1 and b"would end with it: " in done.stderr
+        go.write_text("\n")
+        assert client.wait(120) == 0
+
+
 def test_a_command_on_a_host_that_was_stopped_is_listed_so_and_ends_by_term(lab: Lab) -> None:
     words = ["run", "--on", "h1", "--", "sh", "-c", "echo $$; exec sleep 4713"]
     with ended(lab.popen(words, stdout=subprocess.PIPE)) as client:

@@ -14,11 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base import procs
+from quine.base.cli_options import RunOptions
 from quine.base.sessions import new_session
+from quine.cli import ps_table
 from quine.tape import registry
 from tests.support.agents import OK, QUINE, Agents, Started, call, running, says, sh, until
 from tests.support.values import JSON
@@ -304,6 +307,20 @@ SESSIONS = [new_session() for _ in range(3)]
 
 
 @settings(max_examples=60, deadline=None)
+def test_on_a_terminal_a_row_is_a_line(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agents.run(mission="m" * 70)
+    options = RunOptions(all=True)
+    assert ps_table.ps((str(agents.data),), options) == 0
+    assert "m" * 59 + "…" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert ps_table.ps((str(agents.data),), options) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.startswith("ID") and len(row) == 80 and row.endswith("…")
+
+
 @given(
     tapes=st.lists(
         st.lists(
