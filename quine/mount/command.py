@@ -33,6 +33,12 @@ def perform(verb: str, values: Mapping[str, object], paths: list[str]) -> int:
     """Run `mount` or `umount`; return the exit status. Raises Failure."""
     if "fs" in values:
         os.environ["QUINE_FS"] = absolute(str(values["fs"]))
+    if not paths and verb == "mount":
+        from quine.base.text import shown_path
+        from quine.mount import mounts
+
+        print("".join(f"{shown_path(path)}\n" for path, _ in mounts.mounted()), end="")
+        return 0
     if not paths:
         raise Misconfigured("no directory", f"quine fs {verb} --help")
     if verb == "mount" and len(paths) > 1:

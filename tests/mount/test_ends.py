@@ -40,6 +40,7 @@ def stopped(pid: int) -> bool:
 
 def test_unmounted_when_it_is_asked_for(tmp_path: Path, store: Path) -> None:
     with Mount(tmp_path, store) as mount:
+        assert str(mount.path) in mount.quine("fs", "mount").stdout.decode().splitlines()
         with open(mount.path / "f", "wb"):
             done = mount.quine("fs", "umount", str(mount.path))
             assert done.returncode == 1

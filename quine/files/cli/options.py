@@ -107,8 +107,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Files that only TARGET has stay, unless --delete; that removes nothing where SOURCE is empty, unless --force.",
     ),
     "mount": (
-        "[OPTIONS] DIR",
-        "show the tier as the directory DIR",
+        "[OPTIONS] [DIR]",
+        "show the tier as the directory DIR; without DIR list what is mounted",
         "It stays until it is unmounted. A file that is written appears when it is closed, whole or not at all, and\n"
         "close says what went wrong. Needs /dev/fuse, and to be root or to have fusermount3; see quine doctor.",
     ),

@@ -83,7 +83,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["ls", "--fs", "s3:bucket"], "s3: is followed by //"),
     (["ls", "--fs", "sftp:host/x"], "sftp: is followed by //"),
     (["mount", "a", "b"], "mount takes one directory"),
-    (["mount"], "no directory"),
+    (["umount"], "no directory"),
 ]
 
 
