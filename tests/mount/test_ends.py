@@ -165,7 +165,6 @@ def test_what_is_wrong_is_said(tmp_path: Path, store: Path) -> None:
     mount, shelf = Mount(tmp_path, store), Shelf(tmp_path)
     shelf.env = mount.env
     for words in (
-        ["mount"],
         ["mount", tmp_path / "missing"],
         ["mount", "--fs", "nonsense:x", mount.path],
         ["umount"],
