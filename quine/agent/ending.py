@@ -40,6 +40,7 @@ def report(loop: Loop, end: End) -> bool:
     if outcome is None:
         outcome = _status(end)
         outcome.pid, outcome.rusage = os.getpid(), rusage
+        outcome.detail = outcome.detail or end.reason.strip()
     settings = loop.settings
     agents, _, cost = loop.ledger.totals()
     return write(

@@ -375,7 +375,7 @@ class Loop:
             say(ended.reason if ended.reason.endswith("\n") else f"{ended.reason}\n")
         if ended.detail:
             complain(ended.detail, ended.hint)
-        return End(ended.status, usage=self.account.usage)
+        return End(ended.status, usage=self.account.usage, reason=ended.reason or ended.detail)
 
     def _finish_signalled(self, number: int) -> End:
         if number == signal.SIGALRM:

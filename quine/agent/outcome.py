@@ -23,12 +23,13 @@ class Result(NamedTuple):
 
 
 class End(NamedTuple):
-    """How this process must end. `outcome` is the status of a session that ran on another machine."""
+    """How this process must end, and why. `outcome` is the status of a session that ran on another machine."""
 
     status: int
     signal: int = 0
     usage: Usage = Usage()
     outcome: Status | None = None
+    reason: str = ""
 
 
 class Ended(Exception):

@@ -78,6 +78,12 @@ def test_cwd_does_not_move_the_paths_of_the_caller(agents: Agents) -> None:
     assert not list((agents.directory / "d").iterdir())
 
 
+def test_the_report_has_the_reason_of_the_agent(agents: Agents) -> None:
+    agents.run(says(call("exit", status=3, stderr="no build")), options=["--report", "r.json"])
+    found = json.loads((agents.directory / "r.json").read_text())
+    assert (found["state"], found["code"], found["detail"]) == ("exited", 3, "no build")
+
+
 def test_a_directory_that_is_not_there(agents: Agents) -> None:
     agents.script(says(OK))
     done = agents.run(options=["--cwd", "/no/such"])
