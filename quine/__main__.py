@@ -287,9 +287,10 @@ def agent(words: list[str]) -> int:
         if reported:
             run_report.failed(options.report, failure, options.on or "local", began)
         if isinstance(failure, NoGuest):
+            from quine.cli import local_servers
             from quine.jobs.did_you_mean import near_verb
 
-            failure.hint = near_verb(mission) + failure.hint
+            failure.hint = near_verb(mission) + (local_servers.hint() or failure.hint)
         raise
 
 

@@ -155,9 +155,16 @@ def _config(more: Mapping[str, str]) -> Config:
     """Return the guest by the environment and `more`. Raises Failure."""
     from quine.agent import env
     from quine.base.cli_options import RunOptions
+    from quine.base.errors import NoGuest
 
     own = {**os.environ, **more}  # a copy: adopting takes the secrets out
-    return env.guest(env.adopt(RunOptions(), own), own)
+    try:
+        return env.guest(env.adopt(RunOptions(), own), own)
+    except NoGuest as none:
+        from quine.cli import local_servers
+
+        none.hint = local_servers.hint() or none.hint
+        raise
 
 
 def _inventory(named: str | None) -> Finding:
