@@ -7,7 +7,8 @@ Laws
    of both. A command can close the descriptors of its purses, and mark itself as a daemon.
 3. An orphan whose starter has ended is refused, whatever descriptors it holds: a daemon of a command infers no more
    when its agent has ended, whenever it was admitted. The supervisor of a detached job is admitted while its starter
-   lives, and so is all below. Any process below an agent may be named as one.
+   lives, and a child that is not waited for when it is forked; and so is all below. Any process below an agent may be
+   named as one.
 4. The right of a connection is that of the process which has opened it, and ends with that process.
 5. The numbers of ledgers and purses are kept here, since a command can rewrite both: see quine/budget/kept_counters.py.
    A purse is raised by a request, from a living process that the kernel shows outside of it. These numbers are
@@ -131,9 +132,13 @@ class Register:
 
         return closed
 
-    def detach(self, process: PinnedProcess, supervisor: int) -> bool:
-        """Admit the supervisor of a job that a process below a member has detached. Return whether that was done."""
-        other = pinned(supervisor)
+    def detach(self, process: PinnedProcess, pid: int) -> bool:
+        """Admit a process for which one below a member vouches, also after the end of that. Return whether it was done.
+
+        It is the supervisor of a detached job, or a child for which its parent does not wait. A cap that it has already
+        stays: a child may greet before its parent has vouched for it.
+        """
+        other = pinned(pid)
         known = other.chain() if other else []
         try:
             for each, start in process.chain():
@@ -141,7 +146,9 @@ class Register:
                 if other and member and member.process.start == start and (each, start) in known:
                     admitted = self._member(other)
                     for inode, cap in list(member.caps.items()):
-                        self._write(admitted.join(inode, cap, member.purses[inode], None))
+                        cap = least(cap, admitted.caps.get(inode, cap))
+                        purses = dict.fromkeys((*member.purses[inode], *admitted.purses.get(inode, ())))
+                        self._write(admitted.join(inode, cap, tuple(purses), None))
                     return True
             return False
         finally:

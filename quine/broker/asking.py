@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ANSWER = 2.0  # seconds for a broker to answer
+PATIENCE = 60.0  # seconds for an answer on which a right depends; the next inference would wait for it, too
 
 
 def status() -> list[dict[str, Any]]:
@@ -39,10 +40,14 @@ def raise_purse(inode: int, limits: Sequence[float | None]) -> str:
     return next((str(answer["detail"]) for answer in answers if answer.get("error") == "denied"), "")
 
 
-def detach(path: str, supervisor: int) -> None:
-    """Tell the broker at `path` that an agent above this process has detached a job, by the pid of its supervisor."""
-    with contextlib.suppress(OSError):  # without a broker nothing below the supervisor infers
-        _asked(path, {"ask": "detach", "supervisor": supervisor})
+def detach(path: str, pid: int) -> None:
+    """Tell the broker at `path` that a process outlives the agent above this process, and infers as that does.
+
+    It is the supervisor of a job that was detached, or a child for which its parent, which is this process, does not
+    wait.
+    """
+    with contextlib.suppress(OSError):  # without a broker nothing below that process infers
+        _asked(path, {"ask": "detach", "supervisor": pid}, PATIENCE)
 
 
 def _all_asked(question: dict[str, object]) -> list[dict[str, Any]]:
@@ -60,8 +65,8 @@ def _all_asked(question: dict[str, object]) -> list[dict[str, Any]]:
     return answers
 
 
-def _asked(path: str, question: dict[str, object]) -> dict[str, Any]:
-    line, _ = connected(path, ANSWER)
+def _asked(path: str, question: dict[str, object], seconds: float = ANSWER) -> dict[str, Any]:
+    line, _ = connected(path, seconds)
     try:
         wire.send(line, wire.packed(question))
         return wire.receive_json(line)

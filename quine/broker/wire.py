@@ -12,8 +12,9 @@ Any process of the user may ask for something else in place of the proof, and is
 
     client: {"ask": "status"}                the keys by name, and the gates
     client: {"ask": "raise", "purse", "limits"}  higher limits of a purse, asked for by a process that is not below it
-    client: {"ask": "detach", "supervisor"}  the asker's agent has detached a job, which may infer when that has ended.
-                                             Any process below may say so, of any process that is below, too
+    client: {"ask": "detach", "supervisor"}  the asker's agent has detached a job, or does not wait for a child, which
+                                             may infer when that agent has ended. Any process below may say so, of any
+                                             process that is below, too
     client: {"ask": "resume", "tree"}        a tree that is paused for a quota asks its provider again; 0: all of them
 
 Laws

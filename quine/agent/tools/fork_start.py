@@ -101,7 +101,20 @@ def _start(
         job.status = Status("unreachable", NOT_STARTED, detail=(error.strerror or "").lower())
         loop.child_ended(job)
         raise
+    if not one.wait:
+        _vouch(job)
     return job
+
+
+def _vouch(job: Job) -> None:
+    """Let the broker, if there is one, serve a child also after the end of this process.
+
+    Now, and not at the end: this process may be killed, and it may end before the child has asked for anything.
+    """
+    from quine.broker import asking, finding
+
+    if told := finding.told():
+        asking.detach(str(told[0]), job.pid)
 
 
 def _child_spec(
