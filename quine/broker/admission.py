@@ -13,21 +13,21 @@ Laws
 5. The numbers of ledgers and purses are kept here, since a command can rewrite both: see quine/budget/kept_counters.py.
    A purse is raised by a request, from a living process that the kernel shows outside of it. These numbers are
    forgotten when nothing needs them: no member, no connection, and no living maker of a purse.
-6. This knowledge outlives a worker: it is in a memory file that the keeper made, and each worker reads it first.
+6. This knowledge outlives a worker: it is in memory that the keeper made (quine/budget/kept_records.py), and each
+   worker reads it first. Whatever could not be noted there has no effect: nobody is admitted, and nothing is paid.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
+from functools import partial
 
 from quine.base import errors
 from quine.budget import caller, purse
 from quine.budget.kept_counters import KeptCounters, KeptLedger, inode_of
 from quine.budget.pinned import PinnedProcess, pinned
 from quine.budget.purse import Cap, Purse
-from transport import quickjson
 from transport.lean import contextlib
 
 TYPE_CHECKING = False
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
+    from quine.budget.kept_records import KeptRecords
     from quine.budget.ledger import Ledger
-
-LINES = 4096  # of the memory file, after which it is written anew, at the earliest
 
 
 class Denied(Exception):
@@ -53,18 +52,15 @@ class Member:
         self.purses: dict[int, tuple[int, ...]] = {}  # inodes
         self.above: dict[int, Member | None] = {}  # by which it was admitted; None: by itself
         self.ends: dict[int, list[Callable[[], None]]] = {}  # of its connections
-        self.lines: dict[int, bytes] = {}  # of the memory file, for each of these
 
-    def join(self, inode: int, cap: Cap, purses: tuple[int, ...], above: Member | None) -> bytes:
+    def join(self, inode: int, cap: Cap, purses: tuple[int, ...], above: Member | None) -> None:
         self.caps[inode] = cap
         self.purses[inode] = purses
         self.above[inode] = above
-        self.lines[inode] = _line(self, inode)
-        return self.lines[inode]
 
     def leave(self, inode: int) -> None:
         """Take the right away, and end the connections that had it."""
-        for known in (self.caps, self.purses, self.above, self.lines):
+        for known in (self.caps, self.purses, self.above):
             known.pop(inode, None)
         for end in self.ends.pop(inode, ()):
             end()
@@ -74,18 +70,18 @@ class Register:
     """The living members. `watch(pidfd, call)` calls once that process has ended; `changed` is called after each."""
 
     def __init__(
-        self, memory: int, watch: Callable[[int, Callable[[], None]], None], changed: Callable[[], None]
+        self,
+        records: KeptRecords,
+        watch: Callable[[int, Callable[[], None]], None],
+        changed: Callable[[], None],
     ) -> None:
-        self._memory = memory
+        self._records = records
         self._watch = watch
         self._changed = changed
-        self._lines, self._most = 0, LINES
-        self._writing = threading.Lock()  # of the memory file, to which the threads of payments write, too
         self.members: dict[int, Member] = {}
         self._purses: dict[int, dict[int, int]] = {}  # descriptors, by the inodes of ledger and purse
         self.books: dict[int, KeptCounters] = {}
         self._kept: dict[int, Purse] = {}  # by the inodes of purses
-        self._kept_lines: dict[tuple[str, int], bytes] = {}  # of ledgers and purses
         self._former: dict[int, dict[str, Any]] = {}  # states of ledgers that an earlier worker has kept
         self.makers: dict[tuple[int, int], PinnedProcess] = {}  # the living ones of the purses that are kept
         self._users: Counter[int] = Counter()  # connections, by the inode of the ledger
@@ -113,7 +109,7 @@ class Register:
         handed = above.purses[inode] if above else ()
         purses = tuple(dict.fromkeys((*handed, *self._purses_of(inode, around))))
         giver = None if proved else member.above[inode] if above is member else above
-        self._write(member.join(inode, cap, purses, giver))
+        self._join(member, inode, cap, purses, giver)
         return cap, purses
 
     def connected(self, process: PinnedProcess, inode: int, end: Callable[[], None]) -> Callable[[], None]:
@@ -148,7 +144,7 @@ class Register:
                     for inode, cap in list(member.caps.items()):
                         cap = least(cap, admitted.caps.get(inode, cap))
                         purses = dict.fromkeys((*member.purses[inode], *admitted.purses.get(inode, ())))
-                        self._write(admitted.join(inode, cap, tuple(purses), None))
+                        self._join(admitted, inode, cap, tuple(purses), None)
                     return True
             return False
         finally:
@@ -165,8 +161,9 @@ class Register:
             if kept is None or kept.ledger != inode or each in known:
                 os.close(fd)
             else:
+                self._keep(each, kept)
+                self._watch_maker(kept)
                 known[each] = fd
-                self._keep_for_maker(each, kept)
             if each in known:
                 found.append(each)
         return found
@@ -199,22 +196,32 @@ class Register:
         self._watch(member.process.pidfd, lambda: self._gone(member))
         return member
 
+    def _join(
+        self, member: Member, inode: int, cap: Cap, purses: tuple[int, ...], above: Member | None
+    ) -> None:
+        try:
+            self._records.put(_key(member, inode), [list(cap), list(purses), above is not None])
+        except BaseException:
+            self._remove_without_right(member)
+            raise
+        member.join(inode, cap, purses, above)
+
     def _gone(self, member: Member) -> None:
         member.process.close()
         for inode in list(member.caps):
             self._leave(member, inode)
-        self._remove(member)
+        self._remove_without_right(member)
         self._changed()
 
-    def _remove(self, member: Member) -> None:
-        if self.members.get(member.process.pid) is member:
+    def _remove_without_right(self, member: Member) -> None:
+        if not member.caps and self.members.get(member.process.pid) is member:
             del self.members[member.process.pid]
 
     def _leave(self, member: Member, inode: int) -> None:
         """Take its right from a member, and from those that it had given it to and that no other member is above."""
         member.leave(inode)
-        if not member.caps:
-            self._remove(member)
+        self._records.forget(_key(member, inode))
+        self._remove_without_right(member)
         for other in list(self.members.values()):
             if other.above.get(inode) is member:
                 self._hold(other, inode)
@@ -245,9 +252,8 @@ class Register:
             found.append(kept.within(told) if told else kept)
         return found
 
-    def _keep_for_maker(self, inode: int, known: Purse) -> None:
+    def _watch_maker(self, known: Purse) -> None:
         """Keep a purse as long as its maker lives, which may have no agent below it for any time."""
-        self._keep(inode, known)
         name = (known.pid, known.started)
         if name in self.makers or not (maker := pinned(known.pid)):
             return
@@ -263,8 +269,8 @@ class Register:
         self._watch(maker.pidfd, gone)
 
     def _keep(self, inode: int, known: Purse) -> None:
+        self._records.put(("purse", inode), list(known))
         self._kept[inode] = known
-        self._save("purse", inode, list(known))
 
     def lift(self, process: PinnedProcess, inode: int, limits: Sequence[float | None]) -> bool:
         """Raise the limits of a purse for a process that asks for it; False if it is unknown here. Raises Denied."""
@@ -288,7 +294,7 @@ class Register:
             os.close(fd)
         else:
             former = self._former.pop(inode, None)
-            self.books[inode] = KeptCounters(fd, lambda state: self._save("ledger", inode, state), former)
+            self.books[inode] = KeptCounters(fd, partial(self._records.put, ("ledger", inode)), former)
         return inode, self.books[inode]
 
     def forget_books(self, busy: Collection[int] = ()) -> None:
@@ -302,90 +308,50 @@ class Register:
             if inode in self.books:
                 os.close(self.books.pop(inode).fd)
             self._former.pop(inode, None)
-            self._kept_lines.pop(("ledger", inode), None)
+            self._records.forget(("ledger", inode))
             for fd in self._purses.pop(inode, {}).values():
                 os.close(fd)
             for each in [each for each, kept in self._kept.items() if kept.ledger == inode]:
                 del self._kept[each]
-                self._kept_lines.pop(("purse", each), None)
+                self._records.forget(("purse", each))
         self._unused = set(unused)
-        if self._lines > self._most:
-            self._compact()
 
-    # -- the memory file ---------------------------------------------------------------------------
-
-    def _write(self, line: bytes) -> None:
-        self._append(line)
-        if self._lines > self._most:
-            self._compact()
-
-    def _save(self, what: str, inode: int, state: object) -> None:
-        """Note what is kept of a ledger or a purse. Called by any thread."""
-        line = quickjson.dumps({"k": what, "i": inode, "v": state}).encode() + b"\n"
-        with self._writing:
-            self._kept_lines[what, inode] = line
-        self._append(line)
-
-    def _append(self, line: bytes) -> None:
-        with self._writing:
-            self._lines += 1
-            os.write(self._memory, line)
-
-    def _compact(self) -> None:
-        """Write anew what still counts. A worker that is killed in between leaves lines that are torn.
-
-        The lines are kept as they are written: to make 4096 of them takes 40 ms, in which nothing else would be served.
-        """
-        with self._writing:
-            lines = [line for member in self.members.values() for line in member.lines.values()]
-            lines += self._kept_lines.values()
-            os.ftruncate(self._memory, 0)
-            os.write(self._memory, b"".join(lines))
-            self._lines = len(lines)
-            # As many again, so that each line is copied once or twice.
-            self._most = max(LINES, 2 * len(lines))
+    # -- the knowledge of the worker before --------------------------------------------------------
 
     def _read(self) -> None:
-        data = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
-        for raw in data.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError, Denied, OSError):
-                self._take(quickjson.loads(raw))
-        self._lines = data.count(b"\n")
+        for (what, *names), value in self._records.read().items():
+            if what == "member":
+                pid, start, inode = map(int, names)
+                self._take(pid, start, inode, value)
+            elif what == "purse":
+                known = self._kept[int(names[0])] = Purse._make(value)
+                self._watch_maker(known)
+            else:
+                value["numbers"]["ident"] = bytes.fromhex(value["numbers"]["ident"])
+                self._former[int(names[0])] = value
         for member in list(self.members.values()):
             for inode in [inode for inode, above in member.above.items() if above is member]:
                 self._hold(member, inode)
 
-    def _take(self, line: dict[str, Any]) -> None:
-        if "k" in line:
-            self._take_kept(str(line["k"]), int(line["i"]), line["v"])
-            return
-        pid, inode = int(line["p"]), int(line["i"])
-        cap = Cap(int(line["m"][0]), float(line["m"][1]), float(line["m"][2]))
-        purses = tuple(int(each) for each in line["u"])
+    def _take(self, pid: int, start: int, inode: int, value: Any) -> None:
         process = pinned(pid)
-        if process is None:
-            return
         try:
-            if process.start == line["s"]:
+            if process is None or process.start != start:
+                self._records.forget(("member", pid, start, inode))
+                return
+            cap, purses, below = value
+            with contextlib.suppress(Denied, OSError):  # it has ended since
                 member = self._member(process)
-                member.join(inode, cap, purses, member if line["b"] else None)  # until all are read
+                member.join(
+                    inode, Cap._make(cap), tuple(purses), member if below else None
+                )  # until all are read
         finally:
-            process.close()
-
-    def _take_kept(self, what: str, inode: int, state: Any) -> None:
-        self._kept_lines[what, inode] = quickjson.dumps({"k": what, "i": inode, "v": state}).encode() + b"\n"
-        if what == "purse":
-            self._keep_for_maker(inode, Purse._make(state))
-        else:
-            state["numbers"]["ident"] = bytes.fromhex(state["numbers"]["ident"])
-            self._former[inode] = state
+            if process:
+                process.close()
 
 
-def _line(member: Member, inode: int) -> bytes:
-    """Return a line of the memory file: a member with its caps and purses on a ledger."""
-    facts = {"p": member.process.pid, "s": member.process.start, "i": inode, "m": list(member.caps[inode])}
-    below = member.above[inode] is not None
-    return quickjson.dumps({**facts, "u": list(member.purses[inode]), "b": below}).encode() + b"\n"
+def _key(member: Member, inode: int) -> tuple[str | int, ...]:
+    return "member", member.process.pid, member.process.start, inode
 
 
 def least(one: Cap, other: Cap) -> Cap:

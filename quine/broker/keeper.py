@@ -9,13 +9,13 @@ Laws
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import time
 
 from quine.broker import memory, wire
 from quine.broker.keeper_log import log
+from quine.budget.kept_records import KeptRecords
 from transport import inherit
 from transport.lean import contextlib, signal, socket
 
@@ -31,7 +31,6 @@ BACKLOG = 1024
 TRIES = 5  # workers that may die within SOON seconds of their start, one after the other
 SOON = 2.0
 LOADS = 60.0  # seconds that the keeper may take to load its modules
-NAME = "quine-broker"
 
 
 def make(path: str, key: bytes, keys: Mapping[str, str], environ: Mapping[str, str]) -> None:
@@ -105,14 +104,13 @@ def _become(
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _let_go({listener, told})
         memory.show(["quine", "broker"])
-        state = fcntl.fcntl(os.memfd_create(NAME, os.MFD_CLOEXEC), fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
-        fcntl.fcntl(state, fcntl.F_SETFL, os.O_APPEND)
+        records = KeptRecords()
         server = _load()
         line = socket.socket(fileno=os.dup(listener))
         line.listen(BACKLOG)  # by this process: the kernel names the one that listens to its clients
         os.write(told, b"+")
         os.close(told)
-        _keep(server.Seat(listener, state, path, key, dict(keys), dict(environ), os.getpid(), node))
+        _keep(server.Seat(listener, records, path, key, dict(keys), dict(environ), os.getpid(), node))
     except BaseException as error:
         log(path, error)
     finally:

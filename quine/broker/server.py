@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from quine.budget.kept_records import KeptRecords
+
 KEPT = ("QUINE_PRICES",)
 IDLE, IDLE_VARIABLE = 60.0, "QUINE_BROKER_IDLE"  # seconds without a process to serve after which it ends
 PATIENCE = 30.0  # seconds that a client may take to say who it is
@@ -52,7 +54,7 @@ class Seat:
     def __init__(
         self,
         listener: int,
-        state: int,
+        records: KeptRecords,
         path: str,
         key: bytes,
         keys: dict[str, str],
@@ -61,7 +63,7 @@ class Seat:
         node: int,
     ) -> None:
         self.listener = listener
-        self.state = state
+        self.records = records
         self.path = path
         self.key = key
         self.credentials = Credentials(environ, keys)
@@ -94,7 +96,7 @@ class _Worker:
         self._begun = self._loop.time()
         self._used = self._begun + PATIENCE  # its maker is still to come, on a busy machine not at once
         self._over = self._loop.create_future()
-        self._register = Register(self._seat.state, self._watch, self._left)
+        self._register = Register(self._seat.records, self._watch, self._left)
         self._loop.add_reader(self._listener.fileno(), self._accept)
         self._look()
         self._tidy()

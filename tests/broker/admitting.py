@@ -13,6 +13,7 @@ from quine.broker import wire
 from quine.broker.admission import Register
 from quine.broker.server import Seat, _Worker
 from quine.budget import purse
+from quine.budget.kept_records import KeptRecords
 from quine.budget.pinned import PinnedProcess, pinned
 from quine.budget.shared_counters import Numbers, SharedCounters
 from tests.support.agents import PATIENCE
@@ -22,7 +23,7 @@ class Registers:
     """The registers of the workers of one keeper. An agent has a ledger and a purse, and a command."""
 
     def __enter__(self) -> Registers:
-        self.memory = os.memfd_create("state")
+        self.records = KeptRecords()
         self.book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0))
         self.purse = purse.create(self.book, "x", "cmd", (9, 0.0, 0.0), (1, 1))
         self.agent = subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE)
@@ -35,7 +36,7 @@ class Registers:
 
     def next(self) -> Register:
         self.watched = watched = {}
-        self.made.append(Register(self.memory, watched.__setitem__, lambda: None))
+        self.made.append(Register(self.records, watched.__setitem__, lambda: None))
         return self.made[-1]
 
     def pinned(self, pid: int) -> PinnedProcess:
@@ -65,8 +66,9 @@ class Registers:
             register.makers.clear()
             for _ in range(2):
                 register.forget_books()
-        for fd in (self.memory, self.purse, self.book.fd):
+        for fd in (self.purse, self.book.fd):
             os.close(fd)
+        self.records.close()
 
 
 class Greeted:
@@ -75,12 +77,12 @@ class Greeted:
     def __init__(self, directory: str) -> None:
         self.book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0))
         self.purses = [purse.create(self.book, "x", "cmd", (9, 0.0, 0.0), (1, 1)) for _ in range(3)]
-        path, state = f"{directory}/x.broker", os.memfd_create("state")
+        path = f"{directory}/x.broker"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen()
             self.path = path
-            self.seat = Seat(os.dup(listener.fileno()), state, path, b"k", {}, {}, os.getpid(), 0)
+            self.seat = Seat(os.dup(listener.fileno()), KeptRecords(), path, b"k", {}, {}, os.getpid(), 0)
         self.worker = _Worker(self.seat)
 
     async def greet(self, hello: dict[str, object], ledger: int) -> bytes:
@@ -97,5 +99,5 @@ class Greeted:
 
     def close(self) -> None:
         self.worker._listener.close()
-        for fd in (self.seat.listener, self.seat.state, self.book.fd, *self.purses):
+        for fd in (self.seat.listener, self.book.fd, *self.purses):
             os.close(fd)

@@ -19,6 +19,7 @@ from quine.broker import server
 from quine.broker.admission import Denied, Register
 from quine.budget import purse
 from quine.budget.caller import purses_around
+from quine.budget.kept_records import KeptRecords
 from quine.budget.pinned import pinned
 from quine.budget.purse import Cap
 from tests.broker.admitting import Greeted, Registers
@@ -212,8 +213,7 @@ def test_a_broker_without_descriptors_overlooks_no_purse(monkeypatch: pytest.Mon
 
 
 def test_a_process_below_one_agent_does_not_let_another_tree_pay() -> None:
-    memory = os.memfd_create("state")
-    register = Register(memory, lambda pidfd, call: None, lambda: None)
+    register = Register(KeptRecords(), lambda pidfd, call: None, lambda: None)
     other = subprocess.Popen(["sleep", "100"])
     its, own = pinned(other.pid), pinned(os.getpid())
     assert its and own
@@ -227,7 +227,6 @@ def test_a_process_below_one_agent_does_not_let_another_tree_pay() -> None:
         other.wait()
         for process in (its, own, *(member.process for member in register.members.values())):
             process.close()
-        os.close(memory)
 
 
 class Refusals(Greeted):
