@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 BACKLOG = 1024
 TRIES = 5  # workers that may die within SOON seconds of their start, one after the other
 SOON = 2.0
+LIMITS = (
+    "FSIZE",
+    "CPU",
+    "AS",
+    "DATA",
+    "NPROC",
+)  # of the first agent, that do not bind those which come later
 LOADS = 60.0  # seconds that the keeper may take to load its modules
 
 
@@ -102,6 +109,10 @@ def _become(
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for limit in LIMITS:
+            number = getattr(resource, f"RLIMIT_{limit}")
+            hard = resource.getrlimit(number)[1]
+            resource.setrlimit(number, (hard, hard))
         _let_go({listener, told})
         memory.show(["quine", "broker"])
         records = KeptRecords()

@@ -8,7 +8,8 @@ Laws
    A total is never less than it was. The limits of a share are those of the file, where its origin lends to it.
 2. A reservation that was made here counts until it is paid here, whatever has become of its record.
 3. The numbers outlive this process: `save` gets it with each change, and the next process is given it as `former`.
-   A reservation that the next process does not find in the file as it was is charged: a kill gains nothing.
+   A reservation that the next process does not find in the file as it was is charged: a kill gains nothing. A write
+   that fails gains nothing either: numbers that were not saved are saved later.
 """
 
 from __future__ import annotations
@@ -64,8 +65,13 @@ class KeptCounters(SharedCounters):
         return facts
 
     def pay(self, facts: Numbers, index: int, tokens: int, cost: float) -> Numbers:
-        self._own.pop(index, None)
-        return super().pay(facts, index, tokens, cost)
+        own = self._own.pop(index, None)
+        try:
+            return super().pay(facts, index, tokens, cost)
+        except BaseException:
+            if own is not None:  # else a write that fails would make an inference free
+                self._own[index] = own
+            raise
 
     def note(self, kind: Kind, fd: int, index: int, *values: float) -> None:
         super().note(kind, fd, index, *values)
@@ -93,8 +99,8 @@ class KeptCounters(SharedCounters):
             numbers = {name: getattr(self._kept, name) for name in ("depth", "ident", *LIMITS, *TOTALS)}
             state = {"numbers": {**numbers, "ident": self._kept.ident.hex()}, "own": list(self._own.items())}
             if state != self._told:
-                self._told = state
                 self._save(state)
+                self._told = state
 
 
 class KeptLedger(Ledger):

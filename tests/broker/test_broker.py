@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -87,6 +88,21 @@ def test_an_agent_has_no_client_of_http(served: Served) -> None:
         loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in lines}
         assert "quine" in loaded
         assert not loaded & {"httpx", "ssl", "_ssl", "pydantic", "asyncio", "anyio", "ctypes"}
+
+
+def test_a_soft_limit_of_the_first_agent_is_none_of_the_broker(served: Served) -> None:
+    limited = ["sh", "-c", 'ulimit -S -f 99; exec "$@"', "sh", *QUINE, "--", FIRST]
+    done = subprocess.run(
+        limited,
+        cwd=served.directory,
+        env=served.env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"hi\n"), done.stderr
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    assert {resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in served.brokers()} == {(hard, hard)}
 
 
 def test_agents_that_start_together_share_one(served: Served) -> None:

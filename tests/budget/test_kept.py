@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,7 +17,7 @@ from quine.budget.kept_counters import KeptCounters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.budget.loans import Loan, Wanted
-from quine.budget.shared_counters import INFER
+from quine.budget.shared_counters import INFER, SharedCounters
 
 LIMIT = 4000
 
@@ -136,3 +138,22 @@ def test_the_limit_of_a_share_is_what_was_lent() -> None:
             assert ledger.left() == Remaining(lent, None)
     finally:
         os.close(share.fd)
+
+
+def test_a_write_that_fails_gains_nothing(payer: Payer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command can limit the size of files for the process that pays, and wipe a record that is not kept there."""
+    full = OSError(errno.EFBIG, "File too large")
+    hold = payer.ledger.reserve(0, 1000, within=Remaining(2000))
+    with monkeypatch.context() as limited, pytest.raises(OSError):
+        limited.setattr(SharedCounters, "put", mock.Mock(side_effect=full))
+        payer.ledger.settle(hold, 1900)
+    payer.wipe_records()
+    payer.ledger.collect()
+    assert payer.ledger.totals()[1] == 2000
+    payer.saved.clear()
+    payer.rewrite(tokens=3000)
+    with monkeypatch.context() as limited, pytest.raises(OSError):
+        limited.setattr(payer.ledger.book, "_save", mock.Mock(side_effect=full))
+        payer.ledger.collect()
+    payer.ledger.collect()
+    assert payer.saved[-1]["numbers"]["tokens"] == 3000
