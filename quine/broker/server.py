@@ -45,6 +45,7 @@ KEPT = ("QUINE_PRICES",)
 IDLE, IDLE_VARIABLE = 60.0, "QUINE_BROKER_IDLE"  # seconds without a process to serve after which it ends
 PATIENCE = 30.0  # seconds that a client may take to say who it is
 MOST_FILES = 1 << 16
+LARGEST = 1 << 63  # of a cap
 FULL = 1.0  # seconds until connections are taken again, where there are no descriptors left
 
 
@@ -250,7 +251,7 @@ class _Worker:
         # Whatever waits comes first: a ledger is closed when no living process has it.
         client.fds += await asyncio.to_thread(purses_around, client.process)
         try:
-            cap = Cap(*(kind(value) for kind, value in zip((int, float, float), hello["mark"])))
+            cap = _cap(hello["mark"])
             concurrent, limited = int(hello["concurrent"]), bool(hello["limited"])
             asked = {name: str(hello["env"][name]) for name in GUEST if hello["env"].get(name)}
             tools = tuple(Tool(str(name), str(text), dict(schema)) for name, text, schema in hello["tools"])
@@ -295,6 +296,15 @@ class _Worker:
             log(self._seat.path, error)
             return quickjson.dumps(error_to_json(GuestError(f"a defect in the broker: {error!r}"))).encode()
         return task.result()
+
+
+def _cap(told: Any) -> Cap:
+    """Return the caps that a client has told. Raises ValueError, TypeError or OverflowError."""
+    tokens, cost, deadline = told
+    cap = Cap(int(tokens), float(cost), float(deadline))
+    if not all(0 <= value < LARGEST for value in cap):
+        raise ValueError("a cap below 0 or without end")
+    return cap
 
 
 def _unlink(seat: Seat) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from quine.broker import server
 from quine.broker.admission import Denied, Register
+from quine.broker.keeper_log import LONGEST, log
 from quine.budget import purse
 from quine.budget.caller import purses_around
 from quine.budget.kept_records import KeptRecords
@@ -241,6 +242,9 @@ class Refusals(Greeted):
         }
         for hello, ledger, why in (
             ({**whole, "mark": None}, self.book.fd, b""),
+            ({**whole, "mark": [0, "nan", "nan"]}, self.book.fd, b""),
+            ({**whole, "mark": [0, 0, "inf"]}, self.book.fd, b""),
+            ({**whole, "mark": [-1, 0, 0]}, self.book.fd, b""),
             ({**whole, "build": "another"}, self.book.fd, b"it is of another build"),
             (whole, self.purses[0], b"its ledger is none"),
             (whole, self.book.fd, b"no living agent of this broker is above it"),
@@ -255,6 +259,7 @@ class Refusals(Greeted):
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(3):
             await self.refusals()
+        assert not os.path.exists(f"{os.path.dirname(self.path)}/broker.log")
         assert len(os.listdir("/proc/self/fd")) == before
         for _ in range(2):
             self.worker._register.forget_books()
@@ -271,3 +276,10 @@ def test_a_client_that_is_refused_leaves_no_descriptor_in_the_broker(monkeypatch
             asyncio.run(greeted.run())
         finally:
             greeted.close()
+
+
+def test_the_log_of_a_broker_is_bounded(tmp_path: Path) -> None:
+    for _ in range(5):
+        log(f"{tmp_path}/x.broker", "x" * (LONGEST // 2))
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes.keys() == {"broker.log", "broker.log.1"} and max(sizes.values()) < 2 * LONGEST
