@@ -12,7 +12,8 @@ Laws
 4. The right of a connection is that of the process which has opened it, and ends with that process.
 5. The numbers of ledgers and purses are kept here, since a command can rewrite both: see quine/budget/kept_counters.py.
    A purse is raised by a request, from a living process that the kernel shows outside of it. These numbers are
-   forgotten when nothing needs them: no member, no connection, and no living maker of a purse.
+   forgotten when nothing needs them: no member, no connection, and no living maker of a purse. A purse can name any
+   process: its maker is one that holds it. The purses of a tree are bounded.
 6. This knowledge outlives a worker: it is in memory that the keeper made (quine/budget/kept_records.py), and each
    worker reads it first. Whatever could not be noted there has no effect: nobody is admitted, and nothing is paid.
 """
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
     from quine.budget.kept_records import KeptRecords
     from quine.budget.ledger import Ledger
+
+
+MOST_PURSES = 1024  # of a tree; each has a descriptor here
 
 
 class Denied(Exception):
@@ -97,32 +101,33 @@ class Register:
 
         `around` are descriptors of purses, of this ledger or of others, which this takes over. Raises Denied.
         """
+        left = list(around)
         try:
             above = self._above(process, inode, proved)
+            # A process with a key may have wider caps than the agent above it.
+            cap = least(above.caps[inode], own) if above and not proved else own
+            handed = above.purses[inode] if above else ()
+            purses = tuple(dict.fromkeys((*handed, *self._purses_of(inode, left))))
             member = self._member(process)
-        except (Denied, OSError):
-            for fd in around:
+            giver = None if proved else member.above[inode] if above is member else above
+            self._join(member, inode, cap, purses, giver)
+            return cap, purses
+        finally:
+            for fd in left:
                 os.close(fd)
-            raise
-        # A process with a key may have wider caps than the agent above it.
-        cap = least(above.caps[inode], own) if above and not proved else own
-        handed = above.purses[inode] if above else ()
-        purses = tuple(dict.fromkeys((*handed, *self._purses_of(inode, around))))
-        giver = None if proved else member.above[inode] if above is member else above
-        self._join(member, inode, cap, purses, giver)
-        return cap, purses
 
     def connected(self, process: PinnedProcess, inode: int, end: Callable[[], None]) -> Callable[[], None]:
         """Note a connection of a process that was admitted: `end` is called if it loses the right.
 
         Return the function to call when it is closed. Until then its ledger stays open.
         """
-        ends = self.members[process.pid].ends.setdefault(inode, [])
+        member = self.members[process.pid]
+        ends, used = member.ends.setdefault(inode, []), (inode, *member.purses[inode])
         ends.append(end)
-        self._users[inode] += 1
+        self._users.update(used)
 
         def closed() -> None:
-            self._users[inode] -= 1
+            self._users.subtract(used)
             if end in ends:
                 ends.remove(end)
 
@@ -151,21 +156,25 @@ class Register:
             if other:
                 other.close()
 
-    def _purses_of(self, inode: int, around: Sequence[int]) -> list[int]:
-        """Take over descriptors of purses. Return the inodes of those that belong to this ledger."""
+    def _purses_of(self, inode: int, around: list[int]) -> list[int]:
+        """Return the inodes of the purses in `around` that belong to this ledger. Raises Denied if there are too many.
+
+        The descriptors that this takes over are removed from `around`.
+        """
         known = self._purses.setdefault(inode, {})
         found = []
-        for fd in around:
+        for fd in tuple(around):
             each = os.fstat(fd).st_ino
             kept = self._kept.get(each) or purse.read(fd)
-            if kept is None or kept.ledger != inode or each in known:
-                os.close(fd)
-            else:
+            if kept is not None and kept.ledger == inode and each not in known:
+                if sum(other.ledger == inode for other in self._kept.values()) >= MOST_PURSES:
+                    raise Denied(f"there are {MOST_PURSES} budgets in its tree already")
                 self._keep(each, kept)
-                self._watch_maker(kept)
                 known[each] = fd
+                around.remove(fd)
             if each in known:
                 found.append(each)
+        self._watch_makers(found)
         return found
 
     def _above(self, process: PinnedProcess, inode: int, proved: bool) -> Member | None:
@@ -252,21 +261,21 @@ class Register:
             found.append(kept.within(told) if told else kept)
         return found
 
-    def _watch_maker(self, known: Purse) -> None:
-        """Keep a purse as long as its maker lives, which may have no agent below it for any time."""
-        name = (known.pid, known.started)
-        if name in self.makers or not (maker := pinned(known.pid)):
-            return
-        if maker.start != known.started:
-            maker.close()
-            return
+    def _watch_makers(self, inodes: Collection[int]) -> None:
+        """Keep these purses as long as their makers live, which may have no agent below them for any time."""
+        for name in {
+            (self._kept[inode].pid, self._kept[inode].started) for inode in inodes
+        } - self.makers.keys():
+            maker = pinned(name[0])
+            if maker and maker.start == name[1] and not caller.purses_held_by(maker).isdisjoint(inodes):
+                self.makers[name] = maker
+                self._watch(maker.pidfd, partial(self._maker_gone, name))
+            elif maker:
+                maker.close()
 
-        def gone() -> None:
-            self.makers.pop(name).close()
-            self._changed()
-
-        self.makers[name] = maker
-        self._watch(maker.pidfd, gone)
+    def _maker_gone(self, name: tuple[int, int]) -> None:
+        self.makers.pop(name).close()
+        self._changed()
 
     def _keep(self, inode: int, known: Purse) -> None:
         self._records.put(("purse", inode), list(known))
@@ -298,23 +307,39 @@ class Register:
         return inode, self.books[inode]
 
     def forget_books(self, busy: Collection[int] = ()) -> None:
-        """Close the ledgers of trees that nothing used at the last call either. `busy`: with payments under way."""
-        used = {inode for member in self.members.values() for inode in member.caps}
-        used |= {inode for inode, count in self._users.items() if count > 0}
-        used |= {kept.ledger for kept in self._kept.values() if (kept.pid, kept.started) in self.makers}
-        known = self.books.keys() | self._former.keys() | {kept.ledger for kept in self._kept.values()}
-        unused = known - used - set(busy)
+        """Close ledgers and purses that nothing used at the last call either. `busy`: those with payments under way."""
+        self._watch_makers(self._kept)  # one that was closed to others, as while it had a key, is open now
+        used = {inode for inode, count in self._users.items() if count > 0} | set(busy)
+        for member in self.members.values():
+            used |= {*member.caps, *(each for purses in member.purses.values() for each in purses)}
+        for inode, kept in self._kept.items():
+            if (kept.pid, kept.started) in self.makers:
+                used |= {inode, kept.ledger}
+        idle = {inode for inode, kept in self._kept.items() if inode not in used and kept.ledger not in busy}
+        unused = (self.books.keys() | self._former.keys() | self._purses.keys()) - used | idle
         for inode in unused & self._unused:
-            if inode in self.books:
-                os.close(self.books.pop(inode).fd)
-            self._former.pop(inode, None)
-            self._records.forget(("ledger", inode))
-            for fd in self._purses.pop(inode, {}).values():
-                os.close(fd)
-            for each in [each for each, kept in self._kept.items() if kept.ledger == inode]:
-                del self._kept[each]
-                self._records.forget(("purse", each))
+            if inode in self._kept:
+                self._forget_purse(inode)
+            else:
+                self._forget_book(inode)
         self._unused = set(unused)
+
+    def _forget_purse(self, inode: int) -> None:
+        fd = self._purses.get(self._kept.pop(inode).ledger, {}).pop(inode, -1)
+        if fd >= 0:
+            os.close(fd)
+        self._users.pop(inode, None)
+        self._records.forget(("purse", inode))
+
+    def _forget_book(self, inode: int) -> None:
+        for each in [each for each, kept in self._kept.items() if kept.ledger == inode]:
+            self._forget_purse(each)
+        if inode in self.books:
+            os.close(self.books.pop(inode).fd)
+        self._former.pop(inode, None)
+        self._purses.pop(inode, None)
+        self._users.pop(inode, None)
+        self._records.forget(("ledger", inode))
 
     # -- the knowledge of the worker before --------------------------------------------------------
 
@@ -324,11 +349,11 @@ class Register:
                 pid, start, inode = map(int, names)
                 self._take(pid, start, inode, value)
             elif what == "purse":
-                known = self._kept[int(names[0])] = Purse._make(value)
-                self._watch_maker(known)
+                self._kept[int(names[0])] = Purse._make(value)
             else:
                 value["numbers"]["ident"] = bytes.fromhex(value["numbers"]["ident"])
                 self._former[int(names[0])] = value
+        self._watch_makers(self._kept)
         for member in list(self.members.values()):
             for inode in [inode for inode, above in member.above.items() if above is member]:
                 self._hold(member, inode)

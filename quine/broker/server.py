@@ -115,6 +115,7 @@ class _Worker:
 
     def _tidy(self) -> None:
         self._register.forget_books(self._inferences.trees)
+        self._look()
         self._loop.call_later(self._seat.idle, self._tidy)
 
     def _left(self) -> None:

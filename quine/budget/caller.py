@@ -25,6 +25,7 @@ from quine.budget.shared_counters import NAME, release
 from transport.address import boot_id, closed_since, start_time
 from transport.errors import Unseen
 from transport.inherit import APART, held_above
+from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 VARIABLE = "QUINE_CALLER"
 FILES = (NAME, purse.NAME, beginning.NAME)  # of a tree
 WALKS = 100  # of some milliseconds each
+MOST_AROUND = 64  # purses that a process and those above it may hold
 ORPHANED = "the process that has made the budget has ended, so its limits stay as they are"
 UNKNOWN = "the process that asks has ended, or the processes above it are not known"
 
@@ -131,13 +133,26 @@ def may_not_raise(of: Purse, inode: int, asker: PinnedProcess | None) -> str:
     return "" if living and living.state != "Z" and living.started == of.started else ORPHANED
 
 
+def purses_held_by(process: PinnedProcess) -> set[int]:
+    """Return the inodes of the purses that a process of the user holds; none if it is closed to others."""
+    folder, found = f"/proc/{process.pid}/fd", set()
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for number in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                if os.readlink(f"{folder}/{number}") == purse.LINK:
+                    found.add(os.stat(f"{folder}/{number}").st_ino)
+    return found
+
+
 def purses_around(asker: PinnedProcess) -> list[int]:
     """Return descriptors of the purses that a process and those above it hold; it looks through /proc.
 
     Also of those above a daemon, since a command can mark itself as one. A purse of another ledger is of no use. Raises
-    Unseen.
+    Unseen, also if there are more than MOST_AROUND.
     """
     held = held_above(purse.NAME, pid=asker.pid, whole=True)[purse.NAME]
+    if len({each.inode for each in held}) > MOST_AROUND:
+        raise Unseen(f"more than {MOST_AROUND} budgets are above it")
     found: dict[int, int] = {}
     for each in held:
         if each.inode not in found:

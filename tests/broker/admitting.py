@@ -19,6 +19,24 @@ from quine.budget.shared_counters import Numbers, SharedCounters
 from tests.support.agents import PATIENCE
 
 
+def end_makers(register: Register) -> None:
+    """As if the process had ended that has made the purses, which is this one."""
+    for process in register.makers.values():
+        process.close()
+    register.makers.clear()
+    for inode, kept in register._kept.items():
+        register._kept[inode] = kept._replace(started=1)
+
+
+def forget_all(register: Register) -> None:
+    for member in register.members.values():
+        member.process.close()
+    register.members.clear()
+    end_makers(register)
+    for _ in range(2):
+        register.forget_books()
+
+
 class Registers:
     """The registers of the workers of one keeper. An agent has a ledger and a purse, and a command."""
 
@@ -45,27 +63,13 @@ class Registers:
         self.pinned_here.append(process)
         return process
 
-    def end_makers(self, register: Register) -> None:
-        """As if the process had ended that has made the purse, which is this one."""
-        for process in register.makers.values():
-            process.close()
-        register.makers.clear()
-
     def __exit__(self, *_: object) -> None:
         os.kill(self.command, signal.SIGKILL)
         self.agent.communicate()
         for process in self.pinned_here:
             process.close()
         for register in self.made:
-            for process in (
-                *(member.process for member in register.members.values()),
-                *register.makers.values(),
-            ):
-                process.close()
-            register.members.clear()
-            register.makers.clear()
-            for _ in range(2):
-                register.forget_books()
+            forget_all(register)
         for fd in (self.purse, self.book.fd):
             os.close(fd)
         self.records.close()

@@ -13,18 +13,22 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from quine.base.errors import Failure
-from quine.broker import keeper, wire
+from quine.broker import admission, keeper, wire
+from quine.broker.admission import Denied
 from quine.broker.client import connected
 from quine.budget import caller, pinned, purse
 from quine.budget.purse import Cap
-from tests.broker.admitting import Greeted, Registers
+from tests.broker.admitting import Greeted, Registers, end_makers, forget_all
 from tests.broker.serving import BYE, FIRST, Served, said
 from tests.support.waiting import until
 from transport import inherit
+from transport.address import start_time
+from transport.errors import Unseen
 from transport.inherit import ancestors
 
 NO_LIMIT = (0, None, None)
@@ -87,13 +91,8 @@ class Asked(Greeted):
         return answers
 
     def end(self, me: pinned.PinnedProcess) -> None:
-        register = self.worker._register
-        for process in (me, *(each.process for each in register.members.values()), *register.makers.values()):
-            process.close()
-        register.members.clear()
-        register.makers.clear()
-        for _ in range(2):
-            register.forget_books()
+        me.close()
+        forget_all(self.worker._register)
 
 
 def test_a_process_that_has_ended_raises_and_detaches_nothing() -> None:
@@ -229,7 +228,7 @@ def test_a_ledger_is_open_as_long_as_a_connection_may_pay_from_it() -> None:
         closed = register.connected(agent, inode, lambda: None)
         ledger = register.ledger(inode, Cap(), purses)
         register._gone(register.members[agent.pid])
-        registers.end_makers(register)
+        end_makers(register)
         for busy in ((), (inode,)):
             for _ in range(2):
                 register.forget_books(busy)
@@ -278,3 +277,68 @@ def test_the_first_limits_hold_while_the_maker_of_the_budget_lives() -> None:
         registers.watched[next(iter(register.makers.values())).pidfd]()
         assert not register.makers
         later.kill()
+
+
+def test_a_purse_that_names_a_process_which_does_not_hold_it_keeps_no_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command can make any number of files that look like purses. Its tree may have some, and no other tree less."""
+    monkeypatch.setattr(admission, "MOST_PURSES", 8)
+    with Registers() as registers:
+        register, agent = registers.next(), registers.pinned(registers.agent.pid)
+        inode, _ = register.book(os.dup(registers.book.fd))
+        known = purse.read(registers.purse)
+        assert known
+        forged = []
+        for number in range(8):
+            fd = os.memfd_create(purse.NAME)
+            maker = (1, start_time(1)) if number % 2 else (agent.pid, agent.start)
+            purse.write(fd, known._replace(pid=maker[0], started=maker[1]))
+            forged.append(fd)
+        register.admit(agent, inode, Cap(), True, forged)
+        assert not register.makers
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(Denied, match="budgets in its tree already"):
+            register.admit(agent, inode, Cap(), True, [os.dup(registers.purse)])
+        assert len(os.listdir("/proc/self/fd")) == before
+        register._gone(register.members[agent.pid])
+        for _ in range(2):
+            register.forget_books()
+        assert not register._kept and len(os.listdir("/proc/self/fd")) < before - 8
+
+
+def test_a_purse_is_forgotten_before_its_ledger() -> None:
+    """A tree may make one budget after the other. One is kept for a member, a connection, and its living maker."""
+    with Registers() as registers:
+        register = registers.next()
+        agent, command = map(registers.pinned, (registers.agent.pid, registers.command))
+        inode, book = register.book(os.dup(registers.book.fd))
+        register.admit(agent, inode, Cap(), True)
+        register.admit(command, inode, Cap(), False, [os.dup(registers.purse)])
+        closed = register.connected(command, inode, lambda: None)
+        register._gone(register.members[command.pid])
+        for kept, needless in ((1, lambda: end_makers(register)), (1, closed), (0, None)):
+            for _ in range(2):
+                register.forget_books()
+            assert (len(register._kept), register.books) == (kept, {inode: book})
+            if needless:
+                needless()
+
+
+def test_a_maker_that_is_closed_to_others_is_looked_at_again() -> None:
+    """As `quine budget` is while it has a key."""
+    with Registers() as registers:
+        register, agent = registers.next(), registers.pinned(registers.agent.pid)
+        inode, _ = register.book(os.dup(registers.book.fd))
+        with mock.patch.object(os, "listdir", side_effect=PermissionError):
+            register.admit(agent, inode, Cap(), True, [os.dup(registers.purse)])
+        assert not register.makers
+        register.forget_books()
+        assert register.makers
+
+
+def test_a_process_below_too_many_purses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Registers() as registers:
+        monkeypatch.setattr(caller, "MOST_AROUND", 0)
+        with pytest.raises(Unseen, match="more than 0 budgets"):
+            caller.purses_around(registers.pinned(os.getpid()))
