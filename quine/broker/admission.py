@@ -2,7 +2,8 @@
 
 Laws
 1. A process that proved the keys is admitted, with the ledger that it brought. Any other one is admitted by a process
-   above it that is: the kernel says who is above whom, and when each of them started.
+   above it that is: the kernel says who is above whom, and when each of them started. Where any process can prove the
+   keys, as those of a command, a proof serves only a process that is below no member.
 2. A process that was admitted by one above it pays from the same ledger, within the caps of both, and from the purses
    of both. A command can close the descriptors of its purses, and mark itself as a daemon.
 3. An orphan whose starter has ended is refused, whatever descriptors it holds: a daemon of a command infers no more
@@ -115,6 +116,11 @@ class Register:
         finally:
             for fd in left:
                 os.close(fd)
+
+    def is_below_a_member(self, process: PinnedProcess) -> bool:
+        """Return whether a living member is above a process, or the processes above it are not known."""
+        chain = process.chain()
+        return not chain or any(map(self._living, chain[1:]))
 
     def connected(self, process: PinnedProcess, inode: int, end: Callable[[], None]) -> Callable[[], None]:
         """Note a connection of a process that was admitted: `end` is called if it loses the right.

@@ -88,6 +88,14 @@ class Credentials:
         return found
 
     @property
+    def are_of_a_command(self) -> bool:
+        """Whether only a command gives the key: any process can prove such keys, though the command may ask a person.
+
+        Where there is no key, or a file has it, any process of the user has as much as the broker.
+        """
+        return not self._keys and not self._environ.get(FILE) and bool(self._environ.get(COMMAND))
+
+    @property
     def names(self) -> list[str]:
         """The variables that gave the keys, or say where the key is."""
         return [*self._keys, *(name for name in (FILE, COMMAND) if self._environ.get(name))]

@@ -1,12 +1,15 @@
 """A key that is in no environment: the broker alone reads QUINE_API_KEY_FILE, or runs QUINE_API_KEY_COMMAND.
 
-Law: the key of a command is kept for some minutes, as a command may ask a person or a server, and so is its failure
-for some seconds. A file is read for each client that comes.
+Laws
+1. The key of a command is kept for some minutes, as a command may ask a person or a server, and so is its failure for
+   some seconds. A file is read for each client that comes.
+2. The output of a command is a socket. Any process of the user can open a pipe of another one by its name in /proc.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -65,23 +68,44 @@ class Given:
             raise Misconfigured(f"{FILE} {self._file} cannot be read: {why}") from None
 
     def _run(self) -> str:
-        try:
-            done = subprocess.run(
-                ["/bin/sh", "-c", self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=self._environ,
-                timeout=PATIENCE,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise Misconfigured(f"{COMMAND} has printed no key within {PATIENCE:.0f} s") from None
-        except OSError as error:
-            raise Misconfigured(f"{COMMAND} cannot be run: {(error.strerror or '').lower()}") from None
-        if done.returncode:
-            raise Misconfigured(f"{COMMAND} failed with status {done.returncode}", "run it in a shell")
-        return _checked(COMMAND, done.stdout)
+        over = time.monotonic() + PATIENCE
+        words = ["/bin/sh", "-c", self._command]
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            try:
+                process = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    env=self._environ,
+                )
+            except OSError as error:
+                raise Misconfigured(f"{COMMAND} cannot be run: {(error.strerror or '').lower()}") from None
+            with process:
+                theirs.close()
+                try:
+                    text = _received(ours, over)
+                    ours.close()
+                    process.wait(max(0, over - time.monotonic()))
+                except (OSError, subprocess.TimeoutExpired):
+                    process.kill()
+                    raise Misconfigured(f"{COMMAND} has printed no key within {PATIENCE:.0f} s") from None
+        if process.returncode:
+            raise Misconfigured(f"{COMMAND} failed with status {process.returncode}", "run it in a shell")
+        return _checked(COMMAND, text)
+
+
+def _received(line: socket.socket, over: float) -> bytes:
+    """Return the text that comes until its end, of one that is too long the beginning. Raises OSError."""
+    got = bytearray()
+    while True:
+        line.settimeout(max(0.001, over - time.monotonic()))
+        data = line.recv(LONGEST)
+        if not data:
+            return bytes(got)
+        if len(got) < LONGEST:
+            got += data
 
 
 def _checked(name: str, text: bytes) -> str:

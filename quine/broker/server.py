@@ -263,7 +263,10 @@ class _Worker:
             raise Denied("its ledger is none")
         # A process that has a key is closed to others, also to this one: it gives the purses that it has itself.
         given, client.fds = client.fds[1:], client.fds[:1]
-        cap, purses = self._register.admit(client.process, inode, cap, client.proved, given)
+        proved = client.proved
+        if proved and self._seat.credentials.are_of_a_command:
+            proved = not self._register.is_below_a_member(client.process)
+        cap, purses = self._register.admit(client.process, inode, cap, proved, given)
         client.closed = self._register.connected(client.process, inode, client.end)
         self._register.book(client.fds.pop())
         self._look()

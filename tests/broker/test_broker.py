@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -11,18 +12,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from quine.broker import client, wire
+from quine.base.errors import Misconfigured
+from quine.broker import client, key_sources, wire
 from quine.broker.gate import START
+from quine.broker.key_sources import Given
 from quine.budget.ledger import MOST_REPLY
 from quine.providers.metering import TOOLS
 from tests.broker.serving import BYE, FIRST, Careless, Served, gone, said
-from tests.support.agents import QUINE
+from tests.support.agents import PATIENCE, QUINE
 from tests.support.waiting import until
 from tests.vendors.server import KEY, Seen
 
@@ -307,6 +311,60 @@ def test_a_key_from_a_command(served: Served, tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "x\n"
     done = served.run(mission=FIRST, env={"QUINE_API_KEY_COMMAND": "exit 3"})
     assert done.returncode == 2 and b"failed with status 3" in done.stderr
+
+
+PROVES = """
+from quine.base.errors import Failure
+from quine.broker import finding
+from quine.budget.ledger import Ledger
+from quine.budget.limits import Limits
+try:
+    finding.broker(Ledger.create(Limits()), 1, [], {})
+    print("admitted")
+except Failure as failure:
+    print(failure.detail)
+"""
+
+
+def test_a_command_begins_no_tree_by_the_name_of_the_command_that_has_the_key(served: Served) -> None:
+    """It knows that name, as all that a proof needs, and may not be able to run that command, which asks a person."""
+    del served.env["QUINE_API_KEY"]
+    proves = served.directory / "proves.py"
+    proves.write_text(PROVES)
+    served.plan[FIRST] = [said(f"{sys.executable} -P {proves} >&4"), BYE]
+    for name, value, answer in (
+        ("QUINE_API_KEY_COMMAND", f"echo {KEY}", "the broker refuses to infer: its ledger is not that of"),
+        ("QUINE_API_KEY_FILE", str(served.directory / "key"), "admitted"),
+    ):
+        (served.directory / "key").write_text(KEY)
+        done = served.run(mission=FIRST, env={name: value})
+        assert done.returncode == 0 and done.stdout.decode().startswith(answer), done
+    assert len(served.brokers()) == 4
+
+
+def test_the_output_of_a_command_that_has_the_key_cannot_be_opened(tmp_path: Path) -> None:
+    there, go = tmp_path / "there", tmp_path / "go"
+    os.mkfifo(there)
+    os.mkfifo(go)
+    given = Given({"QUINE_API_KEY_COMMAND": f"echo $$ >{there}; read x <{go}; echo {KEY}"})
+    with ThreadPoolExecutor(1) as pool:
+        key = pool.submit(given.key)
+        pid = int(there.read_text())
+        with pytest.raises(OSError) as failed:
+            os.open(f"/proc/{pid}/fd/1", os.O_RDONLY | os.O_NONBLOCK)
+        go.write_text("\n")
+        assert failed.value.errno == errno.ENXIO and key.result(PATIENCE) == KEY
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["sleep 100", "exec >&-; exec sleep 100", "head -c 70000 /dev/zero"],
+    ids=["silent", "closed", "long"],
+)
+def test_a_command_that_gives_no_key(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_sources, "PATIENCE", PATIENCE if "head" in command else 0.1)
+    with pytest.raises(Misconfigured, match=r"one line|has printed no key"):
+        Given({"QUINE_API_KEY_COMMAND": command}).key()
 
 
 class Squatter:
