@@ -9,7 +9,8 @@ Laws
 3. An orphan whose starter has ended is refused, whatever descriptors it holds: a daemon of a command infers no more
    when its agent has ended, whenever it was admitted. The supervisor of a detached job is admitted while its starter
    lives, and a child that is not waited for when it is forked; and so is all below. Any process below an agent may be
-   named as one.
+   named as one. An orphan of a child is adopted by the agent above: unless it was admitted before, it has the cap of
+   that agent, as nothing tells it from an orphan of that agent's own commands.
 4. The right of a connection is that of the process which has opened it, and ends with that process.
 5. The numbers of ledgers and purses are kept here, since a command can rewrite both: see quine/budget/kept_counters.py.
    A purse is raised by a request, from a living process that the kernel shows outside of it. These numbers are

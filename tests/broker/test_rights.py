@@ -220,6 +220,19 @@ def test_a_member_outlives_the_one_that_admitted_it_below_another() -> None:
             call()
 
 
+def test_a_member_keeps_the_cap_of_the_one_that_admitted_it() -> None:
+    """A daemon of a child with a narrower budget, when the agent above the child has adopted it."""
+    with Registers() as registers:
+        register = registers.next()
+        me, agent, command = map(registers.pinned, (os.getpid(), registers.agent.pid, registers.command))
+        inode, _ = register.book(os.dup(registers.book.fd))
+        for process, cap in ((me, Cap(90)), (agent, Cap(50)), (command, Cap())):
+            register.admit(process, inode, cap, process is me)
+        register._gone(register.members[agent.pid])
+        for each in (register, registers.next()):
+            assert each.admit(command, inode, Cap(), False)[0] == Cap(50)
+
+
 def test_a_ledger_is_open_as_long_as_a_connection_may_pay_from_it() -> None:
     with Registers() as registers:
         register, agent = registers.next(), registers.pinned(registers.agent.pid)
