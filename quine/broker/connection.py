@@ -1,4 +1,12 @@
-"""The broker's end of a connection to a client: frames in an event loop, with the descriptors that come with them."""
+"""The broker's end of a connection to a client: frames in an event loop, with the descriptors that come with them.
+
+Laws
+1. The kernel notes the pid of a process when it connects. That process may have ended when the broker takes the
+   connection, and the number may be another one's: a command can wait until a shell outside of its tree has it. So the
+   broker pins the process with that number, which must itself send the request: the kernel names the sender.
+2. A client speaks after the broker has. Data that was there before may be that of an earlier process with this number,
+   so then no process counts as the client.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
     from quine.budget.pinned import PinnedProcess
 
 FDS = struct.Struct(f"{1 + wire.MOST_PURSES}i")
+ANCILLARY = socket.CMSG_SPACE(wire.CREDENTIALS.size) + socket.CMSG_SPACE(FDS.size)
 
 
 class Client:
@@ -30,7 +39,9 @@ class Client:
         line.setblocking(False)
         self.line = line
         self.pid, self.uid = wire.peer(line)
-        self._process = _pinned(line, self.pid)
+        wire.name_senders(line)
+        self._process = pinned(self.pid) if self.pid else None
+        self._speaks = not _readable_now(line)  # the process itself, and nobody in its place
         self.fds: list[int] = []  # received, and not yet handed on: they are closed at the end
         self.proved = False
         self.over = False  # see `end`
@@ -39,9 +50,11 @@ class Client:
 
     @property
     def process(self) -> PinnedProcess:
-        """The process that has connected. Raises Denied if it has ended, whoever holds the connection now."""
+        """The process that has connected. Raises Denied if it has ended, or another one has sent the frames so far."""
         if self._process is None or not self._process.lives:
             raise Denied("it has ended")
+        if not self._speaks:
+            raise Denied("another process has sent its request")
         return self._process
 
     async def receive(self, most: int) -> bytes:
@@ -82,12 +95,12 @@ class Client:
     async def _some(self, most: int) -> bytes:
         while True:
             try:
-                data, messages, _, _ = self.line.recvmsg(
-                    most, socket.CMSG_SPACE(FDS.size), socket.MSG_CMSG_CLOEXEC
-                )
+                data, messages, _, _ = self.line.recvmsg(most, ANCILLARY, socket.MSG_CMSG_CLOEXEC)
                 break
             except BlockingIOError:
                 await _readable(self.line)
+        if data and wire.sender(messages) != self.pid:
+            self._speaks = False
         for level, kind, value in messages:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self.fds += struct.unpack(f"{len(value) // 4}i", value[: len(value) // 4 * 4])
@@ -134,11 +147,11 @@ class Client:
             self.closed()
 
 
-def _pinned(line: socket.socket, pid: int) -> PinnedProcess | None:
+def _readable_now(line: socket.socket) -> bool:
     try:
-        return pinned(pid, wire.peer_pidfd(line)) if pid else None
+        return bool(line.recv(1, socket.MSG_PEEK))
     except OSError:
-        return None
+        return False
 
 
 async def _readable(line: socket.socket) -> None:

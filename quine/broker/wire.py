@@ -25,10 +25,8 @@ Laws
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
-import sys
 
 from transport import quickjson
 from transport.lean import blake2b, contextlib
@@ -47,9 +45,8 @@ LONGEST_ADDRESS = 107  # bytes
 SUFFIX = ".broker"  # of the socket's name; each .sock there is taken for that of a node, and asked as one
 MOST_PURSES = 16  # that a client hands over, the innermost ones
 NOTE = b'{"note"'
-_CREDENTIALS = struct.Struct("iII")
-_SO_PEERCRED, _SOL_SOCKET, _SCM_RIGHTS = 17, 1, 1
-_SO_PEERPIDFD = 77  # Linux 6.5
+CREDENTIALS = struct.Struct("iII")  # pid, uid and gid, as the kernel names them
+_SO_PASSCRED, _SO_PEERCRED, _SOL_SOCKET, _SCM_RIGHTS, _SCM_CREDENTIALS = 16, 17, 1, 1, 2
 
 
 def frame(body: bytes) -> bytes:
@@ -81,18 +78,21 @@ def nonce() -> str:
 
 def peer(line: socket.socket) -> tuple[int, int]:
     """Return (pid, uid) of the process at the other end, as the kernel noted them."""
-    pid, uid, _ = _CREDENTIALS.unpack(line.getsockopt(_SOL_SOCKET, _SO_PEERCRED, _CREDENTIALS.size))
+    pid, uid, _ = CREDENTIALS.unpack(line.getsockopt(_SOL_SOCKET, _SO_PEERCRED, CREDENTIALS.size))
     return pid, uid
 
 
-def peer_pidfd(line: socket.socket) -> int:
-    """Return a pidfd of the process at the other end, -1 on an old kernel. Raises OSError if it has ended."""
-    try:
-        return int.from_bytes(line.getsockopt(_SOL_SOCKET, _SO_PEERPIDFD, 4), sys.byteorder, signed=True)
-    except OSError as error:
-        if error.errno != errno.ENOPROTOOPT:
-            raise
-        return -1
+def name_senders(line: socket.socket) -> None:
+    """Have the kernel name the sender of all that comes from now on, see `sender`."""
+    line.setsockopt(_SOL_SOCKET, _SO_PASSCRED, 1)
+
+
+def sender(messages: Sequence[tuple[int, int, bytes]]) -> int:
+    """Return the pid of the process that has sent data which came with these messages; 0 if the kernel names none."""
+    for level, kind, value in messages:
+        if (level, kind) == (_SOL_SOCKET, _SCM_CREDENTIALS) and len(value) == CREDENTIALS.size:
+            return int(CREDENTIALS.unpack(value)[0])
+    return 0
 
 
 @contextlib.contextmanager

@@ -65,10 +65,10 @@ class PinnedProcess:
             self.pidfd = -1
 
 
-def pinned(pid: int, pidfd: int = -1) -> PinnedProcess | None:
-    """Pin a process; None if it has ended. Takes over its `pidfd`, if there is one already."""
+def pinned(pid: int) -> PinnedProcess | None:
+    """Pin the process that has this number now; None if there is none."""
     try:
-        fd = pidfd if pidfd >= 0 else os.pidfd_open(pid)
+        fd = os.pidfd_open(pid)
     except (OSError, OverflowError):
         return None
     process = PinnedProcess(pid, start_time(pid), fd)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from quine.base.errors import Failure
 from quine.broker import admission, keeper, wire
 from quine.broker.admission import Denied
 from quine.broker.client import connected
+from quine.broker.connection import Client
 from quine.budget import caller, pinned, purse
 from quine.budget.purse import Cap
 from tests.broker.admitting import Greeted, Registers, end_makers, forget_all
@@ -107,6 +109,46 @@ def test_a_process_that_has_ended_raises_and_detaches_nothing() -> None:
     assert answers["detach", False] == {"detached": True}
     for what in ("raise", "detach"):
         assert answers[what, True]["detail"] == "it has ended", answers
+
+
+def another_with(pid: int) -> subprocess.Popen[bytes]:
+    """Start a process that gets this number, as one outside of the tree may."""
+    for _ in range(1000):
+        try:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        except OSError:
+            pytest.skip("chooses the number of a process")
+        process = subprocess.Popen(["sleep", "100"])
+        if process.pid == pid:
+            return process
+        process.kill()
+        process.wait()
+    raise AssertionError(f"no process gets the number {pid}")
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["later", "early"])
+def test_a_process_with_the_number_of_a_client_that_has_ended_is_not_the_client(early: bool) -> None:
+    """The client has left its connection to another process. It may have sent its request before it ended."""
+    with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short, ExitStack() as stack:
+        listener, line = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        listener.bind(f"{short}/x")
+        listener.listen()
+        request = wire.packed({"ask": "raise"})
+        if not (pid := os.fork()):
+            try:
+                line.connect(f"{short}/x")
+                wire.send(line, request if early else b"")
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        stack.callback((other := stack.enter_context(another_with(pid))).kill)
+        client = Client(listener.accept()[0])
+        stack.callback(client.close)
+        wire.send(line, b"" if early else request)
+        assert asyncio.run(client.receive_json()) == {"ask": "raise"}
+        assert client.pid == other.pid
+        with pytest.raises(Denied, match="another process has sent its request"):
+            print(client.process)
 
 
 def test_nothing_is_raised_for_a_process_whose_ancestors_are_not_known(
