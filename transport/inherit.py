@@ -6,8 +6,8 @@ Laws
    it, and no process can change it.
 2. Reading never moves a shared file position (pread), so any number of processes read it at once.
 3. A descriptor of another process is a name that may mean another file a moment later, as in a shell that makes pipes.
-   So what was seen there is opened by what it was (`MemoryFile.opened`), and a file without its seals, which its
-   maker has not finished yet, counts as absent.
+   So what was seen there is opened by what it was (`MemoryFile.opened`). A file without its seals, which its maker has
+   not finished yet, counts as absent, and so does a named pipe or a file of FUSE with the name of a memfd.
 4. A walk over the processes above reaches the top, or raises Unseen. One that breaks off would show a process outside
    of its tree, and a command could have it break off: it ends those between, or takes descriptors away.
 """
@@ -32,6 +32,7 @@ PR_SET_CHILD_SUBREAPER = 36
 FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
 LIMIT = 64 << 20  # bytes; a memo is a few keys, and over exec a session with its mission
 
+_memory: dict[bool, str] = {}  # the mount of all memfds, and their device, see `_place`
 _first = 0  # pid of the job that this process belongs to: nothing above it is of its tree
 
 # NPMTOKEN and PGPASSWORD end in such a word, AWS_SECRET_ACCESS_KEY_ID has one in the middle.
@@ -302,7 +303,7 @@ def users_environment() -> dict[str, str]:
         try:
             with open(f"/proc/{held[0].pid}/environ", "rb") as file:
                 entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")]
-            os.stat(held[0].path)  # one that has ended shows an empty environment
+            os.lstat(held[0].path)  # one that has ended shows an empty environment
         except OSError as error:
             pass_over(error, hidden=False)
             continue  # then that of one which is above as well
@@ -331,24 +332,49 @@ def _open_files(pid: int) -> Iterator[tuple[str, str]]:
 def reopened(path: str, flags: int, inode: int = 0, target: str = "") -> int:
     """Open `path` at a descriptor above those that shells redirect. Raises OSError.
 
-    With an `inode` or a `target` (of the link in /proc): only if it is still that file. Another one is not opened at
+    With an `inode` or a `target` (of the link in /proc): only if it is still that memfd. Another file is not opened at
     all: the end of a pipe would wait for the other, or keep it from seeing an end.
     """
     import errno
     import fcntl
 
-    seen = os.open(path, os.O_PATH | os.O_CLOEXEC) if inode or target else -1
-    low = -1
+    seen, low = os.open(path, os.O_PATH | os.O_CLOEXEC) if inode or target else -1, -1
     try:
-        own = f"/proc/self/fd/{seen}"
-        if (inode and os.fstat(seen).st_ino != inode) or (target and os.readlink(own) != target):
-            raise FileNotFoundError(errno.ENOENT, "closed since", path)
-        low = os.open(own if seen >= 0 else path, flags | os.O_CLOEXEC)
+        if seen >= 0:
+            path, before = f"/proc/self/fd/{seen}", path
+            same = is_memory_file(seen) and inode in (0, os.fstat(seen).st_ino)
+            if not same or target not in ("", os.readlink(path)):
+                raise FileNotFoundError(errno.ENOENT, "closed since", before)
+        low = os.open(path, flags | os.O_CLOEXEC)
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
     finally:
         for fd in (seen, low):
             if fd >= 0:
                 os.close(fd)
+
+
+def is_memory_file(fd: int) -> bool:
+    """Return whether a descriptor is of a memfd. The kernel alone is asked, not the file's server. Raises OSError."""
+    hidden, place = _place(fd)
+    if hidden not in _memory:
+        own = os.memfd_create("quine-place", os.MFD_CLOEXEC)
+        try:
+            _memory[hidden] = _place(own)[1]
+        finally:
+            os.close(own)
+    return place == _memory[hidden]
+
+
+def _place(fd: int) -> tuple[bool, str]:
+    """Return the mount of an open file; (True, its device) if this process is closed to others, before Linux 5.14."""
+    try:
+        info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return True, str(os.fstat(fd).st_dev)
+    try:
+        return False, os.read(info, 4096).decode().partition("mnt_id:")[2].partition("\n")[0]
+    finally:
+        os.close(info)
 
 
 def _link(name: str) -> str:

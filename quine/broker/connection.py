@@ -6,24 +6,29 @@ Laws
    broker pins the process with that number, which must itself send the request: the kernel names the sender.
 2. A client speaks after the broker has. Data that was there before may be that of an earlier process with this number,
    so then no process counts as the client.
+3. A client gives memory files alone. Another descriptor is not even looked at: its file system may not answer, and a
+   close may ask it, too. The event loop would wait for that, and all clients with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 import struct
+from threading import Thread
 
 from quine.broker import wire
 from quine.broker.admission import Denied
 from quine.budget.pinned import pinned
+from quine.budget.shared_counters import release
 from transport import quickjson
 from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from quine.budget.pinned import PinnedProcess
@@ -103,10 +108,17 @@ class Client:
             self._speaks = False
         for level, kind, value in messages:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self.fds += struct.unpack(f"{len(value) // 4}i", value[: len(value) // 4 * 4])
+                self._take(struct.unpack(f"{len(value) // 4}i", value[: len(value) // 4 * 4]))
         if len(self.fds) > 1 + wire.MOST_PURSES:
             raise OSError("more descriptors than a client has to give")
         return data
+
+    def _take(self, received: Sequence[int]) -> None:
+        others = [fd for fd in received if not _has_seals(fd)]
+        self.fds += [fd for fd in received if fd not in others]
+        if others:
+            Thread(target=release, args=(others,), daemon=True).start()
+            raise OSError("a descriptor that is no memory file")
 
     async def send(self, body: bytes) -> None:
         data, self._rest = self._rest + wire.frame(body), b""
@@ -150,6 +162,14 @@ class Client:
 def _readable_now(line: socket.socket) -> bool:
     try:
         return bool(line.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return False
+
+
+def _has_seals(fd: int) -> bool:
+    """Return whether a file is in memory. Its file system is not asked."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) >= 0
     except OSError:
         return False
 

@@ -14,10 +14,10 @@ Laws
 from __future__ import annotations
 
 import os
-import stat
 import time
 
 from transport import quickjson
+from transport.inherit import reopened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,14 +111,13 @@ class Published:
 
 
 def read(path: str, pid: int) -> dict[str, Any] | None:
-    """Return the state of process `pid`, whose file `path` opens; None if it is none, or has another owner."""
+    """Return the state of process `pid`, whose memory file `path` opens; None if it is none, or has another owner."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO may have that name elsewhere
+        fd = reopened(path, os.O_RDONLY, target=LINK)  # a named pipe may have that name, too
     except OSError:
         return None
     try:
-        facts = os.fstat(fd)
-        if facts.st_uid != os.getuid() or not stat.S_ISREG(facts.st_mode):
+        if os.fstat(fd).st_uid != os.getuid():
             return None
         for _ in range(TRIES):
             head, _, rest = os.pread(fd, MOST, 0).partition(b"\n")

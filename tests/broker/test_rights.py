@@ -151,6 +151,21 @@ def test_a_process_with_the_number_of_a_client_that_has_ended_is_not_the_client(
             print(client.process)
 
 
+def test_a_descriptor_that_is_no_memory_file_is_not_taken() -> None:
+    """A file of FUSE would hold the broker with the first look at it, or with its close."""
+    ours, theirs = socket.socketpair()
+    client = Client(theirs)
+    ends, kept = os.pipe()
+    with ours, open(os.memfd_create("x"), "rb") as given, open(ends, "rb") as file:
+        wire.send(ours, wire.packed({"build": ""}), [given.fileno(), kept])
+        os.close(kept)
+        with pytest.raises(OSError, match="no memory file"):
+            asyncio.run(client.receive_json())
+        assert [os.fstat(fd).st_ino for fd in client.fds] == [os.fstat(given.fileno()).st_ino]
+        assert file.read() == b""  # it was closed
+    client.close()
+
+
 def test_nothing_is_raised_for_a_process_whose_ancestors_are_not_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

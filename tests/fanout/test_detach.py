@@ -285,10 +285,13 @@ def test_its_jobs_wait_for_this_machine_as_those_of_a_detached_agent(lab: Lab, d
 
 
 def test_a_state_with_two_numbers_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "state"
     for text, whole in ((b'1\n{"pid":7}\n1', True), (b'2\n{"pid":7}\n1', False), (b"", False), (b"1", False)):
-        path.write_bytes(text)
-        assert (batch_state.read(str(path), 7) is not None) == whole
+        with open(os.memfd_create(batch_state.NAME), "wb", buffering=0) as file:
+            file.write(text)
+            assert (batch_state.read(f"/proc/self/fd/{file.fileno()}", 7) is not None) == whole
+    path = tmp_path / "state"
+    path.write_bytes(b'1\n{"pid":7}\n1')
+    assert batch_state.read(str(path), 7) is None
 
 
 def test_a_state_that_cannot_be_written_as_json_costs_the_batch_nothing() -> None:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import resource
+import stat
 import subprocess
 import sys
 from unittest import mock
@@ -101,6 +102,24 @@ def test_a_walk_that_cannot_go_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     try:
         with pytest.raises(Unseen, match="too many open files"):
             inherit.held_above("first")
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.skipif(not os.access("/", os.W_OK), reason="makes files with the name of a memory file")
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_a_file_with_the_name_of_a_memory_file_is_none(kind: str) -> None:
+    """The kernel shows both by the same words; a pipe would be waited for, as a file of FUSE whose server is silent."""
+    path = f"/memfd:quine-{os.getpid()}"
+    os.mknod(path, (stat.S_IFREG if kind == "file" else stat.S_IFIFO) | 0o600)
+    fd = os.open(path, os.O_PATH)
+    os.unlink(path)
+    link = f"/proc/self/fd/{fd}"
+    try:
+        assert os.readlink(link) == f"{path} (deleted)"
+        assert inherit.held_above(path.removeprefix("/memfd:")) == {path.removeprefix("/memfd:"): []}
+        with pytest.raises(FileNotFoundError, match="closed since"):
+            inherit.reopened(link, os.O_RDONLY, inode=os.stat(fd).st_ino)
     finally:
         os.close(fd)
 

@@ -134,13 +134,21 @@ def everyone() -> list[Found]:
         into = {purse.LINK: purses, f"/memfd:{shared_counters.NAME} (deleted)": ledgers}.get(one.target)
         if into is not None:
             try:
-                inode = os.stat(one.path).st_ino
+                inode = _inode(one)
             except OSError:
-                continue  # closed since
+                continue  # closed since, or of a file system: the name alone tells nothing
             into.setdefault(inode, one.path)
             holders.setdefault(inode, set()).add(one.pid)
     found = [_opened(inode, path, ledgers, holders[inode]) for inode, path in purses.items()]
     return sorted(_true_ones([one for one in found if one]), key=lambda one: one.purse.since)
+
+
+def _inode(one: census.Held) -> int:
+    fd = reopened(one.path, os.O_RDONLY, target=one.target)
+    try:
+        return os.fstat(fd).st_ino
+    finally:
+        os.close(fd)
 
 
 def _true_ones(found: list[Found]) -> list[Found]:
