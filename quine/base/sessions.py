@@ -21,6 +21,11 @@ def new_session() -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+def created(session: str) -> float:
+    """Return the time that is in the name of a session: its creation, in seconds since the epoch."""
+    return int(session[:8] + session[9:13], 16) / 1000
+
+
 def is_session(text: object) -> bool:
     """A UUID in its one spelling; a session is also a file name, so nothing else may pass."""
     if not isinstance(text, str) or len(text) != 36:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -325,7 +326,8 @@ made(book.fd, chr(27) + "]52;c;eA==" + chr(7) + "x" * 24)
 made(small, new_session())
 made(book.fd, new_session())
 made(book.fd, new_session(), cost=float("nan"), command="odd")
-made(book.fd, sys.argv[1])
+print("there", flush=True)
+made(book.fd, sys.stdin.readline().strip())
 held = book.again()
 assert lock(held, MUTEX.first)
 for at, size in ((AGENT.first, AGENT.most), (AGENT.first + 1, 1)):
@@ -335,15 +337,25 @@ sys.stdin.read()
 """
 
 
-def test_forged_budgets_are_left_out_and_keep_nobody(agents: Agents, go: Path) -> None:
+@pytest.mark.parametrize("older", [False, True], ids=["a later process", "an older process"])
+def test_forged_budgets_are_left_out_and_keep_nobody(agents: Agents, go: Path, older: bool) -> None:
     """Any process of the user can make such files, with the id of a true one, and hold the locks of a ledger."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with start(agents, "--max-tokens", "7000", "--", "sh", "-c", "touch began-x; read x <go") as process:
+    words = [sys.executable, "-P", "-c", FORGE]
+    forging = partial(Started, words, env=agents.env, cwd=Path(__file__).parents[2], **pipes)
+    with contextlib.ExitStack() as stack:
+        before = stack.enter_context(forging()) if older else None
+        if before and before.stdout:
+            assert before.stdout.readline() == b"there\n"
+        budgeted = start(agents, "--max-tokens", "7000", "--", "sh", "-c", "touch began-x; read x <go")
+        process = stack.enter_context(budgeted)
         until(lambda: list(agents.directory.glob("began-*")))
         ident = ours(agents, process.pid)["id"]
-        words = [sys.executable, "-P", "-c", FORGE, ident]
-        with Started(words, env=agents.env, cwd=Path(__file__).parents[2], **pipes) as forger:
-            assert forger.stdout and forger.stdout.readline() == b"made\n"
+        with contextlib.nullcontext(before) if before else forging() as forger:
+            assert forger.stdin and forger.stdout
+            forger.stdin.write(f"{ident}\n".encode())
+            forger.stdin.flush()
+            assert forger.stdout.read(5 + (not older) * 6)[-5:] == b"made\n"
             done = budget(agents, "show")
             assert (done.returncode, done.stdout.count("forged"), "\033" in done.stdout) == (0, 1, False), (
                 done

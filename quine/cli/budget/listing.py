@@ -4,7 +4,8 @@ Laws
 1. Nothing is registered, so nothing is stale. A purse is listed as long as a process holds it.
 2. Any process of the user can make memory files with these names. A file that is no purse, or no ledger, is left
    out; it neither ends the verb nor makes it wait for long. If several purses have one id, the true one is that of the
-   maker which lives, holds it, and has started first: a forger knows the id later.
+   maker which lives, holds it, and was the last to start before the time that is in the id. A forger knows the id
+   later. It may have an older process hold its file, as a server does that takes descriptors.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 
 from quine.base.cli_options import RunOptions
 from quine.base.errors import OK, Misconfigured
-from quine.base.sessions import SHORT, is_session
+from quine.base.sessions import SHORT, created, is_session
 from quine.budget import purse, shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.purse import Purse
@@ -153,14 +154,16 @@ def _inode(one: census.Held) -> int:
 
 def _true_ones(found: list[Found]) -> list[Found]:
     """Return one purse of each id, or all where nothing tells which of them is the true one."""
+    booted = time.time() - boot_clock()
     groups: dict[str, list[Found]] = {}
     for one in found:
         groups.setdefault(one.purse.ident, []).append(one)
     chosen = []
-    for group in groups.values():
+    for ident, group in groups.items():
         by_maker = [one for one in group if one.by_maker]
-        first = min((one.purse.started for one in by_maker), default=0)
-        chosen += [one for one in by_maker if one.purse.started == first] or group
+        before = (created(ident) - booted) * os.sysconf("SC_CLK_TCK")
+        last = max((one.purse.started for one in by_maker if one.purse.started <= before), default=0)
+        chosen += [one for one in by_maker if one.purse.started == last] or by_maker or group
     return chosen
 
 
