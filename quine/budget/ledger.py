@@ -38,6 +38,7 @@ from transport.address import boot_clock
 from transport.lean import Callable, Protocol
 
 LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
+PIECE = 256  # places for agents that are taken under the lock, some milliseconds, before others may have it
 MOST_REPLY = 16384  # tokens reserved for a reply, if the tree has that many left
 
 
@@ -184,24 +185,43 @@ class Ledger:
         return self.beyond.more(limit, count) if held is None and self.beyond else held
 
     def take(self, limit: int, count: int, born: int | None = None) -> list[int] | None:
-        """Like `agents`, from the places free on this machine. `born`: how many agents begin with them; default all."""
+        """Like `agents`, from the places free on this machine. `born`: how many agents begin with them; default all.
+
+        More than PIECE are taken in pieces. If two processes take as many at one time, both may be refused.
+        """
+        if limit and limit < count:
+            return None
         held: list[int] = []
+        at = 0
         try:
-            # Under the lock: two processes that want two each would take one each, and both be refused.
-            with self.book.changing() as facts:
-                if facts.granted and limit and facts.granted - self.book.count(AGENT) < count:
-                    return None
-                for _ in range(count if limit else 0):
-                    fd, _index = self.book.slot(AGENT, limit)
-                    if fd < 0:
-                        release(held)
-                        return None
-                    held.append(fd)
-                self.book.put(facts._replace(born=facts.born + (count if born is None else born)))
+            while (at := self._take_piece(held, at, limit, count, count if born is None else born)) >= 0:
+                if not limit or len(held) == count:
+                    return held
         except BaseException:
             release(held)
             raise
-        return held
+        release(held)
+        return None
+
+    def _take_piece(self, held: list[int], at: int, limit: int, count: int, born: int) -> int:
+        """Add places to `held`, the slots from `at` on, until it has `count`; note `born` with the last one.
+
+        Return the slot to go on from, or -1 if fewer are free.
+        """
+        # Under the lock: two processes that want two each would take one each, and both be refused.
+        with self.book.changing() as facts:
+            todo = count - len(held)
+            if facts.granted and limit and facts.granted - self.book.count(AGENT) < todo:
+                return -1
+            for _ in range(min(todo, PIECE) if limit else 0):
+                fd, index = self.book.slot(AGENT, limit, begin=at)
+                if fd < 0:
+                    return -1
+                held.append(fd)
+                at = index + 1
+            if not limit or todo <= PIECE:
+                self.book.put(facts._replace(born=facts.born + born))
+        return at
 
     def born(self) -> None:
         """Count an agent that has begun on another machine; its place was lent before."""

@@ -184,10 +184,13 @@ class SharedCounters:
 
     # -- slots -------------------------------------------------------------------------------------
 
-    def slot(self, kind: Kind, limit: int, last: bool = False) -> tuple[int, int]:
-        """Take the first free slot, or the `last`: (descriptor that holds it, index), or (-1, -1) if all are held."""
+    def slot(self, kind: Kind, limit: int, last: bool = False, begin: int = 0) -> tuple[int, int]:
+        """Take the first free slot from `begin` on, or the `last`: (descriptor that holds it, index).
+
+        Return (-1, -1) if all are held.
+        """
         fd = self.again()
-        indexes = range(min(limit, kind.most))
+        indexes = range(begin, min(limit, kind.most))
         for index in reversed(indexes) if last else indexes:
             if lock(fd, kind.first + index):
                 return fd, index

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from quine.base.errors import Failure
 from quine.base.messages import Remaining, Spent
-from quine.budget import purse
-from quine.budget.ledger import LEAST_REPLY, MOST_REPLY, Cap, Ledger, Reservation
+from quine.budget import purse, shared_counters
+from quine.budget.ledger import LEAST_REPLY, MOST_REPLY, PIECE, Cap, Ledger, Reservation
 from quine.budget.limits import Limits
-from quine.budget.shared_counters import NAME
+from quine.budget.shared_counters import MUTEX, NAME
 from tests.support.machine import in_child, kill
 from transport.inherit import MemoryFile
 
@@ -71,6 +71,27 @@ def test_places_for_agents_are_all_or_none(make: Make) -> None:
     close(one)
     close(ledger.agents(3, 3))
     assert ledger.totals()[0] == 6
+
+
+def test_many_places_are_taken_in_pieces_and_each_slot_is_tried_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that asks for many again and again would keep the lock from all other processes of the tree."""
+    limit = 2 * PIECE + 1
+    tree = make(agents=limit)
+    monkeypatch.setattr(shared_counters, "lock", mock.Mock(wraps=shared_counters.lock))
+    tries = shared_counters.lock.call_args_list  # type: ignore[attr-defined]
+    held = tree.agents(limit, limit)
+    assert held and len(held) == limit and tree.totals()[0] == limit
+    asked = [call.args[1] for call in tries]
+    assert (asked.count(MUTEX.first), len(asked)) == (3, limit + 3)
+    tries.clear()
+    os.close(held.pop())
+    assert tree.agents(limit, limit + 1) is None and not tries
+    assert tree.agents(limit, 2) is None and tree.totals()[0] == limit
+    close(more := tree.agents(limit, 1))
+    assert more
+    close(held)
 
 
 def test_no_limit_needs_no_place(make: Make) -> None:
