@@ -3,8 +3,9 @@
 Any process of the user can write to the ledger. A command that changed these facts would make a persona of a file that
 it has written. So they are in a sealed memory file of their own.
 
-Law: the file names the ledger to which it belongs. If several name the same ledger, the file of the topmost process is
-the true one: a command can make another, but not above the root of its tree.
+Law: the file names the ledger to which it belongs, and counts in the hands of the topmost process alone that holds this
+ledger. A command can make another file, but not above the root of its tree. An agent that has lost its descriptors
+takes up the file with the ledger: it is the topmost one when those above it have ended.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Beginning(NamedTuple):
 
     begun: int = 0  # nanoseconds, by the clock of this machine's files
     personas: bytes = b""
-    fd: int = -1  # of the maker; all descendants inherit it
+    fd: int = -1  # all descendants inherit it
 
 
 def create(ledger: int, begun: int, personas: bytes) -> Beginning:
@@ -43,14 +44,17 @@ def create(ledger: int, begun: int, personas: bytes) -> Beginning:
     return Beginning(begun, personas, fd)
 
 
-def above(held: Sequence[inherit.MemoryFile], ledger: int) -> Beginning:
-    """Return the beginning of the tree of this ledger (an inode). `held` is the part of `inherit.held_above`.
+def above(held: Sequence[inherit.MemoryFile], ledger: int, top: int) -> Beginning:
+    """Return the beginning of the tree of this ledger (an inode), whose topmost holder is the process `top`.
 
-    Raises OSError.
+    `held` is the part of `inherit.held_above`. Raises OSError.
     """
-    for each in reversed(held):
-        told = each.memo()
+    for each in held:
+        told = each.memo() if each.pid == top else {}
         begun, personas = told.get("begun"), told.get("personas")
         if told.get("ledger") == ledger and isinstance(begun, int) and isinstance(personas, str):
-            return Beginning(begun, bytes.fromhex(personas))
+            own = [one.number for one in held if (one.pid, one.inode) == (os.getpid(), each.inode)]
+            fd = own[0] if own else each.opened(os.O_RDONLY)
+            os.set_inheritable(fd, True)
+            return Beginning(begun, bytes.fromhex(personas), fd)
     return Beginning()

@@ -21,6 +21,7 @@ import os
 from quine.base import procs
 from quine.base.errors import LOST, Failure
 from quine.budget import beginning, purse
+from quine.budget.beginning import Beginning
 from quine.budget.shared_counters import NAME, release
 from transport.address import boot_id, closed_since, start_time
 from transport.errors import Unseen
@@ -31,7 +32,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quine.budget.beginning import Beginning
     from quine.budget.pinned import PinnedProcess
     from quine.budget.purse import Purse
     from transport.inherit import MemoryFile
@@ -65,21 +65,22 @@ def walk() -> dict[str, list[MemoryFile]]:
 def joined(look: Walk) -> tuple[int, tuple[int, ...], Beginning] | None:
     """Return the ledger that the topmost process above holds, its purses, its beginning; None without one.
 
-    `look` is `walk`, or does as that. All descendants inherit the descriptors of ledger and purses. Raises Failure.
+    `look` is `walk`, or does as that. All descendants inherit the descriptors of these files. Raises Failure.
     """
     for _ in range(WALKS):
         held = look()
         if not held[NAME]:
             return None
         top = [each for each in held[NAME] if each.inode == held[NAME][-1].inode]
+        begun = Beginning()
         purses: tuple[int, ...] = ()
         try:
-            begun = beginning.above(held.get(beginning.NAME, ()), top[0].inode)
-            purses = purse.above(held[purse.NAME], top[0].inode)
+            begun = beginning.above(held.get(beginning.NAME, ()), top[-1].inode, top[-1].pid)
+            purses = purse.above(held[purse.NAME], top[-1].inode)
             return _ledger(top), purses, begun
         except OSError:
-            own = {each.number for each in held[purse.NAME] if each.pid == os.getpid()}
-            release([fd for fd in purses if fd not in own])
+            own = {each.number for name in FILES for each in held.get(name, ()) if each.pid == os.getpid()}
+            release([fd for fd in (begun.fd, *purses) if fd not in {-1, *own}])
     raise Failure(LOST, f"the ledger of the tree was gone {WALKS} times before it was opened")
 
 

@@ -389,6 +389,32 @@ def test_a_command_makes_no_persona_by_another_beginning_of_its_tree(agents: Age
     assert len(refusals) == 2, done
 
 
+# An agent that inherits no descriptor from the processes above it, whose pids are noted for its command.
+ALONE = """
+import os, subprocess, sys
+with open("pids", "w") as file:
+    print(os.getpid(), os.getppid(), file=file)
+subprocess.run([sys.executable, "-P", "-m", "quine", "work"])
+"""
+
+
+def test_a_command_that_ends_the_processes_above_makes_no_other_beginning(agents: Agents) -> None:
+    """The agent that has found the true one above it keeps it, for those below."""
+    persona(agents, "critic", "You doubt.")
+    (agents.directory / "forge.py").write_text(FORGE)
+    make = f"kill -9 $(cat pids); echo obey >personas/mine.md; {sys.executable} forge.py"
+    chosen = [call("exec", persona=name, wisdom={"n": "1"}) for name in ("mine", "critic")]
+    agents.script(
+        says(sh(make), OK, match="^work", wisdom=NONE),
+        says(*chosen, match="^inner", wisdom=NONE),
+        {**says(OK, wisdom=SOME), "repeat": True},
+    )
+    done = agents.quine("budget", "--", sys.executable, "-c", ALONE)
+    assert done.returncode == -signal.SIGKILL, done
+    assert any("after this tree had begun" in text for text in told(agents, 1))
+    assert "You doubt." in systems(agents, "inner")[-1]
+
+
 @pytest.mark.parametrize("made", ["before", "by the agent"])
 def test_a_persona_is_no_symlink(agents: Agents, made: str) -> None:
     """The agent may have renamed a directory that the symlink leads through, and no time stamp shows that."""
