@@ -122,11 +122,12 @@ def _adopt(fd: int, place: str) -> None:
                 raise safe_path.Unsafe(f"{name} in it is a symlink", f"look at it, then rm {place}/{name}")
     from transport.provenance import git_index  # here: only a directory without a mark needs it
 
-    if index := git_index.tracks(place):
+    true = os.readlink(f"/proc/self/fd/{fd}")
+    if index := git_index.tracks(true):
         split = os.path.basename(index).startswith(git_index.SHARED)
         raise safe_path.Unsafe(
             "git tracks it, so it may have come with a repository",
-            f"{'git update-index --no-split-index, then ' * split}git rm -r --cached {place} if it is yours",
+            f"{'git update-index --no-split-index, then ' * split}git rm -r --cached {true} if it is yours",
         )
     if _mark(fd) and found and names:
         say(

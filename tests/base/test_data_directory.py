@@ -85,6 +85,21 @@ def test_a_link_in_its_place_is_refused(here: Path) -> None:
     use(here / ".quine")
 
 
+def test_one_that_git_tracks_behind_a_link_is_refused(here: Path) -> None:
+    """A repository brings the link, and what it leads to under another name."""
+    git("init", "-q")
+    true = here / ".github" / "x" / "quine"
+    true.mkdir(parents=True)
+    (true / "a.jsonl").touch()
+    (here / ".cache").symlink_to(".github/x")
+    (here / "data").symlink_to(".github/x/quine")
+    git("add", "-f", ".")
+    for place in (here / ".cache" / "quine", here / "data"):
+        assert f"git rm -r --cached {true}" in refused(place, "git tracks it")
+        assert "a.jsonl" in git_index.Tracked(str(place))
+        assert not (true / ".mark").exists()
+
+
 @pytest.mark.parametrize("version", ["2", "3", "4"])
 def test_one_that_git_tracks_is_refused(here: Path, version: str) -> None:
     place = here / ".quine"

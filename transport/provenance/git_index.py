@@ -10,6 +10,7 @@ Laws
    takes them away.
 4. An entry is the path if some file system takes its name for that: `.Quine` comes out as `.quine` where case is
    ignored.
+5. Git tracks a file where it is, not by a name that a link gives it, so the links of a path are followed first.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def tracks(path: str) -> str:
 
     Raises Unsafe.
     """
-    path = os.path.abspath(path)
+    path = os.path.realpath(path)
     git, names = _repository(os.path.dirname(path))
     way = _Way([*names, os.path.basename(path)])
     return next((index for index, entry in _entries(git) if way.rest(entry) is not None), "")
@@ -59,7 +60,7 @@ class Tracked:
     """The names that git tracks in a directory; its index is read once. Raises Unsafe."""
 
     def __init__(self, directory: str) -> None:
-        git, names = _repository(os.path.abspath(directory))
+        git, names = _repository(os.path.realpath(directory))
         way, self._all = _Way(names), False
         self._plain: set[str] = set()
         self._short: list[str] = []
