@@ -208,9 +208,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "returns: names",
             f"paths of up to {manifest.LONGEST_PATH} bytes that match `--returns`",
-            f"`--returns-limit`: {returns_limit.NAMES} a job, {returns_limit.NAME} bytes of a manifest for each",
+            f"`--returns-limit`: {returns_limit.NAMES} a job, {returns_limit.NAME} bytes of a manifest for each; "
+            f"{content.ROUNDS} manifests in each try to fetch them",
             "stderr, without control characters",
-            "where a file goes, below the current directory, through no link",
+            "where a file goes, below the current directory, through no link; whether it is here already: "
+            f"a host may guess the content of a file that `--returns` matches, {content.ROUNDS} times in each try",
         ),
         Row(
             "returns: modes, links",

@@ -9,6 +9,8 @@ Laws
 4. The umask holds: a file that is 0777 on a host is open to nobody whom the user keeps out.
 5. A host that sends no byte for `patience` seconds, while this end waits for it, is given up. It may read all of the
    results for their digests before it sends the first byte.
+6. A host may test guesses: a file that is here already is not asked for. So a sending job has no more conversations
+   than an honest one needs, whose files change meanwhile, and each tests one guess of a file that was asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from itertools import compress
 
 from quine.base import procs
 from quine.files.exclusions import OBEYED, left_out
-from quine.staging import scan, spec
+from quine.staging import content, scan, spec
 from quine.staging.apply import Layout
 from quine.staging.content import KNOWN, Broken, Cut, Feed, error_text, tell, text_field
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, names_in, parse, shown
@@ -112,6 +114,7 @@ class Taking:
         self._over = False
         self._conversations: dict[Incoming, None] = {}  # whose handlers have no end yet
         self._heard = Heard()
+        self._rounds = 0  # conversations so far
         self.patience = self._bound.patience
         self.late = False  # its host was silent for longer than that
         self.layout: Layout | None = None
@@ -257,6 +260,9 @@ class Taking:
                 return
             if asked.get("say") != "out":
                 raise Broken("nothing is given here any more")
+            self._rounds += 1
+            if self._rounds > content.ROUNDS:
+                raise Broken(f"their job has tried more than {content.ROUNDS} times")
             self.place = text_field(asked, "in")
             self.failure, self._settled = "nothing came", False  # until this conversation succeeds
             tell(incoming, {"returns": self._returns, "without": self._places})

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from quine.base.errors import Misconfigured
 from quine.staging import apply, remote_main, renames, returns_receiver, scan, source, spec
 from quine.staging.caller_side import SOONEST, Staging
 from quine.staging.content import Feed, tell
-from quine.staging.manifest import IMPLIED, SIZE, Manifest, parse
+from quine.staging.manifest import IMPLIED, SIZE, Manifest, digest_of, parse
 from quine.staging.returns_receiver import Taking
 from quine.staging.source import Tree
 from tests.staging.wired import Relay, bring, inside, killed_before_b, sealed, stage, three
@@ -282,6 +283,28 @@ def test_what_comes_back_has_a_limit(
     cure = f"the results are still on the host, in {there}; --returns-limit SIZE,NAMES, 0 = no limit"
     assert status.hint == (cure if why else "")
     assert status.detail == (f"the files cannot be brought back: {why}" if why else "")
+
+
+def test_a_sender_tries_no_more_guesses_than_an_honest_one_needs(here: Path) -> None:
+    """A file is asked for unless it is here: so the host learns whether it has guessed what is in one."""
+    (here / "pin").write_text("0005")
+    taking = Staging([], ["*"], str(here)).taking()
+    relay = Relay(taking.taken)
+    heard = list[str]()
+    for number in range(9):
+        guess = Manifest()
+        guess.add(b"pin", stat.S_IFREG | 0o644, 0, 4, blake2b(b"%04d" % number, digest_size=SIZE).digest())
+        asked = relay.stream("stage")
+        tell(asked, {"say": "out", "in": "/there"})
+        with suppress(RequestError):
+            assert Feed(asked).hear()[0]["returns"] == ["*"]
+            tell(asked, {"tree": digest_of(guess.pack())}, guess.pack())
+            heard.append(Feed(asked).hear(1)[0]["say"])
+        asked.close()
+    relay.close()
+    taking.close()
+    assert heard == ["want"] * 4
+    assert taking.fault.endswith("their job has tried more than 4 times")
 
 
 def test_a_sender_that_falls_silent_holds_nobody(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
