@@ -1,4 +1,4 @@
-"""Model servers that answer on this machine, for who has set nothing: what to put into the environment.
+"""Model servers that answer on this machine, for a user who has set nothing: the line for the environment.
 
 Laws
 1. Servers are asked only where nothing is configured and an error says so anyway: on 127.0.0.1 alone, at their usual
