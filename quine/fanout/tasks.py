@@ -14,6 +14,7 @@ from quine.fanout.input.template import Values, Word
 from quine.fanout.joblog import Entry, files_of
 from quine.fanout.journal import hash_of
 from quine.fanout.outcome import NEVER, STOPPABLE
+from quine.staging.spec import written
 from transport.lean import signal
 
 TYPE_CHECKING = False
@@ -273,7 +274,8 @@ class Work:
         named = options.stdin not in ("", "none", "item")
         self._stdin = Word(options.stdin, replace, options.named) if named else None
         log = files_of(options.joblog) if options.joblog else []
-        self.contents = Contents([*log, options.results, data_directory.named()])
+        self._own = written([*log, options.results, spawn.report])
+        self.contents = Contents([*map(os.fsdecode, self._own), data_directory.named()])
 
     def task(self, item: Item) -> Task:
         task = Task(item, Entry(item.number, self.hash(item)))
@@ -335,7 +337,7 @@ class Work:
         returns = tuple(word.path(item) for word in self._returns)
         # With --cleanup what is here stays as it is, and is not looked at.
         wanted = spawn.replace(files=files, returns=returns)
-        found = staging(wanted, looks=not self._options.cleanup, begun=begun)
+        found = staging(wanted, looks=not self._options.cleanup, begun=begun, own=self._own)
         if found and self._stdin:
             found.inputs.append(os.fsencode(self._stdin.text(item)))
         return found

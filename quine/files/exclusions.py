@@ -74,6 +74,14 @@ def left_out(places: Iterable[str], option: Callable[[str], str]) -> str:
     return f"{', '.join(found)} left out, {which} that quine or git obeys; to have it: {', '.join(map(option, found))}"
 
 
+def written_here(names: Iterable[str]) -> str:
+    """Return the message about results that were left out since the caller writes there; "" if there are none."""
+    from transport.text import harmless
+
+    found = ", ".join(map(harmless, names))
+    return f"{found} left out of --returns, since this command writes there itself" if found else ""
+
+
 def say_left_out(places: Iterable[str], option: Callable[[str], str]) -> None:
     """Print that message."""
     if text := left_out(places, option):

@@ -21,7 +21,7 @@ LONG = 10.0  # seconds without a connection until it is reported, also without -
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from quine.base.cli_options import RunOptions
     from quine.files.select import Services
@@ -62,16 +62,27 @@ def reach(context: dict[str, object]) -> Callable[[bytes, str], bytes]:
     return made
 
 
-def staging(options: RunOptions, here: str = "", looks: bool = False, begun: bool = False) -> Staging | None:
+def staging(
+    options: RunOptions,
+    here: str = "",
+    looks: bool = False,
+    begun: bool = False,
+    own: Collection[bytes] | None = None,
+) -> Staging | None:
     """Return the staging of --files and --returns; None without them, or if the job runs in the current directory.
 
     `here` names a use that stages files only with --on. Raise Misconfigured if it would have to stage them here.
     `looks`: of a job in the current directory there is one that moves nothing, and looks for its returns.
     `begun`: the job runs already, or has ended. It is not lost by what lies in the way of its results now.
+    `own`: files that the caller writes, if there are more than its stdout, stderr and --report.
     """
     if not options.files and not options.returns:
         return None
-    found = mover(options.files, options.returns, options.returns_limit)
+    if own is None and options.report:
+        from quine.staging.spec import written
+
+        own = written([options.report])
+    found = mover(options.files, options.returns, options.returns_limit, own)
     if options.elsewhere:
         return found if begun else found.moving()
     start = directory_here(options)
@@ -82,7 +93,9 @@ def staging(options: RunOptions, here: str = "", looks: bool = False, begun: boo
     return found if begun else found.moving()
 
 
-def mover(files: Sequence[str], returns: Sequence[str], limit: str = "") -> Staging:
+def mover(
+    files: Sequence[str], returns: Sequence[str], limit: str = "", own: Collection[bytes] | None = None
+) -> Staging:
     """Return the staging from the current directory to a job's, and back. Misconfigured if the former is gone."""
     from quine.base import data_directory
     from quine.staging.caller_side import Staging
@@ -90,7 +103,7 @@ def mover(files: Sequence[str], returns: Sequence[str], limit: str = "") -> Stag
     folder = current_directory()
     if folder is None:
         raise Misconfigured("the current directory has been removed")
-    return Staging(list(files), list(returns), folder, data_directory.named(), limit)
+    return Staging(list(files), list(returns), folder, data_directory.named(), limit, own)
 
 
 def callers_environment(options: RunOptions) -> dict[str, str]:

@@ -17,8 +17,9 @@ import time
 from copy import copy
 
 from quine.base import backoff
-from quine.base.errors import DEADLINE, FAILED, LOST, NOT_STARTED, say
+from quine.base.errors import DEADLINE, FAILED, LOST, NOT_STARTED, Misconfigured, say
 from quine.base.text import shown_path
+from quine.files import exclusions
 from quine.staging import scan, spec
 from quine.staging.returns_limit import Bound
 from transport.client import client
@@ -28,7 +29,7 @@ from transport.status import Status, clip, signal_name, signal_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
     from quine.files.select import Services
@@ -53,9 +54,15 @@ class Staging:
     tries = 5  # for returns that are cut; this machine's node dials the host anew for each
 
     def __init__(
-        self, files: list[str], returns: list[str], folder: str, data_dir: str = "", limit: str = ""
+        self,
+        files: list[str],
+        returns: list[str],
+        folder: str,
+        data_dir: str = "",
+        limit: str = "",
+        own: Collection[bytes] | None = None,
     ) -> None:
-        """`limit` is that of the option --returns-limit."""
+        """`limit` is that of the option --returns-limit; `own`: files that the caller writes (`spec.written`)."""
         self._folder = os.path.abspath(folder)
         self.sources = spec.sources(files, self._folder)  # (path, name over there)
         self.inputs = [path for path, _ in self.sources]  # files of the caller that the job reads
@@ -65,14 +72,24 @@ class Staging:
         self._returns = spec.returns(returns)
         self._bound = Bound(limit) if returns else None
         self._data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
+        self._own = spec.written() if own is None else own
         self.key = scan.key_of(*(name for _, name in self.sources))  # of the record on the remote host
         self._giving: Giving | None = None
         self._moves = True
 
     def moving(self) -> Staging:
-        """Return the staging of a job elsewhere. Raises Misconfigured for results that would go through a link."""
+        """Return the staging of a job elsewhere.
+
+        Raises Misconfigured for results that would go through a link, or replace a file that the caller writes.
+        """
+        own = spec.names_below(self._own, os.fsencode(self._folder)) if self._returns else []
         for pattern in self._returns:
             spec.check_way(pattern, self._folder)
+            if any(exclusions.naming(name, [pattern, spec.name_of(pattern) or ""]) for name in own):
+                raise Misconfigured(
+                    f"--returns {pattern}: this command writes there itself, and the result would replace that",
+                    "another name for one of the two",
+                )
         return self
 
     def in_place(self, files: Sequence[str]) -> Staging:
@@ -204,14 +221,24 @@ class Staging:
 
         named = [part for pair in self.sources for part in pair]
         leave_out = scan.identity(self._data_dir) if self._data_dir else None
-        return Giving(scan.Sources(self.sources, leave_out), scan.key_of(*named))
+        return Giving(scan.Sources(self.sources, leave_out, self._written()), scan.key_of(*named))
+
+    def _written(self) -> list[str]:
+        """Return the names over there of files that the caller writes, in the directories of --files."""
+        return [
+            os.path.join(os.fsdecode(name), each)
+            for path, name in self.sources
+            for each in spec.names_below(self._own, path)
+        ]
 
     def taking(self, claim: Claim | None = None) -> Taking:
         """Return the receiver of one job."""
         from quine.staging.returns_receiver import Taking
 
         ours = os.path.relpath(self._data_dir, self._folder) if self._data_dir else ""
-        taking = Taking(self._returns, os.fsencode(self._folder), ours, claim, self._bound)
+        folder = os.fsencode(self._folder)
+        own = spec.names_below(self._own, folder)
+        taking = Taking(self._returns, folder, ours, claim, self._bound, own)
         taking.on_put, taking.withholds = self.on_put, self.withholds
         return taking
 

@@ -2,7 +2,8 @@
 
 Laws
 1. Received names are checked against the request, and files are created in a private directory. They are renamed into
-   place after the sending job has ended. Names that quine or git would obey here come only if the request names them.
+   place after the sending job has ended. Names that quine or git would obey here come only if the request names them,
+   and files that this process writes itself do not come.
 2. A separate process does the renames, out of reach of signals that kill this one. If it is killed then they are
    finished here, and reported as done if nothing is left of them.
 3. A handler that outlives the sending job accepts nothing more, and does not wait for its words.
@@ -22,7 +23,7 @@ import time
 from itertools import compress
 
 from quine.base import procs
-from quine.files.exclusions import OBEYED, left_out
+from quine.files.exclusions import OBEYED, left_out, written_here
 from quine.staging import content, scan, spec
 from quine.staging.apply import Layout
 from quine.staging.content import KNOWN, Broken, Cut, Feed, error_text, tell, text_field
@@ -39,7 +40,7 @@ from transport.status import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from quine.staging.claim import Claim
     from transport.rpc.incoming import Incoming
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     OnPut = Callable[[Iterator[tuple[bytes, bytes]]], str]
 
 
-_named: set[tuple[bytes, str]] = set()  # foreign directories of staging that this process has named
+_named: set[tuple[bytes, str]] = set()  # names that this process has said to be left alone, or its own
 
 
 class Heard:
@@ -105,11 +106,16 @@ class Taking:
         ours: str,
         claim: Claim | None = None,
         bound: Bound | None = None,
+        own: Sequence[str] = (),
     ) -> None:
-        """With a `claim` the files appear only if it can be taken, and nothing that was asked for is missing."""
+        """With a `claim` the files appear only if it can be taken, and nothing that was asked for is missing.
+
+        `own`: names of files that the caller writes.
+        """
         self._returns, self._folder, self._claim = returns, folder, claim
         self._bound = bound or Bound()
-        self._places = sorted({*OBEYED, ours} - {""})  # that a pattern has to name
+        self._places = sorted({*OBEYED, ours} - {"", *own})  # that a pattern has to name
+        self._own = own
         self._turn = threading.Lock()
         self._over = False
         self._conversations: dict[Incoming, None] = {}  # whose handlers have no end yet
@@ -128,6 +134,7 @@ class Taking:
         self.came: list[str] = []  # the topmost names of what came
         self.foreign: list[str] = []  # private directories here that are not the user's
         self.left_out: list[str] = []  # places at which the job has something that no pattern names
+        self.written: list[str] = []  # files of the caller that the job has, too
         self.on_put: OnPut | None = None
         self.withholds: Callable[[], bool] | None = (
             None  # with some missing: whether the others stay there, too
@@ -227,12 +234,15 @@ class Taking:
     def note(self, host: str) -> str:
         """Return the lines about what was left out and left alone; "" if nothing was."""
         text = left_out(self.left_out, lambda place: f"--returns {place}")
-        voice = f"quine: {host}: " if host else "quine: "
-        lines = [f"{voice}{text}\n"] if text else []
-        if alone := left_alone([name for name in self.foreign if (self._folder, name) not in _named]):
-            _named.update((self._folder, name) for name in self.foreign)
-            lines.append(f"quine: {alone}\n")
-        return "".join(lines)
+        text = f"{host}: {text}" if text and host else text
+        own = written_here(self._new(self.written)), left_alone(self._new(self.foreign))
+        return "".join(f"quine: {each}\n" for each in (text, *own) if each)
+
+    def _new(self, names: list[str]) -> list[str]:
+        """Return those names here that this process has not named yet."""
+        found = [name for name in names if (self._folder, name) not in _named]
+        _named.update((self._folder, name) for name in found)
+        return found
 
     def taken(self, incoming: Incoming) -> None:
         """Answer one request `stage` of the sending job."""
@@ -265,7 +275,7 @@ class Taking:
                 raise Broken(f"their job has tried more than {content.ROUNDS} times")
             self.place = text_field(asked, "in")
             self.failure, self._settled = "nothing came", False  # until this conversation succeeds
-            tell(incoming, {"returns": self._returns, "without": self._places})
+            tell(incoming, {"returns": self._returns, "without": [*self._places, *self._own]})
             message, packed = feed.hear(self._bound.manifest)
             self._bound.check_names(names_in(packed))
             if digest_of(packed) != message.get("tree"):
@@ -276,6 +286,7 @@ class Taking:
             self.came = [os.fsdecode(name) for name in manifest.roots if name]
             self.missing = _listed(message, "missing", self._returns)
             self.left_out = _listed(message, "left", self._places)
+            self.written = _listed(message, "left", self._own)
             self._lay_aside(manifest, incoming, feed)
             tell(incoming, {"say": "done"})
             self.failure = ""
@@ -307,9 +318,12 @@ class Taking:
         for name in compress(manifest.names, allowed):
             while (name := name.rpartition(b"/")[0]) and name not in leading:
                 leading.add(name)
+        own = set(map(os.fsencode, self._own))
         for index, name in enumerate(manifest.names):
             if name.startswith(scan.ASIDE):
                 raise BadManifest(f"{shown(name)} is quine's own")
+            if name in own:
+                raise BadManifest(f"{shown(name)} is written by this command")
             leads = manifest.is_directory(index) and manifest.modes[index] & IMPLIED and name in leading
             if not (allowed[index] or leads):
                 raise BadManifest(f"{shown(name)} was not asked for")
@@ -335,7 +349,7 @@ class Taking:
         layout.fill(feed, set(wanted), None, None)
 
 
-def _listed(message: dict[str, object], field: str, known: list[str]) -> list[str]:
+def _listed(message: dict[str, object], field: str, known: Sequence[str]) -> list[str]:
     """Return those of `known` that a field of a message lists."""
     listed = message.get(field)
     return [name for name in known if isinstance(listed, list) and name in listed]

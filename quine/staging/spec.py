@@ -7,13 +7,15 @@ Laws
 2. A pattern is the shell's: `*` and `?` match no slash and no leading dot, `**` matches any directories. It is expanded
    where the files are, and returned names are checked against it here. A file at one of `places` comes back only by a
    pattern that names the place (`.git/*`, not `*`).
-3. A link that is named is followed. One that only matches a pattern of --files leads nowhere outside the directory in
+3. Files that the caller writes itself, its log or the file that its stdout goes to, are neither sent nor replaced.
+4. A link that is named is followed. One that only matches a pattern of --files leads nowhere outside the directory in
    which the pattern begins: the files of a tree do not choose what is sent.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 
 from quine.base.errors import Misconfigured
 from quine.files import paths
@@ -174,6 +176,32 @@ def name_below(path: bytes, folder: bytes) -> bytes | None:
         return b""
     top = folder.rstrip(b"/") + b"/"
     return path[len(top) :] if path.startswith(top) else None
+
+
+def written(paths: Iterable[str] = ()) -> list[bytes]:
+    """Return the located paths of files that this process writes: `paths`, and those of its stdout and stderr.
+
+    A number is a descriptor, as for --report.
+    """
+    found: dict[bytes, None] = {}
+    for path in paths:
+        if path and not path.isdecimal():
+            found.update(dict.fromkeys((located(os.fsencode(path)), os.path.realpath(os.fsencode(path)))))
+    for fd in ("1", "2", *(path for path in paths if path.isdecimal())):
+        try:
+            there = os.readlink(f"/proc/self/fd/{fd}".encode())
+            facts = os.stat(there, follow_symlinks=False)
+            if stat.S_ISREG(facts.st_mode) and os.path.samestat(facts, os.fstat(int(fd))):
+                found[there] = None
+        except (OSError, OverflowError):
+            pass  # it is closed, or its file has no name any more
+    return [*found]
+
+
+def names_below(paths: Collection[bytes], folder: bytes) -> list[str]:
+    """Return the names of those located paths that are in a directory, however that is reached."""
+    top = os.path.realpath(folder) if paths else b""
+    return sorted(os.fsdecode(name) for path in paths if (name := name_below(path, top)))
 
 
 def returns(words: list[str]) -> list[str]:

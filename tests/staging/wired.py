@@ -137,9 +137,9 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
+def stage(here: Path, over_there: Path, *files: str, limit: int = -1, own: Sequence[Path] = ()) -> int:
     """Lay `files` of one directory out in another; return the bytes sent. Raise the error that would end the job."""
-    staging = Staging(list(files), [], str(here))
+    staging = Staging(list(files), [], str(here), own=list(map(os.fsencode, own)))
     giving = staging.giving()
     relay = Relay(giving.given, limit)
     try:
@@ -158,12 +158,14 @@ def bring(
     left: Sequence[str] | None = None,
     data_dir: str = ".quine",
     claim: Claim | None = None,
+    own: Sequence[Path] = (),
+    written: Sequence[str] = (),
 ) -> tuple[str, list[str]]:
     """Bring the files that match `patterns` to `here`; return the error, and the patterns that match nothing.
 
-    `left`: the places at which something has to be left out.
+    `left`: the places at which something has to be left out; `written`: of `own` files those that the host has, too.
     """
-    staging = Staging([], list(patterns), str(here), data_dir)
+    staging = Staging([], list(patterns), str(here), data_dir, own=list(map(os.fsencode, own)))
     taking = staging.taking(claim)
     relay = Relay(taking.taken)
     try:
@@ -176,6 +178,7 @@ def bring(
     taking.end(Status("exited", 0))
     taking.close()
     assert left is None or taking.left_out == list(left)
+    assert taking.written == list(written)
     return taking.failure, taking.missing
 
 

@@ -1,0 +1,83 @@
+"""Files that the caller itself writes, its log or the file that its stdout goes to: neither sent nor replaced."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from quine.base.errors import Misconfigured
+from quine.staging import scan, spec
+from quine.staging.caller_side import Staging
+from tests.lab import Lab
+from tests.staging.wired import bring, cache, here, stage, there
+
+__all__ = ["cache", "here", "there"]
+
+
+@pytest.mark.parametrize("patterns", [["."], ["*", "**/log"], ["d", "l?g", "*.c"], ["*/*", "*"]])
+def test_own_files_stay_as_they_are_on_both_sides(here: Path, there: Path, patterns: list[str]) -> None:
+    own = [here / "log", here / "d" / "log", here / "table"]
+    (here / "d").mkdir()
+    for path in [*own, here / "a.c", here / "d" / "b"]:
+        path.write_text("here")
+    stage(here, there, ".", own=own)
+    assert sorted(str(path.relative_to(there)) for path in there.rglob("*")) == ["a.c", "d", "d/b"]
+    for name in ("log", "d/log", "d/b", "a.c"):
+        (there / name).write_text("made there")
+    assert bring(here, there, *patterns, own=own, written=["d/log", "log"]) == ("", [])
+    assert [path.read_text() for path in own] == ["here"] * 3
+    assert [(here / name).read_text() for name in ("a.c", "d/b")] == ["made there"] * 2
+
+
+def test_a_result_under_the_name_of_an_own_file_is_refused(
+    here: Path, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the job if it is asked for, and from a host that sends it nevertheless."""
+    own = [os.fsencode(here / "results"), os.fsencode(here / "log?")]
+    for pattern in ("results", "results/1/x", spec.literal("log?"), "./results/*"):
+        with pytest.raises(Misconfigured, match="this command writes there itself"):
+            Staging([], spec.returns([pattern]), str(here), own=own).moving()
+    Staging([], ["result", "*", ".", "results2"], str(here), own=own).moving()
+    (there / "log").write_text("made there")
+    original = spec.matching
+    monkeypatch.setattr(spec, "matching", lambda patterns, folder, places: original(patterns, folder))
+    monkeypatch.setattr(scan, "_by_directory", lambda places: {})
+    assert "log is written by this command" in bring(here, there, "*", own=[here / "log"])[0]
+    assert list(here.iterdir()) == []
+
+
+def test_the_files_that_a_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "results").symlink_to("target")
+    fd = os.open(tmp_path / "report", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    try:
+        found = spec.written(["", "log", "results", str(fd), str(1 << 70)])
+    finally:
+        os.close(fd)
+    names = {os.fsencode(tmp_path / name) for name in ("log", "results", "target", "report")}
+    assert names <= set(found)
+
+
+def test_a_batch_and_a_command_keep_what_they_write(lab: Lab, tmp_path: Path) -> None:
+    """A log that came back as it was when it was sent has lost its lines, and the batch had the status 0."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    # The first item ends once the second one has its line: its results are those of before.
+    script = f"[ $1 = b ] || until grep -q b {here}/log; do sleep 0.05; done; echo $1 >$1.out; cp $1.out mine"
+    words = ["xargs", "-P2", "--cwd", there, "--joblog", "log", "--results", "t.csv", "--files", "."]
+    done = lab.run([*words, "--returns", ".", "--", "sh", "-c", script, "sh", ":::", "a", "b"], cwd=here)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert len((here / "log").read_text().splitlines()) == 3
+    assert len((here / "t.csv").read_text().splitlines()) == 3
+    assert (here / "b.out").read_text() == "b\n"
+    (here / "build.log").touch()
+    words = ["run", "--cwd", there, "--files", ".", "--returns", ".", "--", "sh", "-c"]
+    script = "echo hello; echo built >bin; echo mine >build.log"
+    done = lab.run([*words, script], cwd=here, stdout=here / "build.log")
+    text = b"quine: build.log left out of --returns, since this command writes there itself\n"
+    assert (done.returncode, done.stderr) == (0, text)
+    assert ((here / "build.log").read_text(), (here / "bin").read_text()) == ("hello\n", "built\n")
