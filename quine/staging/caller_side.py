@@ -168,14 +168,12 @@ class Staging:
     @property
     def is_in_place(self) -> bool:
         """Whether the returns may replace the files that the job reads, or something in them."""
+        # A link that is named is read, and its target may be what is replaced.
+        paths = {found for path in self.inputs for found in (spec.located(path), os.path.realpath(path))}
         folder = os.path.realpath(os.fsencode(self._folder))
-        names = [spec.name_below(spec.located(path), folder) for path in self.inputs]
-        return any(
-            spec.allowed(name, self._returns)
-            or any(spec.is_below(pattern, name) for pattern in self._returns)
-            for name in names
-            if name is not None
-        )
+        names = [spec.name_below(path, folder) for path in paths]
+        words = [spec.literal(os.fsdecode(name) or ".") for name in names if name is not None]
+        return any(spec.overlap(pattern, word) for pattern in self._returns for word in words)
 
     def leave(self, status: Status, job: Spawn, number: int = 0) -> None:
         """Leave the returns of a job where they are, and say so in its status.

@@ -121,13 +121,15 @@ def name_of(word: str) -> str | None:
 
 def overlap(pattern: str, other: str) -> bool:
     """Return whether a match of a pattern may be that of another pattern, or a name; or in it, or above it."""
-    name = name_of(other)
-    if "." in (pattern, name):
+    one, name = name_of(pattern), name_of(other)
+    if "." in (one, name):
         return True  # the whole directory
-    if name is None or name_of(pattern) is not None:
-        first, second = sorted((fixed(pattern), fixed(other)), key=len)
-        return second.startswith(first)
-    return bool(_states(name.split("/"), pattern.split("/")))
+    if name is not None:
+        return bool(_states(name.split("/"), pattern.split("/")))
+    if one is not None:
+        return bool(_states(one.split("/"), other.split("/")))
+    first, second = sorted((fixed(pattern), fixed(other)), key=len)
+    return second.startswith(first)
 
 
 def fixed(pattern: str) -> str:
@@ -297,11 +299,6 @@ def matching(
 def place_of(name: str, places: Iterable[str]) -> str:
     """Return the place of `places` that a name is at; "" if it is at none."""
     return next((place for place in places if paths.within(name, place)), "")
-
-
-def is_below(pattern: str, name: bytes) -> bool:
-    """Return whether a pattern names something below a directory; b"" is above all."""
-    return _is_above(os.fsdecode(name), pattern)
 
 
 def _is_above(name: str, place: str) -> bool:

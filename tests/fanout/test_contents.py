@@ -100,6 +100,20 @@ def test_a_link_that_was_named_counts_as_its_file_until_a_result_replaces_it(tmp
     contents.replaced.close()
 
 
+def test_a_result_that_replaces_the_target_of_a_link_that_was_named_is_on_record(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("file")
+    contents = Contents()
+    contents.replaced = Replaced(str(tmp_path / "log"))
+    before = list(contents.parts([(str(tmp_path / "link"), b"link")]))
+    (tmp_path / "comes").write_text("result")
+    pair = os.fsencode(tmp_path / "file"), os.fsencode(tmp_path / "comes")
+    contents.replace([pair], [os.fsencode(tmp_path / "link")])
+    os.replace(tmp_path / "comes", tmp_path / "file")
+    assert list(contents.parts([(str(tmp_path / "link"), b"link")])) == before
+    contents.replaced.close()
+
+
 def test_a_damaged_record_is_an_error_and_a_cut_line_is_none(tmp_path: Path) -> None:
     (tmp_path / "log.replaced").write_text("- d /x\n- d")
     Replaced(str(tmp_path / "log")).read()

@@ -45,7 +45,8 @@ class Contents:
         seen = self._seen if shared else None
         for path, name in found:
             yield name
-            yield from self._content(located(os.fsencode(path)), seen) or [ABSENT.encode()]
+            # By its own name, of which results may have a record, and not by that of a link to it.
+            yield from self._content(os.path.realpath(os.fsencode(path)), seen) or [ABSENT.encode()]
 
     def replace(self, arrivals: Iterable[tuple[bytes, bytes]], inputs: Iterable[bytes]) -> None:
         """Record results that are about to appear: pairs of name and path where each lies now. Raises Failure.
@@ -54,7 +55,7 @@ class Contents:
         """
         if self.replaced is None:
             return
-        tops = [located(path) for path in inputs]
+        tops = {found for path in inputs for found in (located(path), os.path.realpath(path))}
         self.replaced.add(
             (self._name(path), state_of(path, below=path not in tops), state_of(lies))
             for path, lies in ((os.path.join(self._here, name), lies) for name, lies in arrivals)
