@@ -85,9 +85,10 @@ class Staging:
         own = spec.names_below(self._own, os.fsencode(self._folder)) if self._returns else []
         for pattern in self._returns:
             spec.check_way(pattern, self._folder)
-            if any(exclusions.naming(name, [pattern, spec.name_of(pattern) or ""]) for name in own):
+            text = spec.text_of(pattern)
+            if any(exclusions.naming(name, [text, spec.name_of(pattern) or ""]) for name in own):
                 raise Misconfigured(
-                    f"--returns {pattern}: this command writes there itself, and the result would replace that",
+                    f"--returns {text}: this command writes there itself, and the result would replace that",
                     "another name for one of the two",
                 )
         return self

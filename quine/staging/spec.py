@@ -3,7 +3,8 @@
 Laws
 1. A relative path keeps its name, as with rsync -R. An absolute path, or one that leads out with `..`, gets its last
    part as its name. `A/./B` is named B, and `A:B` is A under the name B. If the whole text exists as a path, it means
-   that path: colons, stars and a `~` at its beginning included. The part of an item is `literal`.
+   that path: colons, stars and a `~` at its beginning included. The part of an item is `literal`: it stands for itself
+   in the text and in the pattern, and for no file whose name is the quoted form.
 2. A pattern is the shell's: `*` and `?` match no slash and no leading dot, `**` matches any directories. It is expanded
    where the files are, and returned names are checked against it here. A file at one of `places` comes back only by a
    pattern that names the place (`.git/*`, not `*`).
@@ -23,7 +24,7 @@ from quine.files.exclusions import ASIDE, OBEYED, naming, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
 MAGIC = "*?["
 MEANING = MAGIC + ":"  # characters that do not stand for themselves
@@ -58,14 +59,16 @@ def _topped(names: set[bytes]) -> list[tuple[bytes, bytes]]:
 def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
     if not word:  # joined to the directory it would mean the whole directory
         raise Misconfigured("--files: an empty name", "the whole directory is .")
-    if word.startswith("~") and os.path.lexists(os.path.join(folder, word)):
-        word = f"./{word}"
-    where = os.path.join(folder, os.path.expanduser(word))
+    text = text_of(word)
+    if text.startswith("~") and os.path.lexists(os.path.join(folder, text)):
+        word, text = f"./{word}", f"./{text}"
+    where = os.path.join(folder, os.path.expanduser(text))
     if os.path.exists(where):
-        return [_pair(folder, word, _name(word, folder))]
-    before, colon, after = word.rpartition(":")
+        return [_pair(folder, text, _name(text, folder))]
+    colon = word.replace("[::]", "[--]").rfind(":")  # the last one that is not of an item
+    before, after = text_of(word[: max(0, colon)]), text_of(word[colon + 1 :])
     where = os.path.join(folder, os.path.expanduser(before))
-    if colon and before and os.path.exists(where):
+    if before and os.path.exists(where):
         # A file goes into `.`, as with cp; a directory becomes it.
         into = after[-1:] in ("/", "") or (os.path.normpath(after) == "." and not os.path.isdir(where))
         name = os.path.join(after, os.path.basename(os.path.normpath(where))) if into else after
@@ -78,7 +81,7 @@ def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
             return [_pair(folder, match, _name(match, folder)) for match in matches]
         bare = _unquoted(word, False)
         why = "nothing matches" if any(char in bare for char in MAGIC) else "no such file or directory"
-        raise Misconfigured(f"--files {_unquoted(word)}: {why}")
+        raise Misconfigured(f"--files {text}: {why}")
     raise Misconfigured(f"--files {word}: no such file or directory")
 
 
@@ -103,15 +106,35 @@ def _check_within(word: str, matches: list[str], folder: str) -> None:
 
 
 def literal(text: str) -> str:
-    """Return `text` as a part of a path or pattern that stands for itself, its stars and colons included."""
-    return "".join(f"[{char}]" if char in MEANING else char for char in text)
+    """Return `text` as a part of a path or pattern that stands for itself, its stars and colons included.
+
+    A pattern may be typed as `[?]`, and may be the name of a file. So the characters are doubled: `[??]`.
+    """
+    return "".join(f"[{char}{char}]" if char in MEANING else char for char in text)
+
+
+def text_of(word: str) -> str:
+    """Return a word as it was typed, with the parts of items as they are."""
+    return "".join(text for text, _ in _pieces(word, False))
 
 
 def _unquoted(word: str, as_they_are: bool = True) -> str:
-    """Return a word with what is `literal` in it as it is, or without that."""
-    for char in MEANING:
-        word = word.replace(f"[{char}]", char if as_they_are else "")
-    return word
+    """Return a word with all that stands for itself in brackets as it is, or without that."""
+    return "".join(text for text, quoted in _pieces(word, True) if as_they_are or not quoted)
+
+
+def _pieces(word: str, typed: bool) -> Iterator[tuple[str, bool]]:
+    """Yield the pieces of a word, and whether each was quoted: as `literal` does, or also as it may be `typed`."""
+    done = 0
+    while (at := word.find("[", done)) >= 0:
+        char = word[at + 1 : at + 2] or "]"
+        forms = (f"[{char}{char}]", f"[{char}]")[: 1 + typed] if char in MEANING else ()
+        quoted = next((form for form in forms if word.startswith(form, at)), "")
+        yield word[done : at + (not quoted)], False
+        if quoted:
+            yield char, True
+        done = at + (len(quoted) or 1)
+    yield word[done:], False
 
 
 def name_of(word: str) -> str | None:
@@ -215,7 +238,7 @@ def check_way(pattern: str, folder: str) -> None:
     """Refuse results that could not be put in place after the job: they go through no link."""
     path = folder
     for part in pattern.split("/")[:-1]:
-        name = name_of(part)
+        name = text_of(part) if os.path.lexists(os.path.join(path, text_of(part))) else name_of(part)
         path = os.path.join(path, name or "")
         if name is None or not os.path.lexists(path):
             return  # it is known when they come, or made for them
@@ -229,19 +252,17 @@ def check_way(pattern: str, folder: str) -> None:
 def not_there(patterns: list[str]) -> str:
     """Return the fault of patterns without a match; "" if there are none."""
     return (
-        f"--returns {', '.join(map(_unquoted, patterns))}: nothing there to be brought back"
-        if patterns
-        else ""
+        f"--returns {', '.join(map(text_of, patterns))}: nothing there to be brought back" if patterns else ""
     )
 
 
 def check_names(words: Iterable[str], folder: str) -> None:
     """Refuse FROM:NAME for a job that runs where the files are, which has them under their own names."""
     for word in words:
-        where = os.path.join(folder, os.path.expanduser(word))
+        where = os.path.join(folder, os.path.expanduser(text_of(word)))
         if ":" in _unquoted(word, False) and not os.path.exists(where) and name_of(word) is not None:
             raise Misconfigured(
-                f"--files {word}: the job runs in this directory, where the file has its own name",
+                f"--files {text_of(word)}: the job runs in this directory, where the file has its own name",
                 "a copy with that name, or --on HOST",
             )
 
@@ -274,7 +295,8 @@ def matching(
     names: dict[str, set[bytes]] = {"": set()}  # by the place that they are at
     missing, left = [], set()
     for pattern in patterns:
-        matches = [pattern] if os.path.exists(os.path.join(folder, pattern)) else []
+        text = text_of(pattern)
+        matches = [text] if os.path.exists(os.path.join(folder, text)) else []
         if not matches and any(char in pattern for char in MAGIC):
             globbed = _globbed(pattern, folder)
             matches = [
@@ -284,7 +306,7 @@ def matching(
         missing += [] if matches else [pattern]
         for name in matches:
             place = place_of(name, places)
-            if place and not naming(place, [pattern]):
+            if place and not naming(place, [text]):
                 left.add(place)
             else:
                 names.setdefault(place, set()).add(b"" if name == "." else os.fsencode(name))
@@ -359,8 +381,9 @@ def _reached(places: set[int], pattern: list[str]) -> set[int]:
 def _is_like(part: str, pattern: str) -> bool:
     if pattern == "**":
         return not part.startswith(".")
-    if part == pattern or not any(char in pattern for char in MAGIC):
-        return part == pattern
+    text = text_of(pattern) if "[" in pattern else pattern
+    if part == text or not any(char in pattern for char in MAGIC):
+        return part == text
     from fnmatch import fnmatchcase
 
     hidden = part.startswith(".") and not pattern.startswith(".")

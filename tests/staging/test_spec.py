@@ -43,6 +43,15 @@ def test_a_pattern_and_a_name_overlap_if_a_match_is_the_name_or_in_it_or_above_i
     assert spec.overlap(pattern, spec.literal(name)) == spec.overlap(spec.literal(name), pattern) == truth
 
 
+@settings(deadline=None, max_examples=300)
+@given(st.text("[]*?:a", min_size=1), st.text("[]*?:a", min_size=1))
+def test_what_is_literal_is_the_text_itself_and_matches_nothing_else(one: str, other: str) -> None:
+    word = spec.literal(one)
+    assert spec.text_of(word) == spec.name_of(word) == one
+    assert spec.allowed(one.encode(), [word]) and fnmatchcase(one, word)
+    assert spec.allowed(other.encode(), [word]) == (one == other)
+
+
 @settings(deadline=None, max_examples=200)
 @given(patterns, patterns)
 def test_patterns_whose_matches_meet_overlap(one: str, other: str) -> None:

@@ -1216,6 +1216,61 @@ def test_a_name_that_is_literal_means_itself(here: Path) -> None:
         assert refused.value.detail == f"--files {name}: no such file or directory"
 
 
+TWINS = [
+    "a?",
+    "a[?]",
+    "a[??]",
+    "a[[]?]",
+    "a[[[]??]",
+    "a*",
+    "a[**]",
+    "b:c",
+    "b[:]c",
+    "b[::]c",
+    "[",
+    "[[]",
+    "[[[]",
+    "[:[",
+]
+
+
+@pytest.mark.parametrize("item", TWINS)
+def test_an_item_is_not_another_one_whose_name_is_its_quoted_form(
+    here: Path, there: Path, item: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result of the other one came back in its place, with the status 0."""
+    for name in {*TWINS} - {item}:
+        (here / name).write_text(name)
+        (there / f"{name}.out").write_text(name)
+    word = spec.literal(item)
+    assert spec.name_of(word) == spec.text_of(word) == item
+    with pytest.raises(Misconfigured) as refused:
+        spec.sources([word], str(here))
+    assert refused.value.detail == f"--files {item}: no such file or directory"
+    assert bring(here, there, f"{word}.out") == ("", [f"{word}.out"])
+    assert not any(spec.allowed(f"{name}.out".encode(), [f"{word}.out"]) for name in {*TWINS} - {item})
+    monkeypatch.chdir(there)
+    assert remote_main._clean([f"{word}.out"], []) == 0
+    assert len(list(there.iterdir())) == len({*TWINS}) - 1
+    (here / item).write_text(item)
+    (there / f"{item}.out").write_text("made there")
+    assert spec.sources([f"{word}:{word}.in"], str(here)) == [
+        (os.fsencode(here / item), os.fsencode(f"{item}.in"))
+    ]
+    assert spec.sources([word], str(here)) == [(os.fsencode(here / item), os.fsencode(item))]
+    assert bring(here, there, f"{word}.out") == ("", [])
+    assert (here / f"{item}.out").read_text() == "made there"
+
+
+def test_what_is_typed_means_the_file_of_this_name_and_else_the_pattern(here: Path, there: Path) -> None:
+    for name in ("a?", "b[?]", "b?"):
+        (here / name).touch()
+        (there / name).touch()
+    assert [name for _, name in spec.sources(["a[?]", "b[?]"], str(here))] == [b"a?", b"b[?]"]
+    assert [name for _, name in spec.matching(["a[?]", "b[?]"], str(there))[0]] == [b"a?", b"b[?]"]
+    assert spec.allowed(b"b[?]", ["b[?]"]) and spec.allowed(b"b?", ["b[?]"])
+
+
 @pytest.mark.parametrize("pattern", ["*", "a/*", "**", "../here/*", "{top}/*", "a/./*"])
 def test_a_pattern_does_not_lead_out_of_the_tree(here: Path, tmp_path: Path, pattern: str) -> None:
     """A file of the tree that is a link to a key outside would go to the host, and nobody has named it."""
