@@ -8,9 +8,11 @@ Laws
    from its first to its last byte, or that is missing, may track the path: that is Unsafe, and never "not tracked".
 3. All entries of a shared index count, also those that the split index deletes: `git update-index --no-split-index`
    takes them away.
-4. An entry is the path if some file system takes its name for that: `.Quine` comes out as `.quine` where case is
+4. Names of a foreign index may be long, many and written to be slow: none is kept, and letters that are not ASCII are
+   looked at up to a bound. An index with more of them may track the path.
+5. An entry is the path if some file system takes its name for that: `.Quine` comes out as `.quine` where case is
    ignored.
-5. Git tracks a file where it is, not by a name that a link gives it, so the links of a path are followed first.
+6. Git tracks a file where it is, not by a name that a link gives it, so the links of a path are followed first.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ from transport.provenance.safe_path import Unsafe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import TypeVar
+
+    Seen = TypeVar("Seen")
 
 MOST = 64 << 20  # bytes of an index: half a million files
 _SMALL = 1 << 20  # bytes of another file of git that is read here
 _HEAD = 12  # bytes of an index before its entries
 _LONGEST = 4096  # bytes of a name: more than PATH_MAX allows
+_FOLDED = 4 << 20  # letters of names that are not ASCII and may be the path: a hundred thousand names
 _FACTS = 62  # bytes of an entry before its name, with an object name of SHA-1; the last two are flags
 _EXTENDED = 0x4000
 _HASHES = {20: "sha1", 32: "sha256"}
@@ -53,7 +59,7 @@ def tracks(path: str) -> str:
     path = os.path.realpath(path)
     git, names = _repository(os.path.dirname(path))
     way = _Way([*names, os.path.basename(path)])
-    return next((index for index, entry in _entries(git) if way.rest(entry) is not None), "")
+    return next((index for index, rest in _entries(git, way.rest) if rest is not None), "")
 
 
 class Tracked:
@@ -61,20 +67,23 @@ class Tracked:
 
     def __init__(self, directory: str) -> None:
         git, names = _repository(os.path.realpath(directory))
-        way, self._all = _Way(names), False
-        self._plain: set[str] = set()
-        self._short: list[str] = []
-        for _, entry in _entries(git):
+        way, forms, self._all = _Way(names), _Forms(), False
+
+        def look(entry: bytes) -> tuple[bytes, str] | None:
             rest = way.rest(entry)
-            if rest is not None:
-                name = os.fsdecode(rest.partition(b"/")[0])
+            return None if rest is None else ((name := rest.partition(b"/")[0]), forms.plain(name))
+
+        # Hashes: of plain names, and of the forms that short ones stand for. Two that are equal may be the same name.
+        self._found: set[int] = set()
+        for _, seen in _entries(git, look):
+            if seen:
+                name, form = seen
                 self._all = self._all or not name
-                self._plain.add(aliases.plain(name))
-                self._short += [name] if "~" in name else []
+                self._found.update((hash(form), hash(aliases.short(form) if "~" in form else form)))
 
     def __contains__(self, name: str) -> bool:
         found = aliases.plain(name)
-        return self._all or found in self._plain or any(aliases.is_alias(each, found) for each in self._short)
+        return self._all or not self._found.isdisjoint((hash(found), hash(aliases.shortened(found))))
 
 
 def _repository(directory: str) -> tuple[str, list[str]]:
@@ -88,11 +97,30 @@ def _repository(directory: str) -> tuple[str, list[str]]:
     return git, names
 
 
+class _Forms:
+    """Names of an index in the form of `aliases.plain`. They are sorted there: each is looked at while it repeats."""
+
+    def __init__(self) -> None:
+        self._name, self._form = b"", ""
+        self._left = _FOLDED
+
+    def plain(self, name: bytes) -> str:
+        """Raises _Damaged for more letters than an index is believed to have."""
+        if name != self._name:
+            text = os.fsdecode(name)
+            if not text.isascii() and len(text) <= aliases.LONGEST:
+                self._left -= len(text)
+                if self._left < 0:
+                    raise _Damaged("it has too many names that are not ASCII")
+            self._name, self._form = name, aliases.plain(text)
+        return self._form
+
+
 class _Way:
     """The names of a path, from its repository on."""
 
     def __init__(self, names: list[str]) -> None:
-        self._names = [(aliases.plain(name), {os.fsencode(name): True}) for name in names]
+        self._names = [(aliases.plain(name), os.fsencode(name), _Forms()) for name in names]
 
     def rest(self, entry: bytes) -> bytes | None:
         """Return what an entry names in this path: b"" for all of it, None for nothing.
@@ -107,14 +135,15 @@ class _Way:
         return rest if below and all(map(self._is, range(len(names)), names)) else None
 
     def _is(self, at: int, name: bytes) -> bool:
-        wanted, seen = self._names[at]
-        if name not in seen:
-            seen[name] = aliases.is_alias(os.fsdecode(name), wanted)
-        return seen[name]
+        wanted, itself, forms = self._names[at]
+        return name == itself or aliases.stands_for(forms.plain(name), wanted)
 
 
-def _entries(git: str) -> Iterator[tuple[str, bytes]]:
-    """Yield (file of the index, path) of all entries of a repository, with those of a shared index. Raises Unsafe."""
+def _entries(git: str, look: Callable[[bytes], Seen]) -> Iterator[tuple[str, Seen]]:
+    """Yield (file of the index, what `look` sees in the path) of all entries of a repository. Raises Unsafe.
+
+    Those of a shared index are among them.
+    """
     read = git
     index = ""
     try:
@@ -130,11 +159,11 @@ def _entries(git: str) -> Iterator[tuple[str, bytes]]:
                 raise Unsafe(why, f"look at {directory}, then git reset") from None
             return
         main = _Index(regular_file.content(read, MOST), _digest_size(directory))
-        yield from ((read, name) for name in main.names())
+        yield from ((read, look(name)) for name in main.names())
         if shared := main.shared():
             read = os.path.join(directory, SHARED + shared)
             part = _Index(regular_file.content(read, MOST), main.digest)
-            yield from ((read, name) for name in part.names())
+            yield from ((read, look(name)) for name in part.names())
     except Unsafe:
         raise
     except (OSError, ValueError, IndexError, struct.error) as error:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-from collections.abc import Callable
+import sys
+import tracemalloc
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from transport.provenance import git_index
+from transport.provenance import aliases, git_index
 from transport.provenance.safe_path import Unsafe
 
 HUGE = 20 << 30  # bytes, all of them a hole
@@ -168,6 +172,69 @@ def test_names_that_cost_more_than_the_file_has(clone: Path) -> None:
         head = b"DIRC" + struct.pack(">II", 4, len(names))
         path.write_bytes(head + b"".join(entry + name for name in names) + bytes(20))
         refused(clone, ".git/index")
+
+
+def planted(clone: Path, names: Iterable[str]) -> None:
+    """An index of version 4 with these names, of which each has the bytes that the one before has not."""
+    entries, before = [], b""
+    for name in map(str.encode, names):
+        same = next((at for at, pair in enumerate(zip(before, name, strict=False)) if pair[0] != pair[1]), 0)
+        entries.append(bytes(62) + number(len(before) - same) + name[same:] + b"\0")
+        before = name
+    head = b"DIRC" + struct.pack(">II", 4, len(entries))
+    (clone / ".git" / "index").write_bytes(head + b"".join(entries) + bytes(20))
+
+
+def number(value: int) -> bytes:
+    """A number of variable length: seven bits in each byte, and one added for each further byte."""
+    found = bytes([value & 0x7F])
+    while value := value >> 7:
+        value -= 1
+        found = bytes([0x80 | value & 0x7F]) + found
+    return found
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\ufdfa"])
+def test_what_an_index_costs_has_a_bound(clone: Path, letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB of it are a million names of 4 KB each: they took gigabytes and an hour."""
+    monkeypatch.setattr(git_index, "_FOLDED", 100_000)
+    planted(clone, (letter * (4000 // len(letter.encode())) + f"{number:05}" for number in range(2000)))
+    tracemalloc.start()
+    try:
+        assert not git_index.tracks(str(clone / ".quine"))
+        assert "a" not in git_index.Tracked(str(clone))
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20  # of names that have 8
+    finally:
+        tracemalloc.stop()
+    folded = Counter[str]()
+    real = unicodedata.normalize
+    monkeypatch.setattr(
+        unicodedata, "normalize", lambda form, text: folded.update(all=len(text)) or real(form, text)
+    )
+    planted(clone, (letter * 200 + f"{number:05}/x" for number in range(1000)))
+    if letter == "x":
+        assert not git_index.tracks(str(clone / ".quine"))
+    else:
+        assert "too many names that are not ASCII" in refused(clone, ".git/index")
+        with pytest.raises(Unsafe, match="too many names"):
+            git_index.Tracked(str(clone))
+    assert folded["all"] <= 2 * 100_000
+
+
+def test_a_name_that_is_too_long_for_any_file_is_none(clone: Path) -> None:
+    planted(clone, [".quine", ".quine" + "\u200c" * 249, ".quine" + "\u200c" * 250])
+    assert git_index.tracks(str(clone / ".quine"))
+    planted(clone, [".quine" + "\u200c" * 249])
+    assert git_index.tracks(str(clone / ".quine"))
+    planted(clone, [".quine" + "\u200c" * 250])
+    assert not git_index.tracks(str(clone / ".quine"))
+
+
+def test_all_characters_of_format_are_ignored() -> None:
+    """As this Python knows them: a newer one may know more."""
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    known = [each for each in every if unicodedata.category(each) == "Cf"]
+    assert [f"{ord(each):x}" for each in known if aliases.plain(f"a{each}") != "a"] == []
 
 
 def test_a_split_index_is_one_index(clone: Path) -> None:
