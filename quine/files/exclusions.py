@@ -37,6 +37,70 @@ def obeyed(path: str) -> str:
     return first if is_one or first.lower().startswith(ASIDE) else ""
 
 
+class Places:
+    """Paths below a directory, each in whatever way some file system spells it, and others `exactly` as they are."""
+
+    def __init__(self, names: Iterable[str], exactly: Iterable[str] = ()) -> None:
+        self.names, self._exactly = sorted(names), sorted(exactly)
+        parts = [name.split("/") for name in self.names if {".", ".."}.isdisjoint(name.split("/"))]
+        self._wanted = [list(map(_form, each)) for each in parts]
+        self._first = ""
+        self._begin: list[list[str]] = []  # those that the last name began as
+
+    def begin(self, first: str) -> list[list[str]]:
+        """Return those that a path with this first name may be at or in."""
+        if first != self._first:
+            form = _form(first)
+            self._first = first
+            self._begin = [wanted for wanted in self._wanted if paths.stands_for(form, wanted[0])]
+        return self._begin
+
+    def at(self, name: str) -> str:
+        """Return the path that a name is at or in, as it is spelled there; "" if it is at none."""
+        for exact in self._exactly:
+            if paths.within(name, exact):
+                return exact
+        if not (begin := self.begin(name.partition("/")[0])):
+            return ""
+        parts = name.split("/")
+        for wanted in begin:
+            if len(parts) >= len(wanted) and all(map(paths.stands_for, map(_form, parts), wanted)):
+                return "/".join(parts[: len(wanted)])
+        return ""
+
+    def there(self, folder: str, tops: Iterable[bytes]) -> list[str]:
+        """Return the paths that are there, of which one of `tops` may be above; b"" is above all."""
+        found = {name for name in self._exactly if os.path.lexists(os.path.join(folder, name))}
+        if b"" not in tops and not any(len(wanted) > 1 for wanted in self._wanted):
+            return sorted(found)
+        listed: dict[str, list[tuple[str, str]]] = {}
+        for wanted in self._wanted:
+            level = [""]
+            for part in wanted:
+                for above in level:
+                    if above not in listed:
+                        listed[above] = _listed(os.path.join(folder, above))
+                level = [
+                    paths.join(above, name)
+                    for above in level
+                    for name, form in listed[above]
+                    if paths.stands_for(form, part)
+                ]
+            found.update(level)
+        return sorted(found)
+
+
+def _form(name: str) -> str:
+    return paths.plain(name) or name
+
+
+def _listed(folder: str) -> list[tuple[str, str]]:
+    """Return the names in a directory, and their forms; [] if it is none, or cannot be read."""
+    with contextlib.suppress(OSError):
+        return [(name, _form(name)) for name in os.listdir(folder)]
+    return []
+
+
 def own(tier: Tier, top: str) -> frozenset[str]:
     """Paths of quine's own directories below `top`, relative to it; a link to one counts as one. Raises OSError.
 

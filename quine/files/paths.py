@@ -12,6 +12,8 @@ import errno
 import os
 
 from transport.provenance.aliases import is_alias as is_alias
+from transport.provenance.aliases import plain as plain
+from transport.provenance.aliases import stands_for as stands_for
 
 LONGEST_NAME = 255  # bytes: the limit of the filesystems that a tier may be copied to
 LONGEST_PATH = 4096 - 256  # bytes: below PATH_MAX, so that it can still be joined to a directory

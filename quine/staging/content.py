@@ -122,6 +122,48 @@ class Feed:
         return message, self.take(blob)
 
 
+class Heard:
+    """The bytes that have come from a host. `value` stays the same only while this end waits for it, and none come."""
+
+    __slots__ = ("came", "waits")
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.waits = True
+
+    @property
+    def value(self) -> object:
+        return self.came if self.waits else object()
+
+    def __enter__(self) -> None:
+        self.waits = False  # this end is at work
+
+    def __exit__(self, *_: object) -> None:
+        self.waits = True
+
+
+class CountedLine:
+    """A conversation with a host, for one handler at a time."""
+
+    __slots__ = ("_heard", "_incoming")
+
+    def __init__(self, incoming: Line, heard: Heard) -> None:
+        self._incoming, self._heard = incoming, heard
+
+    def read(self, size: int) -> bytes:
+        heard = self._heard
+        heard.waits = True
+        data = self._incoming.read(size)
+        heard.waits = False
+        heard.came += len(data)
+        return data
+
+    def write(self, data: bytes) -> None:
+        self._heard.waits = True
+        self._incoming.write(data)
+        self._heard.waits = False
+
+
 # -- reading a file --------------------------------------------------------------------------------
 
 

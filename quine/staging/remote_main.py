@@ -24,7 +24,7 @@ import time
 
 from quine.base.data_directory import named
 from quine.base.errors import NOT_STARTED, complain, say
-from quine.files.exclusions import OBEYED
+from quine.files.exclusions import OBEYED, Places
 from quine.staging import scan
 from quine.staging.apply import Layout
 from quine.staging.content import AGAIN, KNOWN, LONGEST_BLOB, ROUNDS, Broken, Changed, Feed, error_text, tell
@@ -301,7 +301,7 @@ def _clean(names: list[str], directories: list[str]) -> int:
 
     here = os.path.realpath(os.getcwd())
     status = 0
-    for path, _ in spec.matching([name for name in names if name != "."], here, OBEYED)[0]:
+    for path, _ in spec.matching([name for name in names if name != "."], here, Places(OBEYED))[0]:
         if not _inside(path, here):
             continue  # through a symbolic link that leads out of this directory
         try:
@@ -372,9 +372,12 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
             tell(asked, {"say": "out", "in": here})
             try:
                 message, _ = feed.hear()
-                patterns, places = (list(map(str, message.get(name, []))) for name in ("returns", "without"))
+                fields = ("returns", "without", "own")
+                patterns, names, own = (list(map(str, message.get(name, []))) for name in fields)
+                places = Places(names, own)
                 sources, missing, lacking = spec.matching(patterns, here, places)
-                given = scan.Sources(sources, scan.identity(named()), places)
+                without = [*names, *own, *places.there(here, [name for _, name in sources])]
+                given = scan.Sources(sources, scan.identity(named()), without)
                 tree = Tree(given, scan.key_of(here, key, "out"))
                 tell(asked, {"tree": tree.digest, "missing": missing, "left": lacking}, tree.packed)
                 said_last = tree.serve(asked, feed)

@@ -23,10 +23,10 @@ import time
 from itertools import compress
 
 from quine.base import procs
-from quine.files.exclusions import OBEYED, left_out, written_here
+from quine.files.exclusions import OBEYED, Places, left_out, written_here
 from quine.staging import content, scan, spec
 from quine.staging.apply import Layout
-from quine.staging.content import KNOWN, Broken, Cut, Feed, error_text, tell, text_field
+from quine.staging.content import KNOWN, Broken, CountedLine, Cut, Feed, Heard, error_text, tell, text_field
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, names_in, parse, shown
 from quine.staging.renames import is_unfinished, left_alone, recover
 from quine.staging.returns_limit import Bound, TooMuch
@@ -54,48 +54,6 @@ if TYPE_CHECKING:
 _named: set[tuple[bytes, str]] = set()  # names that this process has said to be left alone, or its own
 
 
-class Heard:
-    """The bytes that have come from a host. `value` stays the same only while this end waits for it, and none come."""
-
-    __slots__ = ("came", "waits")
-
-    def __init__(self) -> None:
-        self.came = 0
-        self.waits = True
-
-    @property
-    def value(self) -> object:
-        return self.came if self.waits else object()
-
-    def __enter__(self) -> None:
-        self.waits = False  # this end is at work
-
-    def __exit__(self, *_: object) -> None:
-        self.waits = True
-
-
-class CountedLine:
-    """A conversation with a host, for one handler at a time."""
-
-    __slots__ = ("_heard", "_incoming")
-
-    def __init__(self, incoming: Incoming, heard: Heard) -> None:
-        self._incoming, self._heard = incoming, heard
-
-    def read(self, size: int) -> bytes:
-        heard = self._heard
-        heard.waits = True
-        data = self._incoming.read(size)
-        heard.waits = False
-        heard.came += len(data)
-        return data
-
-    def write(self, data: bytes) -> None:
-        self._heard.waits = True
-        self._incoming.write(data)
-        self._heard.waits = False
-
-
 class Taking:
     """Receives the files that match `returns` into `folder`. `ours` is quine's own directory there, or empty."""
 
@@ -114,8 +72,8 @@ class Taking:
         """
         self._returns, self._folder, self._claim = returns, folder, claim
         self._bound = bound or Bound()
-        self._places = sorted({*OBEYED, ours} - {"", *own})  # that a pattern has to name
-        self._own = own
+        self._places = Places({*OBEYED, ours} - {"", *own})  # that a pattern has to name
+        self._own = Places(own)
         self._turn = threading.Lock()
         self._over = False
         self._conversations: dict[Incoming, None] = {}  # whose handlers have no end yet
@@ -275,7 +233,8 @@ class Taking:
                 raise Broken(f"their job has tried more than {content.ROUNDS} times")
             self.place = text_field(asked, "in")
             self.failure, self._settled = "nothing came", False  # until this conversation succeeds
-            tell(incoming, {"returns": self._returns, "without": [*self._places, *self._own]})
+            without, own = self._places.names, self._own.names
+            tell(incoming, {"returns": self._returns, "without": without, "own": own})
             message, packed = feed.hear(self._bound.manifest)
             self._bound.check_names(names_in(packed))
             if digest_of(packed) != message.get("tree"):
@@ -284,9 +243,9 @@ class Taking:
             self._check(manifest)
             self._mask(manifest)
             self.came = [os.fsdecode(name) for name in manifest.roots if name]
-            self.missing = _listed(message, "missing", self._returns)
-            self.left_out = _listed(message, "left", self._places)
-            self.written = _listed(message, "left", self._own)
+            self.missing = _listed(message, "missing", set(self._returns).__contains__)
+            self.left_out = _listed(message, "left", lambda name: self._places.at(name) == name)
+            self.written = _listed(message, "left", set(own).__contains__)
             self._lay_aside(manifest, incoming, feed)
             tell(incoming, {"say": "done"})
             self.failure = ""
@@ -308,8 +267,11 @@ class Taking:
     def _check(self, manifest: Manifest) -> None:
         """Raise BadManifest unless it holds only the names asked for, and the directories above them."""
         returns, places = self._returns, self._places
-        # Each directory is an entry.
-        met = {os.fsencode(place) for place in places}.intersection(manifest.names)
+        firsts = {os.fsdecode(name.partition(b"/")[0]) for name in manifest.names}
+        met = any(places.begin(first) for first in firsts)
+        if self._own.names and any(self._own.begin(first) for first in firsts):
+            for name in filter(self._is_own, manifest.names):
+                raise BadManifest(f"{shown(name)} is written by this command")
         allowed = [
             spec.allowed(name, spec.heeded(name, returns, places) if met else returns)
             for name in manifest.names
@@ -318,16 +280,22 @@ class Taking:
         for name in compress(manifest.names, allowed):
             while (name := name.rpartition(b"/")[0]) and name not in leading:
                 leading.add(name)
-        own = set(map(os.fsencode, self._own))
         for index, name in enumerate(manifest.names):
-            if name.startswith(scan.ASIDE):
+            if name[: len(scan.ASIDE)].lower() == scan.ASIDE:
                 raise BadManifest(f"{shown(name)} is quine's own")
-            if name in own:
-                raise BadManifest(f"{shown(name)} is written by this command")
             leads = manifest.is_directory(index) and manifest.modes[index] & IMPLIED and name in leading
             if not (allowed[index] or leads):
                 raise BadManifest(f"{shown(name)} was not asked for")
         self._bound.check_bytes(manifest)
+
+    def _is_own(self, name: bytes) -> bool:
+        """Whether a name is that of a file that the caller writes, as the file system here takes names."""
+        place = self._own.at(os.fsdecode(name))
+        path = os.path.join(self._folder, os.fsencode(place))
+        return bool(place) and (
+            place in self._own.names
+            or (os.path.lexists(path) and os.path.basename(path) not in os.listdir(os.path.dirname(path)))
+        )
 
     def _mask(self, manifest: Manifest) -> None:
         mask = procs.umask() or 0
@@ -349,10 +317,11 @@ class Taking:
         layout.fill(feed, set(wanted), None, None)
 
 
-def _listed(message: dict[str, object], field: str, known: Sequence[str]) -> list[str]:
-    """Return those of `known` that a field of a message lists."""
+def _listed(message: dict[str, object], field: str, known: Callable[[str], bool]) -> list[str]:
+    """Return the names of a field of a message that are known."""
     listed = message.get(field)
-    return [name for name in known if isinstance(listed, list) and name in listed]
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    return [name for name in dict.fromkeys(names) if known(name)]
 
 
 def _apart(layout: Layout, folder: bytes) -> str:

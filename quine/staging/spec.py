@@ -6,8 +6,8 @@ Laws
    that path: colons, stars and a `~` at its beginning included. The part of an item is `literal`: it stands for itself
    in the text and in the pattern, and for no file whose name is the quoted form.
 2. A pattern is the shell's: `*` and `?` match no slash and no leading dot, `**` matches any directories. It is expanded
-   where the files are, and returned names are checked against it here. A file at one of `places` comes back only by a
-   pattern that names the place (`.git/*`, not `*`).
+   where the files are, and returned names are checked against it here. A file at one of `places`, however it is
+   spelled (`.GIT`), comes back only by a pattern that names the place (`.git/*`, not `*`).
 3. Files that the caller writes itself, its log or the file that its stdout goes to, are neither sent nor replaced.
 4. A link that is named is followed. One that only matches a pattern of --files leads nowhere outside the directory in
    which the pattern begins: the files of a tree do not choose what is sent.
@@ -20,7 +20,7 @@ import stat
 
 from quine.base.errors import Misconfigured
 from quine.files import paths
-from quine.files.exclusions import ASIDE, OBEYED, naming, within
+from quine.files.exclusions import ASIDE, OBEYED, Places, naming
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -281,17 +281,23 @@ def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:
     for path, name in meant:
         found += [os.fsdecode(name)] if name else sorted(os.listdir(os.fsdecode(path)))
     back = returns(patterns)
-    stay = frozenset(place for place in OBEYED if allowed(place.encode(), back) and not naming(place, back))
-    return [*(literal(name) for name in found if not within(name, stay)), *back]
+    places = Places(OBEYED)
+
+    def stays(name: str) -> bool:
+        place = places.at(name)
+        return bool(place) and allowed(os.fsencode(place), back) and not _naming(place, back)
+
+    return [*(literal(name) for name in found if not stays(name)), *back]
 
 
 def matching(
-    patterns: list[str], folder: str, places: Collection[str] = ()
+    patterns: list[str], folder: str, places: Places | None = None
 ) -> tuple[list[tuple[bytes, bytes]], list[str], list[str]]:
     """Expand patterns in `folder`: return (path, name) pairs, none inside another, and the patterns without a match.
 
     Then those of `places` at which something is left out: below a pair, or because no pattern names it.
     """
+    places = places or Places(())
     names: dict[str, set[bytes]] = {"": set()}  # by the place that they are at
     missing, left = [], set()
     for pattern in patterns:
@@ -305,22 +311,24 @@ def matching(
         matches = [name for name in matches if not name.startswith(ASIDE)]
         missing += [] if matches else [pattern]
         for name in matches:
-            place = place_of(name, places)
+            place = places.at(name)
             if place and not naming(place, [text]):
                 left.add(place)
             else:
                 names.setdefault(place, set()).add(b"" if name == "." else os.fsencode(name))
     here = os.fsencode(folder)
     tops = [name for each in names.values() for name, top in _topped(each) if name == top]
-    for place in places:
-        if place not in patterns and any(_is_above(os.fsdecode(top), place) for top in tops):
-            left.update([place] if os.path.lexists(os.path.join(folder, place)) else [])
+    texts = set(map(text_of, patterns))
+    left.update(
+        place
+        for place in places.there(folder, tops)
+        if place not in texts and any(_is_above(os.fsdecode(top), place) for top in tops)
+    )
     return [(os.path.join(here, name) if name else here, name) for name in tops], missing, sorted(left)
 
 
-def place_of(name: str, places: Iterable[str]) -> str:
-    """Return the place of `places` that a name is at; "" if it is at none."""
-    return next((place for place in places if paths.within(name, place)), "")
+def _naming(place: str, patterns: list[str]) -> list[str]:
+    return [pattern for pattern in patterns if naming(place, [text_of(pattern)])]
 
 
 def _is_above(name: str, place: str) -> bool:
@@ -336,20 +344,20 @@ def _globbed(pattern: str, folder: str) -> list[str]:
     return matches if os.path.isabs(pattern) else [match[len(start) :] for match in matches if match != start]
 
 
-def heeded(name: bytes, patterns: list[str], places: Iterable[str]) -> list[str]:
+def heeded(name: bytes, patterns: list[str], places: Places) -> list[str]:
     """Return the patterns that may bring `name`: if it is at one of `places`, those that name that."""
-    place = place_of(os.fsdecode(name), places)
-    return naming(place, patterns) if place else patterns
+    place = places.at(os.fsdecode(name))
+    return _naming(place, patterns) if place else patterns
 
 
 def allowed(name: bytes, patterns: list[str]) -> bool:
     """Return whether `name` matches a pattern, or is in a directory that matches one."""
     parts = os.fsdecode(name).split("/")
-    return any(pattern == "." or _matches(parts, pattern.split("/")) for pattern in patterns)
-
-
-def _matches(parts: list[str], pattern: list[str]) -> bool:
-    return len(pattern) in _states(parts, pattern)
+    for pattern in patterns:
+        words = pattern.split("/")
+        if pattern == "." or len(words) in _states(parts, words):
+            return True
+    return False
 
 
 def _states(parts: list[str], pattern: list[str]) -> set[int]:
@@ -382,7 +390,7 @@ def _is_like(part: str, pattern: str) -> bool:
     if pattern == "**":
         return not part.startswith(".")
     text = text_of(pattern) if "[" in pattern else pattern
-    if part == text or not any(char in pattern for char in MAGIC):
+    if part == text or not ("*" in pattern or "?" in pattern or "[" in pattern):
         return part == text
     from fnmatch import fnmatchcase
 

@@ -48,6 +48,22 @@ def test_a_result_under_the_name_of_an_own_file_is_refused(
     assert list(here.iterdir()) == []
 
 
+def test_an_own_file_is_not_replaced_under_another_spelling(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where case is ignored `LOG` is there already, and is not listed."""
+    own = [here / "log"]
+    (here / "log").touch()
+    for content in ("a file of its own", "and a newer one"):
+        (there / "LOG").write_text(content)
+        assert bring(here, there, "*", own=own) == ("", [])
+        assert (here / "LOG").read_text() == content
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: [b"log"] if path == os.fsencode(here) else listdir(path))
+    (there / "LOG").write_text("it is that of the batch")
+    assert "LOG is written by this command" in bring(here, there, "*", own=own)[0]
+
+
 def test_the_files_that_a_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "target").mkdir()

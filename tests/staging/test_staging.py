@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -717,6 +718,36 @@ def test_a_host_cannot_send_what_was_to_be_left_out(
     failure, _ = bring(here, there, "*")
     assert "inventory.toml was not asked for" in failure
     assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", [".GIT", "GIT~1", ".git.", ".g\u200cit", "Inventory.toml", "INVENT~1.TOM", "PERSON~1", "personas:x"]
+)
+def test_a_name_that_a_file_system_takes_for_one_that_is_obeyed_is_left_out(
+    here: Path, there: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a mount that knows no case `.GIT/hooks` is that of the repository here."""
+    (there / name).mkdir()
+    (there / name / "x").write_text("x")
+    (there / "d" / name).mkdir(parents=True)
+    for patterns in (["."], ["*", ".*"], ["*/x", ".*/x"]):
+        assert bring(here, there, *patterns, left=[name])[0] == ""
+    assert [path.name for path in here.iterdir()] == ["d"]
+    (here / name).mkdir()
+    assert spec.placed(["."], ["."], str(here)) == ["d", "."]
+    monkeypatch.chdir(there)
+    assert remote_main._clean(["*", ".*"], []) == 0
+    assert [path.name for path in there.iterdir()] == [name]
+    for pattern in (f"{spec.literal(name)}/x", spec.literal(name)):
+        shutil.rmtree(here / name)
+        assert bring(here, there, ".", pattern, left=[name] * pattern.endswith("/x")) == ("", [])
+        assert (here / name / "x").read_text() == "x", "it was named"
+    shutil.rmtree(here / name)
+    original = spec.matching
+    monkeypatch.setattr(spec, "matching", lambda patterns, folder, places: original(["*", ".*"], folder))
+    monkeypatch.setattr(scan, "_by_directory", lambda places: {})
+    assert "was not asked for" in bring(here, there, "*", ".*")[0]
+    assert not (here / name).exists()
 
 
 def test_a_data_directory_elsewhere_is_left_out_too(here: Path, there: Path) -> None:
