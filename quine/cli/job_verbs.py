@@ -261,18 +261,20 @@ def _bringer(agents: list[Agent], options: RunOptions) -> Callable[[Agent | Remo
     from quine.jobs.client import mover
     from quine.jobs.detach import verb_there
 
-    stage = mover([], options.returns, options.returns_limit)
+    stage = mover(options)
 
     def bring(job: Agent | Remote, code: int) -> int:
         status = Status("exited", code)
         if isinstance(job, Agent):
             host, out = "local", verb_there(stage.out, "local", options)
             out.cwd = str(registry.record(job.directory).get("cwd"))
-            if os.path.realpath(out.cwd) == os.path.realpath(os.getcwd()):
-                return code  # all of it is here
         else:
             host, out = job.host, verb_there([*stage.out, job.id], job.host, options)
-        ended = stage.bring(out, status)
+        if isinstance(job, Agent) and os.path.realpath(str(out.cwd)) == os.path.realpath(os.getcwd()):
+            ended = ""  # all that was made is here
+            stage.in_place([]).judged(status)
+        else:
+            ended = stage.bring(out, status)
         if status.detail:
             complain(status.detail, status.hint, host)
         if ended in ("INT", "TERM", "HUP"):

@@ -20,6 +20,7 @@ from quine.fanout.input.items import Items
 from quine.fanout.input.template import Template, Word
 from quine.fanout.options import Options, elsewhere, parse, usage
 from quine.jobs import batch_state
+from quine.jobs.client import runs_in_place
 from transport.lean import signal
 from transport.writes import write_all
 
@@ -147,6 +148,8 @@ def template(options: Options, command: list[str], mission: bool = False) -> Tem
 
 
 def _run(options: Options, command: Template, items: Items, mission: bool, shown: str) -> int:
+    if options.cleanup and runs_in_place(options.spawn):
+        options.cleanup = False  # nothing was brought, and results stay where they are
     work = _work(options, command, items, mission)
     report, log = _opened(options, work)
     try:

@@ -335,9 +335,8 @@ class Work:
         spawn = self._options.spawn
         files = tuple(word.path(item) for word in self._files)
         returns = tuple(word.path(item) for word in self._returns)
-        # With --cleanup what is here stays as it is, and is not looked at.
         wanted = spawn.replace(files=files, returns=returns)
-        found = staging(wanted, looks=not self._options.cleanup, begun=begun, own=self._own)
+        found = staging(wanted, looks=True, begun=begun, own=self._own)
         if found and self._stdin:
             found.inputs.append(os.fsencode(self._stdin.text(item)))
         return found

@@ -21,7 +21,7 @@ LONG = 10.0  # seconds without a connection until it is reported, also without -
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from quine.base.cli_options import RunOptions
     from quine.files.select import Services
@@ -78,32 +78,32 @@ def staging(
     """
     if not options.files and not options.returns:
         return None
-    if own is None and options.report:
-        from quine.staging.spec import written
-
-        own = written([options.report])
-    found = mover(options.files, options.returns, options.returns_limit, own)
+    found = mover(options, own)
     if options.elsewhere:
         return found if begun else found.moving()
-    start = directory_here(options)
-    if start is not None and os.path.realpath(start) == os.path.realpath(os.getcwd()):
+    if runs_in_place(options):
         return found.in_place(options.files) if looks else None
     if here:
         raise Misconfigured(f"not built yet: {here} in another directory")
     return found if begun else found.moving()
 
 
-def mover(
-    files: Sequence[str], returns: Sequence[str], limit: str = "", own: Collection[bytes] | None = None
-) -> Staging:
+def runs_in_place(options: RunOptions) -> bool:
+    """Return whether a job runs in the current directory, which has all of its files."""
+    here, start = current_directory(), None if options.elsewhere else directory_here(options)
+    return bool(here and start and os.path.realpath(start) == os.path.realpath(here))
+
+
+def mover(options: RunOptions, own: Collection[bytes] | None = None) -> Staging:
     """Return the staging from the current directory to a job's, and back. Misconfigured if the former is gone."""
     from quine.base import data_directory
-    from quine.staging.caller_side import Staging
+    from quine.staging import caller_side, spec
 
-    folder = current_directory()
-    if folder is None:
+    if (folder := current_directory()) is None:
         raise Misconfigured("the current directory has been removed")
-    return Staging(list(files), list(returns), folder, data_directory.named(), limit, own)
+    own = spec.written([options.report]) if own is None else own
+    words, limit = ([*options.files], [*options.returns]), options.returns_limit
+    return caller_side.Staging(*words, folder, data_directory.named(), limit, own)
 
 
 def callers_environment(options: RunOptions) -> dict[str, str]:

@@ -114,7 +114,8 @@ def test_here_in_another_directory(lab: Lab, work: Path, tmp_path: Path) -> None
     job = detach(lab, *words, "sh", "-c", "cat - src/a.c >out", cwd=work, input="its own stdin: ")
     assert ended(lab, job, "--returns", "out", cwd=work) == (0, b"")
     assert (work / "out").read_text() == "its own stdin: int a;"
-    assert ended(lab, job, "--returns", "none", cwd=tmp_path / "other") == (0, b""), "all of it is here"
+    told = b"quine: local: error: --returns none: nothing there to be brought back\n"
+    assert ended(lab, job, "--returns", "none", cwd=tmp_path / "other") == (1, told), "all of it is here"
     assert ended(lab, job, "--returns", "none", cwd=work)[0] == 1
 
 

@@ -10,6 +10,7 @@ from quine.staging import spec
 from quine.staging.caller_side import Staging
 from tests.lab import Lab
 from tests.staging.wired import cache, here
+from tests.support.detached import detach
 
 __all__ = ["cache", "here"]
 
@@ -64,3 +65,23 @@ def test_a_try_after_one_that_failed_finds_the_files_that_the_item_had(
     done = lab.run([*words, "--", "sh", "-c", script, "{}", ":::", "d:1", "d?"], cwd=here)
     assert done.returncode == 123
     assert [(here / name / "state").read_text() for name in ("d:1", "d?")] == ["1\n", "1\n"]
+
+
+def test_a_result_that_is_missing_is_named_where_nothing_moves(lab: Lab, tmp_path: Path) -> None:
+    """By a batch with --cleanup, which removes nothing here, and by the wait for a job of this directory."""
+    (tmp_path / "a").touch()
+    words = ["xargs", "-P1", "--cleanup", "--files", "{}", "--returns", "{}.out", "--", "sh", "-c"]
+    done = lab.run([*words, "[ $0 = b ] || touch $0.out", "{}", ":::", "a"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "a.out"}
+    (tmp_path / "b").touch()
+    done = lab.run([*words, "[ $0 = b ] || touch $0.out", "{}", ":::", "a", "b"], cwd=tmp_path)
+    assert done.returncode == 123 and b"--returns b.out: nothing there to be brought back" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "a.out", "b"}
+    for script, code in (("touch made", 1), ("exit 3", 3)):
+        job = detach(lab, "--", "sh", "-c", script, cwd=tmp_path)
+        done = lab.run(["wait", "--returns", "nope", job], cwd=tmp_path)
+        assert done.returncode == code
+        assert b"--returns nope: nothing there to be brought back" in done.stderr
+        done = lab.run(["wait", "--returns", "a", job], cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (code if code == 3 else 0, b"")

@@ -721,7 +721,8 @@ def test_a_host_cannot_send_what_was_to_be_left_out(
 
 
 @pytest.mark.parametrize(
-    "name", [".GIT", "GIT~1", ".git.", ".g\u200cit", "Inventory.toml", "INVENT~1.TOM", "PERSON~1", "personas:x"]
+    "name",
+    [".GIT", "GIT~1", ".git.", ".g\u200cit", "Inventory.toml", "INVENT~1.TOM", "PERSON~1", "personas:x"],
 )
 def test_a_name_that_a_file_system_takes_for_one_that_is_obeyed_is_left_out(
     here: Path, there: Path, name: str, monkeypatch: pytest.MonkeyPatch
