@@ -33,6 +33,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "cwd": (str, type(None)),
     "workdir": (str, type(None)),
     "tree": (str,),
+    "folder": (str,),
     "limits": (dict,),
     "lease": (int, float),
     "deadline": (int, float),
@@ -46,7 +47,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 OWN = ("id", "argv", "capability")  # the fields that each job has for itself
 _SHARED = tuple(name for name in _TYPES if name not in OWN)
-_RARE = "merged"  # absent where it is False
+_RARE: dict[str, object] = {
+    "merged": False,
+    "folder": "",
+}  # fields that are absent where they have this value
 _SETTLED = tuple(
     name for name in _SHARED if name not in ("where", "context")
 )  # as the host of a job gets them
@@ -61,6 +65,7 @@ class Spawn:
     where    WHERE expression, "" or "local" for this node
     env      added to the environment of the node's login; on the caller's own machine the whole environment
     cwd      directory to start in; an error if it is missing. None: workdir/tree, made if missing
+    folder   in place of the tree in that: for a job that shares its directory with no other of its tree
     limits   name -> value: as cpu fsize nofile nproc (bytes, seconds, counts)
     lease    seconds the job outlives a broken link
     deadline seconds that it may run: TERM then, KILL later, and its status is 124. 0: no limit
@@ -86,6 +91,7 @@ class Spawn:
         cwd: str | None = None,
         workdir: str | None = None,
         tree: str = "",
+        folder: str = "",
         limits: dict[str, str] | None = None,
         lease: float = LEASE,
         deadline: float = 0.0,
@@ -105,6 +111,7 @@ class Spawn:
         self.cwd = cwd
         self.workdir = workdir
         self.tree = tree or self.id
+        self.folder = folder
         self.limits = limits or {}
         self.lease = lease
         self.deadline = deadline
@@ -136,7 +143,7 @@ class Spawn:
         return self._fields(_SHARED)
 
     def _fields(self, names: Iterable[str]) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in names if name != _RARE or self.merged}
+        return {name: getattr(self, name) for name in names if name not in _RARE or getattr(self, name)}
 
     @classmethod
     def from_json(cls, body: dict[str, Any], template: Template | None = None) -> Spawn:
@@ -160,7 +167,7 @@ class Spawn:
             raise ProtocolError("an argument, a variable or a limit that no command can be given")
         if not all(encodable(body.get(name) or "") for name in ("cwd", "workdir", "where")):
             raise ProtocolError("a directory or a host that cannot be named")
-        if not (is_id(body["id"]) and is_id(body["tree"])):
+        if not all(map(is_id, (body["id"], body["tree"], body.get("folder") or body["id"]))):
             raise ProtocolError("spawn with a bad id")
         if len(body.get("capability", "")) > LONGEST_CAPABILITY:
             raise ProtocolError("spawn with a bad capability")
@@ -207,7 +214,7 @@ class Template:
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Template:
         """Read a template of a peer. Raises ProtocolError."""
-        if set(body) | {_RARE} != set(_SHARED):
+        if set(body) | set(_RARE) != set(_SHARED):
             raise ProtocolError("template with other fields than those that jobs share")
         Spawn.from_json({"id": "x", "argv": ["x"], **body})
         return cls(body)
@@ -223,7 +230,7 @@ class Template:
     def fits(self, spawn: Spawn, settled: bool = False) -> bool:
         """Return whether `spawn` could be sent by this; `settled`: to its host, without its WHERE and its context."""
         names, fields = _SETTLED if settled else _SHARED, self.fields
-        return all(getattr(spawn, name) == fields.get(name, False) for name in names)
+        return all(getattr(spawn, name) == fields.get(name, _RARE.get(name)) for name in names)
 
     def derive(self, name: str, made: Any) -> Any:
         """Keep what was made of this for `name`, and return it."""

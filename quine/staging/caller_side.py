@@ -140,7 +140,7 @@ class Staging:
         if self.sources:
             phase = "agent" if spawn.own else "in"
             # A directory made for this job alone is never staged again, so it needs no record.
-            key = scan.ONCE if job.cwd is None and job.tree == job.id else self.key
+            key = scan.ONCE if job.cwd is None and (job.folder or job.tree) == job.id else self.key
             job.argv = ["node", "--stage", phase, key, "--", *spawn.argv]
             job.own = True
             assert services, "whoever gives files answers requests"
@@ -187,7 +187,7 @@ class Staging:
             status.state, status.signal, status.code = "signaled", signal_name(number), 128 + number
         self._add(status, "it was not to finish, and nothing was brought back")
         # A directory of its own is `left` if anything is in it.
-        shared = "" if job.tree == job.id else f"workdir/{job.tree}"
+        shared = "" if (job.folder or job.tree) == job.id else f"workdir/{job.folder or job.tree}"
         if not status.hint and (place := status.left or job.cwd or shared):
             status.hint = f"{STILL_THERE} {shown_path(place)}"
 
@@ -200,6 +200,7 @@ class Staging:
             env=job.env,
             cwd=job.cwd,
             tree=job.tree,
+            folder=job.folder,
             lease=job.lease,
             context={**job.context, "control": True},
         )

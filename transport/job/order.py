@@ -58,14 +58,14 @@ def _made(
 
 
 def _directory(spawn: Spawn) -> tuple[str, str]:
-    """The directory to start in, and the folder to make for it (workdir/tree), or "".
+    """The directory to start in, and the folder to make for it (workdir/tree, or workdir/folder), or "".
 
-    A relative cwd is below workdir/tree or, without a workdir, below the home. An absolute one must exist.
+    A relative cwd is below that or, without a workdir, below the home. An absolute one must exist.
     """
     cwd = os.path.expanduser(spawn.cwd) if spawn.cwd is not None else ""
     if os.path.isabs(cwd):
         return cwd, ""
     if spawn.workdir is None:
         return os.path.join(Path.home(), cwd), ""
-    folder = os.path.join(spawn.workdir, spawn.tree)
+    folder = os.path.join(spawn.workdir, spawn.folder or spawn.tree)
     return os.path.join(os.path.expanduser(folder), cwd), folder

@@ -16,7 +16,7 @@ from functools import partial
 
 from transport.address import boot_clock
 from transport.errors import ProtocolError, Refused
-from transport.lean import Any
+from transport.lean import Any, blake2b
 from transport.node.host import Host, Join, Met, Target, refuse
 from transport.node.link import Link
 from transport.node.relay import Relay
@@ -55,14 +55,15 @@ class Hosts:
         """Send the job of a channel on its way; a reason against it becomes its exit record.
 
         `parent` is the job on another host that asks for it. The new job is placed with the context of its parent, and
-        belongs to its tree. From the other node's own words, only WHERE and the keys TOLD count.
+        belongs to its tree. From the other node's own words, only WHERE and the keys TOLD count. A folder that it names
+        is one of this tree alone: no host reaches the files of another tree by it.
         """
         relay = Relay(link, number, "", lambda _: None)
         if parent:
             passed = {name: spawn.context.get(name) for name in TOLD}
             # Not bounded by the processors: the parent may have the one that it would wait for.
             spawn.context = {**parent.context, **passed, "from": parent.host, "bounded": False}
-            spawn.tree = parent.tree
+            spawn.tree, spawn.folder = parent.tree, _folder(parent.tree, spawn.folder)
         late = spawn.context.get("late") is True
         bounded = spawn.context.get("bounded") is True
         control = spawn.context.get("control") is True
@@ -180,6 +181,11 @@ class Hosts:
             rest = group.removesuffix(slots.name).rstrip("\0")
             names[group] = slots.name if often[slots.name] == 1 else f"{slots.name} ({rest})"
         return names
+
+
+def _folder(tree: str, name: str) -> str:
+    """Return the name of a folder that a job of a tree names: the same each time, and another one in each tree."""
+    return blake2b(f"{tree} {name}".encode(), digest_size=16).hexdigest() if name else ""
 
 
 def _check(spawn: Spawn, key: str) -> None:

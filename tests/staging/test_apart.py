@@ -1,0 +1,73 @@
+"""Jobs of one tree on one host, with different files under one name: each has its own."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+from tests.support.agents import OK, PATIENCE, call, says, sh
+from tests.support.remote_agents import environment
+from transport.errors import ProtocolError
+from transport.job import order
+from transport.node import hosts
+from transport.spawn import Spawn, Template
+
+ROOT = "0123456789abcdef0123456789abcdef"
+
+
+def two(work: Path) -> tuple[Path, Path]:
+    for name in ("a", "b"):
+        (work / name).mkdir()
+        (work / name / "in.csv").write_text(name)
+    return work / "a", work / "b"
+
+
+def test_commands_of_one_agent_have_directories_of_their_own(lab: Lab, tmp_path: Path) -> None:
+    """They shared that of their tree: the first one read the file of the second one, and both were done."""
+    a, b = two(tmp_path)
+    up, go = tmp_path / "up", tmp_path / "go"
+    script = f"touch {up}; until test -e {go}; do sleep 0.02; done; cat in.csv; cp in.csv out"
+    words = ["run", "--on", "h1", "--files", "in.csv", "--returns", "out", "--", "sh", "-c"]
+    env = {"QUINE_ROOT_SESSION": ROOT}
+    first = lab.popen([*words, script], cwd=a, env=env, stdout=subprocess.PIPE)
+    script = f"until test -e {up}; do sleep 0.02; done; cat in.csv; cp in.csv out; touch {go}"
+    done = lab.run([*words, script], cwd=b, env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"b", b"")
+    assert first.communicate(timeout=PATIENCE)[0] == b"a"
+    assert ((a / "out").read_text(), (b / "out").read_text()) == ("a", "b")
+
+
+def test_children_of_one_agent_have_directories_of_their_own(lab: Lab, tmp_path: Path) -> None:
+    two(tmp_path)
+    up, go = tmp_path / "up", tmp_path / "go"
+    children = [
+        {"intent": name, "host": "h1", "files": [f"{name}/in.csv:in.csv"], "returns": [f"{name}.out"]}
+        for name in ("a", "b")
+    ]
+    fork = call("fork", children=children, wait=True, context="none")
+    first = sh(f"touch {up}; until test -e {go}; do sleep 0.02; done; cp in.csv a.out")
+    second = sh(f"until test -e {up}; do sleep 0.02; done; cp in.csv b.out; touch {go}")
+    env = environment(lab, tmp_path / "data",
+        says(fork, OK, match="^parent"), says(first, OK, match="^a"), says(second, OK, match="^b"))  # fmt: skip
+    done = lab.run(["parent"], env=env, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [(tmp_path / f"{name}.out").read_text() for name in ("a", "b")] == ["a", "b"]
+
+
+def test_a_folder_that_a_host_names_is_one_of_its_own_tree() -> None:
+    assert hosts._folder("tree", "x") == hosts._folder("tree", "x")
+    assert len({hosts._folder(*pair) for pair in (("tree", "x"), ("tree", "y"), ("other", "x"))}) == 3
+    spawn = Spawn(["true"], workdir="/w", tree="tree", folder="apart")
+    assert order._directory(spawn) == ("/w/apart/", "/w/apart")
+    assert order._directory(Spawn(["true"], workdir="/w", tree="tree"))[1] == "/w/tree"
+    assert Spawn.from_json(spawn.to_json()).folder == "apart" and "folder" not in Spawn(["true"]).to_json()
+    for fields in (spawn.shared_fields(), Spawn(["true"]).shared_fields()):
+        template = Template.from_json(fields)
+        assert template.fits(Spawn.from_json({"id": "x", "argv": ["x"], **fields}))
+    assert not Template.of(spawn).fits(Spawn(["true"], workdir="/w", tree="tree"))
+    for wrong in ("../x", "a/b", ".", "x" * 65):
+        with pytest.raises(ProtocolError):
+            Spawn.from_json({**spawn.to_json(), "folder": wrong})
