@@ -4,8 +4,8 @@ Laws
 1. The functions are those of `Batch.start`, and are called from `Batch.turn`. `on_exit` comes once, after the returns.
 2. Signals are for the job itself. Once it has ended, its returns are on their way, and only `abandon` gives them up.
 3. Returns that are cut are asked for again after a pause, as long as their caller wants them: an sshd that is started
-   anew refuses five tries within a second. A host that says nothing is not asked again (`Taking.patience`). A job that
-   was told to end brings none.
+   anew refuses five tries within a second. A host that has begun to send them and says nothing is not asked again
+   (`Taking.patience`). A job that was told to end brings none.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ class Bringing:
         return self._receiver.write(data) if stream == 2 else None
 
     def _sent(self, status: Status) -> None:
-        self._taking.late = self._job.overdue
+        # A host that did not begin to send them was slow to be reached, and may be there at the next try.
+        self._taking.late = self._job.overdue and self._job.pid > 0
         self._taking.end(status)
         self._place = self._taking.place
         if self._taking.is_cut and self._tries < self._stage.tries and self._receiver.wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from quine.fanout.timers import Timers
 from quine.jobs import staged
 from quine.jobs.staged import Bringing
+from quine.staging.caller_side import Staging
 from transport.status import Status
 
 
@@ -36,7 +38,9 @@ class Course:
     def start(self, sender: object, on_output: object, on_exit: Any, services: object) -> object:
         self.begun.append(self.now)
         self._exit = on_exit
-        self.job = SimpleNamespace(over=False, overdue=False, limit=lambda *limit: self.limits.append(limit))
+        self.job = SimpleNamespace(
+            over=False, overdue=False, pid=7, limit=lambda *limit: self.limits.append(limit)
+        )
         return self.job
 
     def _tried(self, status: Status) -> None:
@@ -96,3 +100,24 @@ def test_a_host_that_says_nothing_is_not_asked_again(monkeypatch: pytest.MonkeyP
     course.job.overdue = True
     course.cut()
     assert course.ended == 1 and course.begun == [0.0]
+
+
+def test_a_host_that_did_not_begin_to_send_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had to be dialled, which took two minutes: its results were left there, as of one that is silent."""
+    course = Course(9, monkeypatch)
+    for _ in range(4):
+        course.job.overdue, course.job.pid = True, 0
+        course.cut()
+        assert not course.ended
+        course.rest()
+    course.job.overdue, course.job.pid = True, 0
+    course.cut()
+    assert course.ended == 1 and len(course.begun) == 5
+
+
+def test_how_long_a_host_was_waited_for_is_said(tmp_path: Path) -> None:
+    for late, text in ((True, "their host was silent for 640 s"), (False, "its host was silent for 120 s")):
+        taking = Staging([], ["x"], str(tmp_path)).taking()
+        taking.late = late
+        taking.end(Status("lost", 74, detail="its host was silent for 120 s"))
+        assert taking.failure == text and taking.is_cut is not late
