@@ -5,7 +5,8 @@ Laws
    version of each file, never a part. A missing directory appears with all its contents, by one rename.
 2. No write follows a symlink, and no name above the base is used.
 3. With `undo`, either everything appears or nothing. Replaced entries are kept until the last rename, and a journal
-   lets the next process finish renames that a crash interrupted (`recover`).
+   lets the next process finish renames that a crash interrupted (`recover`). If it is `lasting`, a loss of power is a
+   crash, too: contents are on the disk before the first rename, and the renames before the journal is removed.
 4. The owner of the private directory holds a lock on it that dies with the owner. An unlocked directory is removed,
    if it has the seal that its owner has made (`renames`), or if nothing is in it. So one may be removed between its
    mkdir and its lock, and its owner makes another one.
@@ -53,6 +54,7 @@ class Layout:
         self._base = -1
         self._here = here
         self._known = known
+        self.lasting = False
         self._exact = exact  # the umask is 0: a file gets its mode when it is created
         self._name = b""
         self._top = -1  # the private directory, which holds `new` and `old`
@@ -169,7 +171,8 @@ class Layout:
 
     def fill(self, feed: Feed, wanted: set[bytes], objects: Objects | None, pack: Pack | None) -> None:
         """Create the files: contents in `wanted` from `feed`, others from `objects`. Raises OSError, Broken."""
-        filling = Filling(self._manifest, self._new, self._spots, self._exact, feed, wanted, objects, pack)
+        here = self._manifest, self._new, self._spots, self._exact
+        filling = Filling(*here, feed, wanted, objects, pack, self.lasting)
         self._made = filling.create(self.needs)
 
     def arrivals(self) -> Iterator[tuple[bytes, bytes]]:
@@ -204,6 +207,8 @@ class Layout:
                 if b"/" not in self._spots[index]:
                     self._settle(index, parents)
         if undo:
+            if self.lasting:
+                os.fsync(self._base)
             os.unlink("journal", dir_fd=self._top)
 
     def _rename(self, parents: Parents, undo: bool) -> None:

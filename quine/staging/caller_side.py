@@ -68,6 +68,7 @@ class Staging:
         self.inputs = [path for path, _ in self.sources]  # files of the caller that the job reads
         self.on_put: OnPut | None = None  # see `Taking`, also of the next one
         self.withholds: Callable[[], bool] | None = None
+        self.lasting = False
         self.came: list[str] | None = None  # names of what came, once that is known
         self._returns = spec.returns(returns)
         self._bound = Bound(limit) if returns else None
@@ -239,7 +240,7 @@ class Staging:
         folder = os.fsencode(self._folder)
         own = spec.names_below(self._own, folder)
         taking = Taking(self._returns, folder, ours, claim, self._bound, own)
-        taking.on_put, taking.withholds = self.on_put, self.withholds
+        taking.on_put, taking.withholds, taking.lasting = self.on_put, self.withholds, self.lasting
         return taking
 
     @property

@@ -1,6 +1,8 @@
 """Creation of the files of a manifest, aside: contents that arrive, that this host has kept, or of a file just created.
 
-Law: no content is taken whose digest is not the one in the manifest.
+Laws
+1. No content is taken whose digest is not the one in the manifest.
+2. `lasting`: contents are on the disk before they are put in place, since the copy that they come from is to go.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from quine.staging.store import Objects, Pack
 
+FEW = 64  # files that are synced one by one; of more, their file system is
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -39,7 +42,9 @@ class Filling:
         wanted: set[bytes],
         objects: Objects | None,
         pack: Pack | None,
+        lasting: bool = False,
     ) -> None:
+        self._lasting = lasting
         self._manifest = manifest
         self._new = new
         self._spots = spots
@@ -78,6 +83,8 @@ class Filling:
                         self._pour(index, fd)
                         made[digest] = index
                     os.utime(fd, ns=(manifest.mtimes[index], manifest.mtimes[index]))
+                    if self._lasting and len(needs) <= FEW:
+                        os.fsync(fd)
                     facts = os.fstat(fd)
                     found[index] = (facts.st_ino, facts.st_size, told_time(facts.st_mtime_ns), facts.st_mode)
                 finally:
@@ -85,6 +92,8 @@ class Filling:
         finally:
             if folder != self._new:
                 os.close(folder)
+        if self._lasting and len(needs) > FEW:
+            sync_all(self._new)
         return found
 
     def _put(self, index: int, fd: int, data: bytes) -> None:
@@ -163,6 +172,16 @@ class Filling:
                 return os.open(spot, flags, dir_fd=self._new)
             finally:
                 os.chmod(spot, self._manifest.modes[index] & PERMISSIONS, dir_fd=self._new)
+
+
+def sync_all(folder: int) -> None:
+    """Have all that was written to the file system of a directory on the disk. Raises OSError."""
+    from transport.backports.libc import INT, call, function, in_libc  # here: ctypes, for few processes
+
+    if in_libc("syncfs"):
+        call(function("syncfs", INT, INT), folder)
+    else:
+        os.sync()
 
 
 class _Stored:

@@ -94,6 +94,7 @@ class Taking:
         self.left_out: list[str] = []  # places at which the job has something that no pattern names
         self.written: list[str] = []  # files of the caller that the job has, too
         self.on_put: OnPut | None = None
+        self.lasting = False  # they are on the disk before they are here: the copy on their host is to go
         self.withholds: Callable[[], bool] | None = (
             None  # with some missing: whether the others stay there, too
         )
@@ -310,6 +311,7 @@ class Taking:
         base = self._folder
         here = scan.scan([(os.path.join(base, root) if root else base, root) for root in manifest.roots])
         layout = self.layout = Layout(base, manifest, here.by_name(), {})
+        layout.lasting = self.lasting
         wanted = layout.wanted()
         layout.open()
         if wanted:

@@ -215,6 +215,26 @@ def test_a_result_that_was_not_there_is_not_forgotten_by_a_kill(
     assert asked == ["the results"]
 
 
+@pytest.mark.parametrize(("log", "cleanup"), [(False, False), (True, False), (False, True)])
+def test_results_last_where_they_are_not_to_be_had_again(
+    monkeypatch: pytest.MonkeyPatch, log: bool, cleanup: bool
+) -> None:
+    """Their copy on the host is removed, or their item counts as done in the next run."""
+    stage, found = Staging([], ["b"], "/"), list[bool]()
+    journal: Any = SimpleNamespace(sent={}, unreturned={}, brought={})
+    bringing = SimpleNamespace(begin=lambda: found.append(stage.lasting))
+    monkeypatch.setattr(files_module, "Bringing", lambda *_: bringing)
+    work: Any = SimpleNamespace(placed=lambda item, shared: ["b"])
+    files = Files(None, work, print, cleanup=cleanup, quiet=True)  # type: ignore[arg-type]
+    files.at = lambda when, call: None
+    if log:
+        files.record(journal, print)
+    task = a_task()
+    files.hold(task, stage)
+    files.ended(task, Spawn(["x"]), Status("exited", 0, host="h1"), lambda: None)
+    assert found == [log or cleanup]
+
+
 @pytest.mark.parametrize(
     ("ended", "came", "under_way", "removed"),
     [

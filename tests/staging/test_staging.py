@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
-from quine.staging import apply, remote_main, renames, scan, spec, store
+from quine.staging import apply, filling, remote_main, renames, scan, spec, store
 from quine.staging.caller_side import Staging
 from quine.staging.claim import Claim
 from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
@@ -466,6 +466,60 @@ def test_the_journal_is_synced_before_the_first_rename(
     assert bring(here, there, "a") == ("", [])
     said = (here.parent / "done").read_text().split("\n")
     assert said == ["sync journal.new", "rename journal", "sync .quine", "rename a"]
+
+
+@pytest.mark.parametrize("few", [0, 2])
+def test_results_whose_copy_is_to_go_are_on_the_disk_first(
+    here: Path, there: Path, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The contents before the journal, the journal before the renames, and those before it is removed."""
+    (there / "d").mkdir()
+    for name in ("a", "d/b"):
+        (there / name).write_text("new")
+    events = here.parent / "events"  # of two processes
+    fsync, unlink = os.fsync, os.unlink
+
+    def noted(text: str) -> None:
+        with open(events, "a") as file:
+            file.write(f"{text}\n")
+
+    def synced(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if path.endswith("/journal.new"):
+            noted("journal")
+        elif "/new/" in path:
+            noted("content" if Path(path).read_text() == "new" else "a part")
+        elif os.path.samestat(os.fstat(fd), os.stat(here)):
+            noted("renames" if (here / "a").exists() and (here / "d/b").exists() else "nothing")
+        fsync(fd)
+
+    def unlinked(path: Any, **more: Any) -> None:
+        unlink(path, **more)
+        if path == "journal":
+            noted("removed")
+
+    monkeypatch.setattr(filling, "FEW", few)
+    monkeypatch.setattr(filling, "sync_all", lambda folder: noted("content, by its file system"))
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "unlink", unlinked)
+    assert bring(here, there, "a", "d", lasting=True) == ("", [])
+    contents = ["content"] * 2 if few else ["content, by its file system"]
+    assert events.read_text().split("\n")[:-1] == [*contents, "journal", "renames", "removed"]
+    events.unlink()
+    for name in ("a", "d/b"):
+        (there / name).write_text("newer")
+    assert bring(here, there, "a", "d") == ("", [])
+    assert events.read_text().split("\n")[:-1] == ["journal", "removed"]
+
+
+def test_a_file_system_is_synced_by_one_of_its_directories(here: Path) -> None:
+    fd = os.open(here, os.O_RDONLY)
+    try:
+        filling.sync_all(fd)
+    finally:
+        os.close(fd)
+    with pytest.raises(OSError, match="descriptor"):
+        filling.sync_all(fd)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a file that it may not open is simulated")

@@ -160,12 +160,14 @@ def bring(
     claim: Claim | None = None,
     own: Sequence[Path] = (),
     written: Sequence[str] = (),
+    lasting: bool = False,
 ) -> tuple[str, list[str]]:
     """Bring the files that match `patterns` to `here`; return the error, and the patterns that match nothing.
 
     `left`: the places at which something has to be left out; `written`: of `own` files those that the host has, too.
     """
     staging = Staging([], list(patterns), str(here), data_dir, own=list(map(os.fsencode, own)))
+    staging.lasting = lasting
     taking = staging.taking(claim)
     relay = Relay(taking.taken)
     try:

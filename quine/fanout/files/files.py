@@ -232,6 +232,7 @@ class Files:
             remove()
         else:
             held.stage.on_put, held.stage.withholds = partial(self._note_replaced, held.stage), withholds
+            held.stage.lasting = bool(self.journal or self._cleanup)  # else they can be had again
             Bringing(self._batch, held.stage, spawn, status, held, self.at, brought).begin()
 
     def _note_arrival(self, task: Task, stage: Staging, code: int) -> bool:
