@@ -301,7 +301,7 @@ class Starter:
             ended(task, outcome.unfetched(error, note))
             return
         assert stage
-        self.files.hold(task, stage)
+        self.files.hold(task, stage, note.host)
         spawn = Spawn(
             ["-"],
             where=note.host or self._where,
@@ -385,7 +385,7 @@ class Starter:
         # For the job that brings the returns.
         spawn.env, spawn.cwd, spawn.lease = fresh.env, fresh.cwd, fresh.lease
         if stage:
-            self.files.hold(task, stage)
+            self.files.hold(task, stage, spawn.where)
         on_started, on_exit = self._functions(task, spawn, answers, held, stage, started, ended)
         adopted.bind(task.stdin, have, output.write, output.acknowledge, on_started, on_exit)
         return True

@@ -337,6 +337,10 @@ class Work:
         returns = tuple(word.path(item) for word in self._returns)
         wanted = spawn.replace(files=files, returns=returns)
         found = staging(wanted, looks=True, begun=begun, own=self._own)
+        if found and found.sources:
+            from quine.staging.spec import sources
+
+            found.own = [name for _, name in sources(_texts(self._files, item, False), os.getcwd())]
         if found and self._stdin:
             found.inputs.append(os.fsencode(self._stdin.text(item)))
         return found

@@ -10,6 +10,7 @@ Laws
 4. The owner of the private directory holds a lock on it that dies with the owner. An unlocked directory is removed,
    if it has the seal that its owner has made (`renames`), or if nothing is in it. So one may be removed between its
    mkdir and its lock, and its owner makes another one.
+5. An entry that is `left` may be a result that another job is writing: it is neither replaced nor touched.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ from quine.staging.filling import Filling
 from quine.staging.manifest import IMPLIED, PERMISSIONS, Manifest
 from quine.staging.renames import Conflict, Met, Parents, keep_old, move, remove, seal
 from quine.staging.scan import ASIDE, FACTS, facts_of
+from quine.staging.source import set_bits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from quine.staging.content import Feed
+    from quine.staging.scan import Scan
     from quine.staging.store import Objects, Pack
 
 _NOTHING = bytes(FACTS.size)
+LEFT = "left"  # in place of the hash of a scan
 _TRIES = 100  # to make a private directory: others clear one away in the microseconds before it is locked
 
 
@@ -66,6 +70,7 @@ class Layout:
         self.needs: list[int] = []  # indices of the files to create
         self._moves: list[int] = []  # indices of the entries to rename
         self._made: dict[int, tuple[int, ...]] = {}  # inode, size, mtime, mode at creation
+        self.left: set[int] = set()  # indices of the entries that stay as they are
         self._plan()  # before any descriptor is opened: it may raise
 
     # -- plan --------------------------------------------------------------------------------------
@@ -181,6 +186,26 @@ class Layout:
             if spot:
                 yield name, os.path.join(self._path, self._name, b"new", spot)
 
+    def changes(self, but: Container[bytes]) -> bool:
+        """Return whether the commit makes, replaces or touches a file or link that has none of these names."""
+        return any(
+            not (name in but or self._manifest.is_directory(index))
+            and (self._spots[index] or not self._as_it_should(index))
+            for index, name in enumerate(self._manifest.names)
+        )
+
+    def let_be(self, blob: bytes) -> None:
+        """Leave entries as they are, and others if they are there: the two halves of `blob` are their bits."""
+        names, half = self._manifest.names, (len(self._manifest) + 7) // 8
+        entries, others = (set_bits(part, len(names)) for part in (blob[:half], blob[half:]))
+        there = (each for each in others if os.path.lexists(os.path.join(self._path, names[each])))
+        self.left.update(entries, there)
+        self._moves = [index for index in self._moves if index not in self.left]
+        for index in sorted(self.left, reverse=True):  # directories behind their contents
+            spot, self._spots[index] = self._spots[index], b""
+            if b"/" in spot:  # in a directory that is moved as a whole
+                (os.rmdir if self._manifest.is_directory(index) else os.unlink)(spot, dir_fd=self._new)
+
     # -- move into place ---------------------------------------------------------------------------
 
     def commit(self, undo: bool = False) -> None:
@@ -204,7 +229,7 @@ class Layout:
                         del self._moves[: met.done]
                     self._open_up(met.name)
             for index in range(len(manifest) - 1, -1, -1):
-                if b"/" not in self._spots[index]:
+                if b"/" not in self._spots[index] and index not in self.left:
                     self._settle(index, parents)
         if undo:
             if self.lasting:
@@ -230,7 +255,7 @@ class Layout:
         with contextlib.suppress(OSError):
             self._here[name] = facts_of(os.lstat(os.path.join(self._path, name)))
         for each, index in places.items():
-            if not each.startswith(name + b"/"):
+            if index in self.left or not each.startswith(name + b"/"):
                 continue
             first, slash, rest = each[len(name) + 1 :].partition(b"/")
             if slash:  # moves with its directory
@@ -305,8 +330,8 @@ class Layout:
         """
         manifest = self._manifest
         for index, name in enumerate(manifest.names):
-            if manifest.modes[index] & IMPLIED:
-                continue  # not scanned
+            if manifest.modes[index] & IMPLIED or index in self.left:
+                continue  # not scanned, or not ours
             mode = manifest.modes[index] & 0xFFFF
             inode, size, mtime, _, has = FACTS.unpack(found.get(name) or _NOTHING)
             if stat.S_IFMT(has) != stat.S_IFMT(mode):
@@ -326,6 +351,13 @@ class Layout:
             if not same:
                 return False
         return True
+
+    def facts(self, found: Scan) -> list[bytes]:
+        """Return the facts of the entries for the record. Where some were left, no scan equals that of the record."""
+        if self.left:
+            found.hash = LEFT
+        by_name, names = found.by_name(), self._manifest.names
+        return [_NOTHING if at in self.left else by_name.get(name, _NOTHING) for at, name in enumerate(names)]
 
     def close(self) -> None:
         """Remove entries that were created and not renamed, unless the renames could be neither done nor undone.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from quine.files.select import Services
     from quine.staging.claim import Claim
-    from quine.staging.files_sender import Giving
+    from quine.staging.files_sender import Giving, Others
     from quine.staging.returns_receiver import OnPut, Taking
     from transport.rpc.incoming import Incoming
 
@@ -70,6 +70,8 @@ class Staging:
         self.withholds: Callable[[], bool] | None = None
         self.lasting = False
         self.came: list[str] | None = None  # names of what came, once that is known
+        self.own: list[bytes] = []  # names in `sources`, or below one, of files that other jobs do not have
+        self.around: Others | None = None  # results of other jobs in the directory of this one
         self._returns = spec.returns(returns)
         self._bound = Bound(limit) if returns else None
         self._data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
@@ -146,6 +148,8 @@ class Staging:
             job.own = True
             assert services, "whoever gives files answers requests"
             services.offer("stage", self._given)
+            if self.around:
+                self.around.where = services.where
         return job
 
     def judged(self, status: Status) -> Status:
@@ -166,6 +170,11 @@ class Staging:
     def returns(self) -> bool:
         """Whether the job is to return files."""
         return self._moves and bool(self._returns)
+
+    @property
+    def patterns(self) -> list[str]:
+        """The names and patterns there of the files that the job is to return."""
+        return self._returns if self._moves else []
 
     @property
     def is_in_place(self) -> bool:
@@ -222,7 +231,7 @@ class Staging:
 
         named = [part for pair in self.sources for part in pair]
         leave_out = scan.identity(self._data_dir) if self._data_dir else None
-        return Giving(scan.Sources(self.sources, leave_out, self._written()), scan.key_of(*named))
+        return Giving(scan.Sources(self.sources, leave_out, self._written()), scan.key_of(*named), self.around)
 
     def _written(self) -> list[str]:
         """Return the names over there of files that the caller writes, in the directories of --files."""

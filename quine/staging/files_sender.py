@@ -5,27 +5,54 @@ Laws
 2. Conversations take turns: the next one begins when the outcome of the last is known. Otherwise a job that asks again
    quickly would be given files that are no longer its own.
 3. The scan runs while the job is in transit, not before: two Python threads would slow each other down.
+4. Results that other jobs in the same directory may be writing are left as they are, but for the files that the item of
+   this job alone has. The job asks for them last, and is answered by the state of that time.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 
+from quine.staging import spec
 from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, error_text, tell, text_field
-from quine.staging.source import LeadsOut, Tree
+from quine.staging.manifest import IMPLIED
+from quine.staging.source import LeadsOut, Tree, bits
 from transport.errors import Abandoned, RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+    from typing import Protocol
+
+    from quine.staging.manifest import Manifest
     from quine.staging.scan import Sources
     from transport.rpc.incoming import Incoming
+
+    class Others(Protocol):
+        """The results of other jobs in the directory of a job. Called by threads."""
+
+        where: Callable[[], str | None]  # returns the host of the job, before its first request
+
+        @property
+        def own(self) -> Collection[bytes]:
+            """Names of files that are laid out whatever others do with them."""
+
+        def begin(self, begun: bool) -> None:
+            """The job is told of its files, or has `begun` with them: it may write its results."""
+
+        def of_others(self) -> tuple[list[str], list[str]]:
+            """Patterns that are neither replaced nor made, and those that are made if they are not there."""
+
+
+LONGEST_OWN = 1 << 16  # bytes of names in a message; without them the job asks always
 
 
 class Giving:
     """The files for one job. `failure` is the reason why it could not have them, `cure` the hint for that."""
 
-    def __init__(self, sources: Sources, key: str) -> None:
-        self._sources, self._key = sources, key
+    def __init__(self, sources: Sources, key: str, others: Others | None = None) -> None:
+        self._sources, self._key, self._others = sources, key, others
         self._looking = threading.Lock()
         self._tree: Tree | None = None
         self._turn = threading.Lock()
@@ -69,8 +96,19 @@ class Giving:
             if asked.get("say") != "in":
                 raise Broken("this job has nothing to give yet")
             tree = self._have()
-            tell(incoming, {"tree": tree.digest}, b"" if asked.get("has") == tree.digest else tree.packed)
-            self._started = tree.serve(incoming, feed).get("say") == "done"
+            reply: dict[str, object] = {"tree": tree.digest}
+            if self._others:
+                self._others.begin(False)
+                own = self._others.own
+                reply["own"] = [*map(os.fsdecode, own)] if sum(map(len, own)) <= LONGEST_OWN else []
+            tell(incoming, reply, b"" if asked.get("has") == tree.digest else tree.packed)
+            said = tree.serve(incoming, feed)
+            if self._others and said.get("say") == "others":
+                tell(incoming, {}, self._left(tree.manifest))
+                said = tree.serve(incoming, feed)
+            self._started = said.get("say") == "done"
+            if self._others and self._started:
+                self._others.begin(True)
             self._tree = None  # it may hold up to KEEP bytes of contents
         except (Abandoned, Broken):
             raise
@@ -85,3 +123,41 @@ class Giving:
                     "a link that is named is followed: name what is in its directory, as in --files 'DIR/*'"
                 )
             raise RequestError(KNOWN + error_text(error)) from None
+
+    def _left(self, manifest: Manifest) -> bytes:
+        """Return the bits of the entries that are left as they are, and those of the ones that are left if there."""
+        assert self._others
+        own, count = self._others.own, len(manifest)
+        return b"".join(
+            bits(covered(manifest, patterns, own), count) for patterns in self._others.of_others()
+        )
+
+
+def covered(manifest: Manifest, patterns: Iterable[str], own: Collection[bytes]) -> list[int]:
+    """Return the entries that patterns mean, but for those of `own` and all that a pattern means together with one.
+
+    There may be as many patterns as jobs run at one time: a name is compared with those whose matches begin as it does.
+    """
+    names, wild = set[bytes](), dict[str, bytes]()  # of patterns what their matches begin with
+    for pattern in patterns:
+        plain = spec.name_of(pattern)
+        if plain is None or plain == ".":
+            wild[pattern] = b"" if plain else os.fsencode(spec.fixed(pattern))
+        else:
+            names.add(os.fsencode(plain))
+    names.intersection_update(manifest.names)
+    found = []
+    for index, name in enumerate(manifest.names) if names or wild else ():
+        at = name
+        while at and at not in own and at not in names:
+            at = at.rpartition(b"/")[0]
+        top = at if at in own else b""
+        is_meant = (at and not top) or any(
+            name.startswith(begin)
+            and spec.allowed(name, [pattern])
+            and not (top and spec.allowed(top, [pattern]))
+            for pattern, begin in wild.items()
+        )
+        if is_meant and not manifest.modes[index] & IMPLIED:
+            found.append(index)
+    return found

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 FATAL = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ELSEWHERE = "choose another directory with --cwd, or workdir in the inventory"
-EMPTY = bytes(scan.FACTS.size)
 
 
 class _Ended(BaseException):
@@ -198,9 +197,12 @@ def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
         feed = Feed(asked)
         try:
             message, packed = feed.hear(LONGEST_BLOB)
-            digest = str(message.get("tree"))
+            digest, own = str(message.get("tree")), message.get("own")
             if not digest or digest != record.digest or found.hash != record.hash:
-                _make(asked, feed, place, objects, digest, packed)
+                _make(asked, feed, place, objects, digest, packed, own)
+            if own is not None:  # a layout that asked for the results of others may not know of this job
+                with objects.turn("commit", scan.key_of(os.getcwd())):
+                    pass
         except BrokenPipeError:
             return False  # the caller has given up, and knows why
         except (OSError, BadManifest) as error:
@@ -226,10 +228,12 @@ def _scan(roots: list[bytes]) -> Scan:
     return scan.scan([(root or b".", root) for root in roots])
 
 
-def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, packed: bytes) -> None:
+def _make(
+    asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, packed: bytes, own: object
+) -> None:
     """Lay out the entries that are missing or differ, and record the result.
 
-    Raises OSError, BadManifest, Broken, RequestError.
+    `own`: files that are laid out whatever others do with them. Raises OSError, BadManifest, Broken, RequestError.
     """
     known: dict[bytes, tuple[bytes, bytes]] = {}
     before = scan.recall(place).read()
@@ -244,13 +248,18 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
     if digest_of(packed) != digest:
         raise Broken("another manifest than was announced")
     manifest = parse(packed, whole=True)
-    roots = manifest.roots
-    found = _scan(roots)
+    found, roots = _scan(manifest.roots), manifest.roots
     layout = Layout(b".", manifest, found.by_name(), known, exact=True)
     try:
         try:
             _fill(layout, manifest, asked, feed, objects, digest)
-            layout.commit()
+            if isinstance(own, list) and layout.changes(set(map(os.fsencode, own))):
+                with objects.turn("commit", scan.key_of(os.getcwd())):
+                    tell(asked, {"say": "others"})
+                    layout.let_be(feed.hear(len(manifest) // 4 + 2)[1])
+                    layout.commit()
+            else:
+                layout.commit()
         finally:
             layout.close()
     except _Ended:
@@ -261,10 +270,8 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
     # The files made last are too new for the record. One sleep costs less than another scan.
     time.sleep(scan.TICK / 1e9)
     found, calm = scan.resolve_ambiguous(lambda: _scan(roots), _scan(roots))
-    by_name = found.by_name()
-    if calm and layout.stands(by_name):
-        facts = [by_name.get(name, EMPTY) for name in manifest.names]
-        scan.remember(place, digest, found, roots, packed, facts)
+    if calm and layout.stands(found.by_name()):
+        scan.remember(place, digest, found, roots, packed, layout.facts(found))
     else:
         scan.forget(place)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from quine.base.errors import Misconfigured
 from quine.fanout.files.contents import Contents
 from quine.fanout.files.replaced import Replaced
+from quine.fanout.files.results import Results
 from quine.fanout.journal import hash_of
 
 NAMES = ("a", "d/b", "d/e/c")
@@ -160,3 +161,28 @@ def test_results_on_their_way_are_no_contents(tmp_path: Path, monkeypatch: pytes
         place.unlink()
     (tmp_path / "d" / aside.name).mkdir()
     assert hashed(tmp_path) != before
+
+
+def test_the_results_of_a_try_are_left_until_the_next_one_is_told_of_its_files() -> None:
+    """Also if that does not come so far: the next run asks for them."""
+    results, patterns = Results(), ["out"]
+    first = results.add("job", patterns, [])
+    first.where = lambda: "h1"
+    assert results.of_others("x", "h1") == ([], [])
+    first.begin(False)
+    assert (results.of_others("x", "h1"), results.of_others("x", "h2")) == (([], patterns), ([], []))
+    first.begin(True)
+    for _ in range(2):
+        second = results.add("job", patterns, [])
+        second.where = lambda: "h2"
+        assert results.of_others("x", "h1") == results.of_others("x", None) == (patterns, [])
+        results.drop("job")
+        assert results.of_others("x", "h1") == (patterns, [])
+    second = results.add("job", patterns, [])
+    second.where = lambda: "h2"
+    second.begin(True)
+    assert (results.of_others("x", "h1"), results.of_others("x", "h2")) == (([], []), (patterns, []))
+    assert results.of_others("job", "h2") == ([], [])
+    results.drop("job")
+    second.begin(True)  # by a thread that was late
+    assert results.of_others("x", "h2") == ([], [])

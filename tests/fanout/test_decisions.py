@@ -46,6 +46,12 @@ def a_task() -> Task:
     return Task(SimpleNamespace(number=1, slot=0), Entry(1, "hash"))  # type: ignore[arg-type]
 
 
+def a_stage(*sources: tuple[bytes, bytes]) -> Any:
+    return SimpleNamespace(
+        sources=[*sources], own=[], patterns=[], brings=lambda status: False, returns=False, came=None
+    )
+
+
 @pytest.mark.parametrize("ready", [True, False])
 def test_an_item_is_tried_again_however_much_waits_for_its_output(ready: bool) -> None:
     """With -k all that is behind it waits, and it would wait for its own place."""
@@ -84,7 +90,7 @@ def test_an_item_that_waits_to_be_sent_is_not_sent_after_an_interrupt() -> None:
 def test_an_item_that_waits_for_the_files_of_another_has_its_end_at_once(how: str, last: bool) -> None:
     """Also if that one has none: its host keeps it, and the next run asks for it."""
     files = Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
-    stages: list[Any] = [SimpleNamespace(sources=[(path, b"data")]) for path in (b"/a", b"/b", b"/c")]
+    stages = [a_stage((path, b"data")) for path in (b"/a", b"/b", b"/c")]
     tasks, did = [a_task() for _ in stages], []
     for number, (task, stage) in enumerate(zip(tasks, stages, strict=True)):
         task.begin()
@@ -114,10 +120,7 @@ def test_a_job_that_is_cut_off_is_looked_for_and_has_its_files_until_then(found:
         give=lambda names: None,
         wait=lambda *_: False,
     )
-    stage: Any = SimpleNamespace(
-        sources=[(b"/a", b"data")], brings=lambda status: False, returns=False, came=None
-    )
-    other: Any = SimpleNamespace(sources=[(b"/b", b"data")])
+    stage, other = a_stage((b"/a", b"data")), a_stage((b"/b", b"data"))
     task, behind = a_task(), a_task()
     task.job, task.running = SimpleNamespace(severed=True), True  # type: ignore[assignment]
     files.hold(task, stage)
@@ -167,7 +170,7 @@ def test_where_results_are_left_the_files_of_all_items_stay(left: str, stays: li
     elif left.endswith("came"):
         journal.brought["id"] = 0
     elif left.endswith("goes on"):
-        files.hold(task, SimpleNamespace(sources=[]))  # type: ignore[arg-type]
+        files.hold(task, a_stage())
         task.entry.host = "h2"
     elif left.endswith("repeated"):
         task.entry.unreturned = note

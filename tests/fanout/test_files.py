@@ -400,12 +400,12 @@ def test_names_that_clash(
     notes: list[str] = []
     called: list[int] = []
     names = Names(notes.append)
-    assert names.take(held, lambda: None)
-    assert names.take(sources, lambda: called.append(1)) is not waits and len(notes) == waits
-    names.give(held)
+    assert names.take(held, [], lambda: None)
+    assert names.take(sources, [], lambda: called.append(1)) is not waits and len(notes) == waits
+    names.give(held, [])
     assert called == [1] * waits
     if not waits:
-        names.give(sources)
+        names.give(sources, [])
     assert not names._paths and not names._above
 
 
@@ -503,3 +503,43 @@ def test_what_all_items_have_is_read_once_and_again_after_a_change(
     assert len(reads) == 4
     place.rename(tmp_path / "other")
     assert parts() == [b"dir", b"-"]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--files", "data", "--returns", "data/{}.out"], "data/$0.out"),
+        (["--files", ".", "--returns", "{}"], "$0"),
+        (["--files", ".", "--returns", "[{}]"], "$0"),
+    ],
+    ids=["beside its files", "in place", "by a pattern"],
+)
+def test_the_staging_of_an_item_leaves_the_results_of_others(
+    lab: Lab, inputs: Path, there: Path, words: list[str], name: str
+) -> None:
+    """The result of 1 is there before 3 gets its files, among which is the one of the run before."""
+    (inputs / "data").mkdir()
+    (up := inputs.with_name(f"{inputs.name}-up")).mkdir()
+    for item in "123":
+        for path in (inputs / item, inputs / "data" / f"{item}.out"):
+            path.write_text("old\n")
+    script = f"""
+        test "$0" != 2 || until test -e "{up}/1"; do sleep 0.02; done
+        echo "good $0" >"{name}"; touch "{up}/$0"
+        test "$0" != 1 || until test -e "{up}/3"; do sleep 0.02; done
+    """
+    words = ["--on", "h1", "--cwd", str(there), "-P2", *words]
+    done = lab.run(["xargs", *words, *SH, script, "{}", ":::", "1", "2", "3"], cwd=inputs)
+    assert (done.returncode, done.stderr) == (0, b"")
+    came = [inputs / name.replace("$0", item) for item in "123"]
+    assert [path.read_text() for path in came] == ["good 1\n", "good 2\n", "good 3\n"]
+
+
+def test_a_file_that_is_a_result_of_another_item_is_waited_for(lab: Lab, inputs: Path) -> None:
+    (inputs / "a").write_text("a")
+    (inputs / "b").write_text("old")
+    words = ["--on", "h1", "-P2", "--files", "{1}", "--returns", "{2}", *SH, 'echo "$0$(cat "$0")" >"$1"']
+    done = lab.run(["xargs", *words, "{1}", "{2}", ":::", "a", "b", ":::+", "b", "c"], cwd=inputs)
+    assert done.returncode == 0
+    assert done.stderr == b"quine: items wait for each other: b is a file of one and a result of another\n"
+    assert [(inputs / name).read_text() for name in "bc"] == ["aa\n", "baa\n"]

@@ -26,7 +26,8 @@ from quine.staging import apply, filling, remote_main, renames, scan, spec, stor
 from quine.staging.caller_side import Staging
 from quine.staging.claim import Claim
 from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
-from quine.staging.manifest import SIZE, BadManifest, Manifest, digest_of, parse, stays
+from quine.staging.files_sender import covered
+from quine.staging.manifest import IMPLIED, SIZE, BadManifest, Manifest, digest_of, parse, stays
 from quine.staging.source import Tree, bits, set_bits
 from tests.lab.machine import readable
 from tests.staging.wired import Relay, bring, stage
@@ -170,6 +171,83 @@ def test_one_file_that_changed_is_all_that_is_sent(here: Path, there: Path) -> N
     (here / "t" / "7").write_bytes(os.urandom(10_000))
     assert 10_000 < stage(here, there, "t") < 20_000
     assert facts(there) == facts(here)
+
+
+class Around:
+    """Other jobs with results: some have begun, and the others are still getting their files."""
+
+    def __init__(self, begun: list[str], told: list[str], own: list[bytes]) -> None:
+        self.own, self._patterns, self.asked = own, (begun, told), 0
+
+    def begin(self, begun: bool) -> None: ...
+
+    def of_others(self) -> tuple[list[str], list[str]]:
+        self.asked += 1
+        return self._patterns
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["into a new directory", "over what is there"])
+def test_results_of_other_jobs_are_left_as_they_are(here: Path, there: Path, new: bool) -> None:
+    for name in ("t/d/begun", "t/told", "t/own", "t/out/x", "t/out/y", "t/other"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("old")
+    if not new:
+        stage(here, there, "t")
+        for name in ("t/d/begun", "t/told", "t/own", "t/out/x", "t/other"):
+            (there / name).write_text("result")
+        (there / "t/out/y").unlink()
+        (there / "t/told").chmod(0o700)
+    around = Around(["t/d/begun", "t/out", "t/[o]wn", "*"], ["t/told"], [b"t/own", b"t"])
+    stage(here, there, "t", around=around)
+    found = {name: (there / name).read_text() for name in ("t/told", "t/own", "t/other")}
+    if new:
+        assert found == dict.fromkeys(found, "old")
+        assert sorted(path.name for path in (there / "t").iterdir()) == ["d", "other", "own", "told"]
+        assert not [*(there / "t/d").iterdir()]
+    else:
+        assert found == {"t/told": "result", "t/own": "old", "t/other": "old"}
+        assert (there / "t/told").stat().st_mode & 0o777 == 0o700
+        assert (there / "t/d/begun").read_text() == (there / "t/out/x").read_text() == "result"
+        assert not (there / "t/out/y").exists()
+    stage(here, there, "t")
+    assert facts(there) == facts(here), "no record says that they are as they should be"
+    assert around.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("patterns", "own", "found"),
+    [
+        (["d/a"], [], ["d/a"]),
+        (["d"], [], ["d", "d/a", "d/b"]),
+        (["d"], ["d/a"], ["d", "d/b"]),
+        (["d/*"], ["d"], ["d/a", "d/b"]),
+        (["*"], ["d"], ["i/x"]),
+        (["*/x", "d/a[*]", "no", "e"], [], ["i/x"]),
+        (["."], [], ["d", "d/a", "d/b", "i/x"]),
+        (["."], ["d"], ["i/x"]),
+        (["i"], [], ["i/x"]),
+        ([], [], []),
+    ],
+)
+def test_entries_that_are_results_of_others(patterns: list[str], own: list[str], found: list[str]) -> None:
+    """Above what was named there are directories that are made if they are missing."""
+    manifest = Manifest()
+    manifest.add(b"i", stat.S_IFDIR | 0o755 | IMPLIED, 0)
+    for name in ("d", "d/a", "d/b", "i/x"):
+        manifest.add(name.encode(), (stat.S_IFDIR if name == "d" else stat.S_IFREG) | 0o644, 0)
+    indices = covered(manifest, patterns, [*map(str.encode, own)])
+    assert [manifest.names[index].decode() for index in indices] == found
+
+
+def test_a_job_does_not_ask_for_results_of_others_if_nothing_changes_there_but_its_own_file(
+    here: Path, there: Path
+) -> None:
+    (here / "lib").write_text("lib")
+    around = Around([], [], [b"a", b"b"])
+    for name in ("a", "b"):
+        (here / name).write_text(name)
+        stage(here, there, name, "lib", around=around)
+    assert around.asked == 1 and facts(there) == facts(here)
 
 
 def test_a_change_that_keeps_size_and_time_is_seen(here: Path, there: Path) -> None:

@@ -137,9 +137,15 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def stage(here: Path, over_there: Path, *files: str, limit: int = -1, own: Sequence[Path] = ()) -> int:
-    """Lay `files` of one directory out in another; return the bytes sent. Raise the error that would end the job."""
+def stage(
+    here: Path, over_there: Path, *files: str, limit: int = -1, own: Sequence[Path] = (), around: Any = None
+) -> int:
+    """Lay `files` of one directory out in another; return the bytes sent. Raise the error that would end the job.
+
+    `around`: the results of other jobs there.
+    """
     staging = Staging(list(files), [], str(here), own=list(map(os.fsencode, own)))
+    staging.around = around
     giving = staging.giving()
     relay = Relay(giving.given, limit)
     try:

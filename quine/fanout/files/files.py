@@ -1,8 +1,8 @@
 """The files of the items under way: their names over there, their returns, and with --cleanup their removal.
 
 Laws
-1. A try is sent once no other item under way has its names for other files, and none of its files is being removed. It
-   has no job until then, and can be ended at any time.
+1. A try is sent once no other item under way has its names for other files, or one of its own files for a result, and
+   none of its files is being removed. It has no job until then, and can be ended at any time.
 2. An item has its end when its returns are here and its files have been removed. A job that may go on without this
    process keeps them, and its names, until it is adopted and ends, or is not looked for any longer.
 3. A job that was told to end, by this process or by the one before, brings nothing: a part of a result would replace a
@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from quine.base.errors import FAILED, Failure, Misconfigured
 from quine.fanout.files.cleanup import Cleanup
-from quine.fanout.files.names import Names
+from quine.fanout.files.names import FILE, RESULT, Names
+from quine.fanout.files.results import Results
 from quine.jobs.staged import Bringing
 from quine.staging import spec
 from transport.status import Status
@@ -31,6 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from quine.fanout.files.names import Sources, Uses
     from quine.fanout.journal import Journal
     from quine.fanout.tasks import Task, Work
     from quine.jobs.staged import At
@@ -40,9 +42,9 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """The files of one try. `sources` are those whose names it has, `own` the names that it may have to remove."""
+    """The files of one try. `names` are those that it has, `own` are those that it may have to remove."""
 
-    __slots__ = ("own", "say", "send", "sources", "stage", "task")
+    __slots__ = ("names", "own", "say", "send", "stage", "task")
 
     def __init__(
         self, task: Task, stage: Staging, say: Callable[[str], None], send: Callable[[], None]
@@ -51,7 +53,7 @@ class Held:
         self.stage = stage
         self.say = say
         self.send = send  # called once it may be sent
-        self.sources: list[tuple[bytes, bytes]] = []
+        self.names: tuple[Sources, Uses] = [], []
         self.own: list[str] = []
 
     # -- the interface of `Bringing` -----------------------------------------------------------------
@@ -88,6 +90,7 @@ class Files:
         self._names = Names(lambda text: None if quiet else say(f"quine: {text}\n"))
         self._say = say
         self._said: set[str] = set()  # lines about what was left out, each said once
+        self._results = Results()
         self._cleanup = Cleanup(batch, work, say) if cleanup else None
         self._held: dict[Task, Held] = {}
         self._work = work
@@ -132,12 +135,14 @@ class Files:
     def begin(self, task: Task, stage: Staging, send: Callable[[], None]) -> None:
         """Have `send` called once the try may be sent, if `give` is not called before."""
         held = self._held[task] = Held(task, stage, self._say_once, send)
+        if stage.patterns:
+            stage.around = self._results.add(task, stage.patterns, stage.own)
         self._take(task, held)
 
     def _take(self, task: Task, held: Held) -> None:
-        sources = held.stage.sources
-        if self._waits(task, held) and self._names.take(sources, lambda: self._take(task, held)):
-            held.sources = sources
+        names = _names(held.stage)
+        if self._waits(task, held) and self._names.take(*names, lambda: self._take(task, held)):
+            held.names = names
             self._use(task, held)
             self._send(task, held)
 
@@ -156,23 +161,26 @@ class Files:
             held.own = self._cleanup.names(task)
             self._cleanup.begin(held.own)
 
-    def hold(self, task: Task, stage: Staging) -> None:
-        """Take the names of a job that runs already, whoever has them."""
+    def hold(self, task: Task, stage: Staging, host: str = "") -> None:
+        """Take the names of a job that runs already, whoever has them; `host`: where, "" if that is not known."""
+        self._results.hold(task, stage.patterns, _host(host))
         if task in self._held:
             return  # it was cut off in this run
         held = self._held[task] = Held(task, stage, self._say_once, lambda: None)
-        held.sources = stage.sources
-        self._names.hold(held.sources)
+        held.names = _names(stage)
+        self._names.hold(*held.names)
         self._use(task, held)
         self._is_read(task.sent, task.entry.fetched)
 
     def give(self, task: Task) -> None:
         """The try has its end, if it has any files: those that wait for its names may have them."""
         self._is_read(task.sent)
+        if task.unreturned is None:
+            self._results.drop(task)
         if held := self._held.pop(task, None):
             if self._cleanup:
                 self._cleanup.give(held.own)
-            self._names.give(held.sources)
+            self._names.give(*held.names)
 
     def ended(
         self,
@@ -304,6 +312,8 @@ class Files:
 
     def final(self, task: Task) -> None:
         """An item has its end, and may have left its results on a host."""
+        if not task.entry.unreturned:
+            self._results.drop(task)
         left = self._left.pop(task, None)
         if self._cleanup and (note := task.entry.unreturned):
             self._cleanup.keep(note.host, [] if left else None)
@@ -319,6 +329,20 @@ class Files:
                 if id not in journal.brought and (id in journal.sent or id in journal.unreturned):
                     self._cleanup.keep(host)
         return self._cleanup.finish(over)
+
+
+def _names(stage: Staging) -> tuple[Sources, Uses]:
+    """Return the names that the files of a try have over there, and those whose use by others it excludes."""
+    results = filter(None, map(spec.name_of, stage.patterns))
+    return stage.sources, [
+        *((FILE, name) for name in stage.own),
+        *((RESULT, os.fsencode(name)) for name in results),
+    ]
+
+
+def _host(noted: str) -> str | None:
+    """Return the name of a host as a job has it; None if it is not known. `noted`: as the journal has it."""
+    return "" if noted == "local" else noted or None
 
 
 def _removable(own: list[str], came: list[str] | None) -> Iterator[str]:

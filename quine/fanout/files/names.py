@@ -1,8 +1,9 @@
 """The names over there of the files that items bring.
 
 Law: items share a directory on a host. Two under way at one time never have different files under one name, nor one of
-them a directory with a file of the other in it: each might get the other's. The later one waits. Only a job that is
-adopted does not: it has its files already, and those that are started after it wait for it.
+them a directory with a file of the other in it: each might get the other's. Nor is a result of one of them a file that
+the other brings for itself alone. The later one waits. Only a job that is adopted does not: it has its files already,
+and those that are started after it wait for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
     Sources = list[tuple[bytes, bytes]]  # (path here, name over there)
 
+    Uses = list[tuple[bytes, bytes]]  # (FILE or RESULT, name over there)
+
 ELSEWHERE = b""  # the path of a directory that has a file of another directory in it
+FILE, RESULT = b"file", b"result"  # one that an item brings for itself alone, and one that it returns
 
 
 class Names:
@@ -26,31 +30,43 @@ class Names:
         self._said = False
         self._paths: dict[bytes, Counter[bytes]] = {}  # by name
         self._above: dict[bytes, Counter[bytes]] = {}  # of the directories that names are in
+        self._uses: dict[bytes, Counter[bytes]] = {}  # FILE and RESULT, by name
         self._waiting: list[Callable[[], None]] = []
 
-    def take(self, sources: Sources, again: Callable[[], None]) -> bool:
+    def take(self, sources: Sources, uses: Uses, again: Callable[[], None]) -> bool:
         """Take the names of an item; if it has to wait return False, and have `again` called when it may try again."""
         clash = next((name for path, name in sources if self._clashes(path, name)), None)
-        if clash is None:
-            self.hold(sources)
+        used = next((name for use, name in uses if _others(self._uses, name, use)), None)
+        if clash is None and used is None:
+            self.hold(sources, uses)
             return True
         self._waiting.append(again)
         if not self._said:
             self._said = True
-            name = clash.decode(errors="replace") or "."
-            hint = "DIR/./PATH keeps the directories of PATH, and FROM:NAME names it"
-            self._note(f"items whose --files have one name over there ({name}) wait for each other; {hint}")
+            if clash is None:
+                name = (used or b"").decode(errors="replace")
+                self._note(f"items wait for each other: {name} is a file of one and a result of another")
+            else:
+                name = clash.decode(errors="replace") or "."
+                hint = "DIR/./PATH keeps the directories of PATH, and FROM:NAME names it"
+                self._note(
+                    f"items whose --files have one name over there ({name}) wait for each other; {hint}"
+                )
         return False
 
-    def hold(self, sources: Sources) -> None:
+    def hold(self, sources: Sources, uses: Uses) -> None:
         """Take names whoever has them: the job runs already."""
+        for use, name in uses:
+            self._uses.setdefault(name, Counter())[use] += 1
         for path, name in sources:
             self._paths.setdefault(name, Counter())[path] += 1
             for above, there in _directories(path, name):
                 self._above.setdefault(above, Counter())[there] += 1
 
-    def give(self, sources: Sources) -> None:
+    def give(self, sources: Sources, uses: Uses) -> None:
         """The item has its end; those that wait try again."""
+        for use, name in uses:
+            _less(self._uses, name, use)
         for path, name in sources:
             _less(self._paths, name, path)
             for above, there in _directories(path, name):

@@ -1,0 +1,79 @@
+"""The results that jobs under way may be writing on a host, which the staging of other items leaves as they are.
+
+Items share a directory on a host. With `--files data --returns data/{}.out` a result of the run before is among the
+files of every item. The staging of a later item would put it back over the new one, before that has been fetched.
+
+Laws
+1. A job has its results from the time when it is told of its files until they are here, or are not asked for any more.
+   What a try has left on its host stays as well, until the next try of that item is told of its files.
+2. A result of a job that may still be laying out its files is made if it is not there. One of a job that has begun is
+   neither replaced nor made: the job may have removed it.
+3. The loop adds and drops; threads that answer stagings ask.
+"""
+
+from __future__ import annotations
+
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+class Results:
+    """The results of the jobs under way."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._jobs: dict[object, Around] = {}
+
+    def add(self, job: object, patterns: list[str], own: Iterable[bytes]) -> Around:
+        """A job is about to be sent. `own`: names of files that its item alone has."""
+        with self.lock:
+            around = self._jobs[job] = Around(self, job, patterns, own, self._jobs.get(job))
+        return around
+
+    def hold(self, job: object, patterns: list[str], host: str | None) -> None:
+        """A job has begun on a host, None: which one is not known."""
+        around = self.add(job, patterns, ())
+        around.where = lambda: host
+        around.begin(True)
+
+    def drop(self, job: object) -> None:
+        """They are here, or are not asked for. Those of the try before stay, if this one was not told of its files."""
+        with self.lock:
+            around = self._jobs.pop(job, None)
+            if around and around.former and not around.is_told:
+                self._jobs[job] = around.former
+
+    def of_others(self, job: object, host: str | None) -> tuple[list[str], list[str]]:
+        """Return the patterns of other jobs on a host: of those that have begun, and of those that may soon."""
+        found: tuple[list[str], list[str]] = ([], [])
+        with self.lock:
+            for other, latest in self._jobs.items():
+                around = latest if latest.is_told else latest.former
+                if around and other is not job and (None in (host, around.host) or host == around.host):
+                    found[not around.begun].extend(around.patterns)
+        return found
+
+
+class Around:
+    """The results of one job, and for its staging those of the others."""
+
+    def __init__(
+        self, results: Results, job: object, patterns: list[str], own: Iterable[bytes], former: Around | None
+    ) -> None:
+        self._results, self._job = results, job
+        self.patterns, self.own = patterns, frozenset(own)
+        self.former = former  # of the try before, until this one is told of its files
+        self.is_told = self.begun = False
+        self.host: str | None = None
+        self.where: Callable[[], str | None] = lambda: None  # returns the host, once there are requests
+
+    def begin(self, begun: bool) -> None:
+        """The job is told of its files, or has `begun` with them."""
+        with self._results.lock:
+            self.host, self.is_told, self.begun, self.former = self.where(), True, begun, None
+
+    def of_others(self) -> tuple[list[str], list[str]]:
+        return self._results.of_others(self._job, self.where())
