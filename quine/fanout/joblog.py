@@ -42,7 +42,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from quine.fanout.journal import Unreturned
+    from quine.fanout.outcome import Unreturned
 
 PARALLEL = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand"
 HEAD = PARALLEL + "\tNode\tId\tAttempt\tState\tHash\n"

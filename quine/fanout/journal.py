@@ -12,7 +12,8 @@ Laws
 6. A job whose returns did not come has a note of its end and its place, as long as its line in the log says so. One
    whose returns are here has a note of that before they are removed on its host, and at once where they replaced the
    files of its item: they are not asked for again. That note stays until a line in the log says the same,
-   and has the exit status that the item gets: the job's own may hide that some were not there.
+   and has the exit status that the item gets: the job's own may hide that some were not there. As long as a job has a
+   note, so have the names over there of its own files and of its results: no other item gets them.
 7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
    nobody goes on with it. It also names the tree of the first run, whose directories hold the files of all jobs.
 """
@@ -31,8 +32,9 @@ from typing import NamedTuple
 from quine.base import errors
 from quine.base.errors import Failure, Misconfigured
 from quine.base.procs import opened_at_once
+from quine.fanout.files.names import Noted
+from quine.fanout.outcome import Unreturned
 from quine.jobs import owner
-from transport import quickjson
 from transport.address import boot_clock, boot_id
 from transport.errors import Refused
 from transport.spawn import is_id
@@ -68,29 +70,6 @@ class Sent(NamedTuple):
     renews: str = ""  # the State of the line, of a run before, that its own will be in place of
 
 
-class Unreturned(NamedTuple):
-    """A job that has ended, by itself, and whose returns did not come; `place` is its directory, "" if not known."""
-
-    attempt: int
-    code: int
-    signal: str
-    host: str
-    place: str
-
-    def line(self, id: str) -> str:
-        signal, host, place = (quickjson.dumps(text) for text in (self.signal, self.host, self.place))
-        return f"unreturned {id} {self.attempt} {self.code} {signal} {host} {place}\n"
-
-    @classmethod
-    def parsed(cls, words: list[str]) -> Unreturned:
-        """Raises ValueError."""
-        attempt, code, signal, host = words[:4]
-        texts = [quickjson.loads(text) for text in (signal, host, " ".join(words[4:]))]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("not a text")
-        return cls(int(attempt), int(code), *texts)
-
-
 class Journal:
     """The journal of this run, and of those before if it was read."""
 
@@ -104,6 +83,7 @@ class Journal:
         self.wheres: dict[str, None] = {}  # and WHEREs that jobs were sent to
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
         self.unreturned: dict[str, Unreturned] = {}  # by their ids, jobs that have a line
+        self.names: dict[str, Noted] = {}  # by the ids of both
         self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
         # ids of jobs whose returns are here, and may be gone from their hosts, and the exit status with them
         self.brought: dict[str, int] = {}
@@ -151,9 +131,11 @@ class Journal:
                     self.by_lines = self._passes_lines = True
                 elif word == "withdrawn":
                     (id,) = rest
-                    self.sent.pop(id, None)
+                    self._forget(id)
                 elif word == "unreturned":
                     self.unreturned[rest[0]] = Unreturned.parsed(line[:-1].split(" ")[2:])
+                elif word == "names":
+                    self.names[rest[0]] = Noted.parsed(line.split(" ", 2)[2])
                 elif word == "brought":
                     id, code, *_ = [*rest, ""]  # by earlier builds without it, or with a hash in its place
                     self.brought[id] = int(code) if EXIT_STATUS(code) else 0
@@ -163,7 +145,7 @@ class Journal:
                 else:
                     hash, attempt, before, renews = [*rest, ""] if len(rest) == 3 else rest
                     self.sent[word] = Sent(hash, int(attempt), second, renews=renews)
-                    self.sent.pop(before, None)
+                    self._forget(before)
             except (ValueError, IndexError):
                 raise Misconfigured(f"line {number} of {self._path} is damaged") from None
         if not self._owner:  # of a build that made no such notes
@@ -206,6 +188,8 @@ class Journal:
             )
             text += [f"host {sent.host} {id}\n"] if sent.host else []
         text += (note.line(id) for id, note in self.unreturned.items())
+        self.names = {id: note for id, note in self.names.items() if id in self.sent or id in self.unreturned}
+        text += (note.line(id) for id, note in self.names.items())
         for word, ids in (("halted", self.halted), ("begun", self.begun)):
             text += (f"{word} {id}\n" for id in ids if id in self.sent)
         text += (f"brought {id} {code}\n" for id, code in self.brought.items())
@@ -224,14 +208,20 @@ class Journal:
         """Return the path of the file for an output that does not fit into memory."""
         return os.path.join(f"{self._log}.outputs", id)
 
-    def start(self, id: str, hash: str, attempt: int, before: str = "", renews: str = "") -> None:
+    def start(
+        self, id: str, hash: str, attempt: int, before: str = "", renews: str = "", names: Noted | None = None
+    ) -> None:
         """A job is about to be sent; `before` is the id of the try before, whose end is known. `renews`: see `Sent`."""
         now = boot_clock()
         noted = "" if now - self._second < 1 else f"time {now:.3f}\n"
         if noted:
             self._second = now
-        self._write(f"{noted}{id} {hash} {attempt} {before or '-'} {renews}".rstrip() + "\n")
-        self.sent.pop(before, None)
+        line = f"{noted}{id} {hash} {attempt} {before or '-'} {renews}".rstrip() + "\n"
+        if names and any(names):
+            self.names[id] = names
+            line += names.line(id)
+        self._write(line)
+        self._forget(before)
         self.brought.pop(before, None)
         self.sent[id] = Sent(hash, attempt, self._second, renews=renews)
         self._lines += 1
@@ -312,7 +302,7 @@ class Journal:
 
     def withdrawn(self, id: str) -> None:
         """A job was taken back, and has certainly never begun. A note that cannot be written is left out."""
-        if self.sent.pop(id, None):
+        if self._forget(id):
             with contextlib.suppress(Failure):
                 self._write(f"withdrawn {id}\n")
 
@@ -323,6 +313,11 @@ class Journal:
         self.halted.pop(id, None)
         if returned:
             self.brought.pop(id, None)
+            self.names.pop(id, None)
+
+    def _forget(self, id: str) -> Sent | None:
+        self.names.pop(id, None)
+        return self.sent.pop(id, None)
 
     def _write(self, text: str) -> None:
         written(self._fd, text, self._path)

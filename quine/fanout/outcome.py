@@ -8,14 +8,15 @@ Laws
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from quine.base import errors
 from quine.base.errors import Misconfigured
 from quine.jobs.batch_state import KINDS
+from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.fanout.journal import Unreturned
     from transport.status import Status
 
 DONE, FAILED, KILLED, TIMEOUT, LOST, NEVER, DENIED, UNAVAILABLE = KINDS
@@ -142,6 +143,29 @@ class Hosts:
         for host in [host for host, until in self._aside.items() if until <= now]:
             del self._aside[host]  # a single failed start sets it aside again
         return list(self._aside)
+
+
+class Unreturned(NamedTuple):
+    """A job that has ended, by itself, and whose returns did not come; `place` is its directory, "" if not known."""
+
+    attempt: int
+    code: int
+    signal: str
+    host: str
+    place: str
+
+    def line(self, id: str) -> str:
+        signal, host, place = (quickjson.dumps(text) for text in (self.signal, self.host, self.place))
+        return f"unreturned {id} {self.attempt} {self.code} {signal} {host} {place}\n"
+
+    @classmethod
+    def parsed(cls, words: list[str]) -> Unreturned:
+        """Raises ValueError."""
+        attempt, code, signal, host = words[:4]
+        texts = [quickjson.loads(text) for text in (signal, host, " ".join(words[4:]))]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("not a text")
+        return cls(int(attempt), int(code), *texts)
 
 
 def unstartable(error: OSError | Misconfigured) -> Status:

@@ -67,17 +67,15 @@ class Run:
         view: View,
     ) -> None:
         self._options = options
-        self._batch, self._starter = batch, starter
+        self._batch, self._starter, self._sink, self._report = batch, starter, sink, report
         self._work, self._intake = work, Intake(items, batch)
-        self._sink, self._report = sink, report
-        self._log, self._view = log, view
+        self._log, self._view, self._progress = log, view, view.progress
         self._torn = False  # the log: it tells of the runs before, and takes no more lines
-        self._progress = progress = view.progress
-        self.tally = progress.tally
+        self.tally = view.progress.tally
         self._halt, self._hosts = outcome.Halt(options.halt), outcome.Hosts()
         self._bounded, self._most = starter.most > 0, starter.bound()  # by -P
         share = options.share("timeout")
-        self._timeout = Timeout(0.0 if share else options.seconds("timeout"), share, progress.median)
+        self._timeout = Timeout(0.0 if share else options.seconds("timeout"), share, view.progress.median)
         self._delay, self._next_start = options.seconds("delay"), 0.0
         self._timers = Timers()
         self.at = self._timers.at
@@ -87,7 +85,7 @@ class Run:
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
         self._messages = Messages(sink, options.spawn.quiet)
         self.unfinished = self._messages.unfinished
-        self._under_way = UnderWay(starter, progress, self._timeout, self._messages, self.at)
+        self._under_way = UnderWay(starter, self._progress, self._timeout, self._messages, self.at)
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
         self.fault: Exception | None = None  # of the input, or of what is kept
@@ -103,7 +101,9 @@ class Run:
             self._orphans.begin()
         while True:
             self._start()
-            looks = self._orphans and self._orphans.awaited and not self._ending
+            if self._orphans and self._intake.exhausted:
+                self._starter.files.stay(self._orphans.unread)
+            looks = self._orphans and self._orphans.waiting and not self._ending
             waits = self._under_way or self._again or looks
             if not waits and (self._intake.exhausted or self.stopped):
                 break

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from quine.base.cli_options import environment
 from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.base.procs import raise_open_files
 from quine.fanout import outcome
 from quine.fanout.files.files import Files
-from quine.fanout.journal import Unreturned
+from quine.fanout.files.names import Noted
 from quine.fanout.load import version_of
 from quine.fanout.tasks import Task
 from quine.files.select import Services
@@ -50,10 +51,7 @@ class Starter:
     def __init__(self, options: Options, batch: Batch, work: Work, sink: Sink, report: Report) -> None:
         spawn = options.spawn
         self._journal: Journal | None = None
-        self._batch = batch
-        self._work = work
-        self._sink = sink
-        self._report = report
+        self._batch, self._work, self._sink, self._report = batch, work, sink, report
         self._options = spawn  # for notes
         self._by_lines = options.line_buffer
         self.files = Files(batch, work, sink.say, options.cleanup, spawn.quiet)
@@ -145,7 +143,8 @@ class Starter:
             self._send(task, avoid, None, started, ended)
             return
         task.unsent = lambda: self._unsent(task, ended)
-        self.files.begin(task, stage, lambda: self._send(task, avoid, stage, started, ended))
+        send = partial(self._send, task, avoid, stage, started, ended)
+        self.files.begin(task, stage, send, partial(self._unsent, task, ended))
 
     def give_names(self, task: Task, may_run: bool = False) -> None:
         """Its job has its end, or is not looked for any longer: others may have the names of its files."""
@@ -153,11 +152,11 @@ class Starter:
             self.files.missed(task)
         self.files.give(task)
 
-    def _unsent(self, task: Task, ended: Ended) -> None:
+    def _unsent(self, task: Task, ended: Ended, why: str = "") -> None:
         """The try has its end without a job."""
         task.unsent = None
         self.give_names(task)
-        ended(task, Status("unreachable", NOT_STARTED))
+        ended(task, Status("unreachable", NOT_STARTED, detail=why))
 
     def _send(
         self, task: Task, avoid: list[str], stage: Staging | None, started: Started, ended: Ended
@@ -169,7 +168,7 @@ class Starter:
             spawn = stage.dressed(spawn, answers)
             stage.begin()
         try:
-            self._note_sent(task, spawn, output)
+            self._note_sent(task, spawn, output, stage)
         except Failure as failure:  # the journal: it ends the batch, and is told of once
             let_go(answers, held)
             self._sink.fail(failure)
@@ -205,14 +204,15 @@ class Starter:
         if self._journal:
             self._journal.withdrawn(task.sent)
 
-    def _note_sent(self, task: Task, spawn: Spawn, output: Output) -> None:
+    def _note_sent(self, task: Task, spawn: Spawn, output: Output, stage: Staging | None) -> None:
         """Note a job before it is sent; the end of the try before needs no longer be kept then."""
         task.entry.id = spawn.id
         if not self._journal:
             return
         self._note_hosts()
         self._batch.reach()  # a node that was there before the job was sent can vouch for it: see `adoption`
-        self._journal.start(spawn.id, task.entry.hash, task.tries, task.sent, task.entry.renews or "")
+        entry, names = task.entry, Noted(stage.own, stage.patterns) if stage else None
+        self._journal.start(spawn.id, entry.hash, task.tries, task.sent, entry.renews or "", names)
         task.sent, task.adopted = spawn.id, None
         if task.kept:
             task.kept.forget()
@@ -281,7 +281,7 @@ class Starter:
 
         def over() -> None:
             if task.unreturned is not None:
-                task.entry.unreturned = Unreturned(task.tries, code, name, host, task.unreturned)
+                task.entry.unreturned = outcome.Unreturned(task.tries, code, name, host, task.unreturned)
             ended(task, status)
 
         self.files.ended(task, spawn, status, over, again)
@@ -302,19 +302,17 @@ class Starter:
             return
         assert stage
         self.files.hold(task, stage, note.host)
-        spawn = Spawn(
-            ["-"],
-            where=note.host or self._where,
-            env=self._env,
-            cwd=note.place or self._cwd,
-            tree=self.tree,
-            context=self._context,
-        )
+        where, cwd = note.host or self._where, note.place or self._cwd
+        spawn = Spawn(["-"], where=where, env=self._env, cwd=cwd, tree=self.tree, context=self._context)
         self._finish(task, spawn, status, stage, ended)
 
     def never_began(self, id: str) -> bool:
         """Whether a job of the run before that is not adopted certainly never began."""
         return False
+
+    def gone(self, id: str) -> None:
+        """No host has a job of the run before, whose item is still to be read."""
+        self.files.release(id)
 
     # -- jobs whose client, or its node, has died ----------------------------------------------------
 

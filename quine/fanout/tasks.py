@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from quine.fanout.input.items import Item
     from quine.fanout.input.template import Template
-    from quine.fanout.journal import Unreturned
     from quine.fanout.options import Options
+    from quine.fanout.outcome import Unreturned
     from quine.fanout.output.sinks import Output
     from quine.jobs.adoption import Adopted
     from quine.staging.caller_side import Staging
@@ -340,7 +340,7 @@ class Work:
         if found and found.sources:
             from quine.staging.spec import sources
 
-            found.own = [name for _, name in sources(_texts(self._files, item, False), os.getcwd())]
+            found.own = sources(_texts(self._files, item, False), os.getcwd())
         if found and self._stdin:
             found.inputs.append(os.fsencode(self._stdin.text(item)))
         return found

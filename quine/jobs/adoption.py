@@ -19,7 +19,7 @@ from math import inf
 from quine.base import strict
 from transport.address import boot_clock
 from transport.client.answer import ask
-from transport.client.batch import Descriptor
+from transport.client.batch import Batch, Descriptor
 from transport.lean import deque, signal
 from transport.wire.numbers import SECONDS, number
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, Protocol
 
-    from transport.client.batch import Batch
     from transport.client.batch_job import BatchJob
     from transport.spawn import Spawn
     from transport.status import Status
@@ -62,6 +61,9 @@ if TYPE_CHECKING:
 
         def never_began(self, id: str) -> bool:
             """Where it does not adopt: whether a job of the run before certainly never began."""
+
+        def gone(self, id: str) -> None:
+            """No host has a job of the run before, whose item is still to be read."""
 
         def hosts(self) -> list[str]:
             """All hosts that may have jobs of the batch."""
@@ -98,22 +100,19 @@ class Orphans:
 
     def __init__(self, owner: Owner, batch: Batch, starter: Starter, log: Log) -> None:
         self._owner, self._batch, self._starter, self._log = owner, batch, starter, log
-        self._waiting: dict[str, Any] = {}  # tasks whose jobs are looked for, by their ids
-        self._adopted: dict[str, Adopted] = {}  # found, and their items are still to be read
+        self.waiting: dict[str, Any] = {}  # tasks whose jobs are looked for, by their ids
+        self.unread: dict[str, Adopted] = {}  # found, and their items are still to be read
         self._missed: dict[str, bool] = {}  # not found, and their items are still to be read
         self._due: dict[str, Sent] = {}  # to be looked for in the next turn
         self._searches: dict[str, int] = {}  # of each job
         self.first = False  # those of the run before are looked for: they have their slots before others
         self._over = False  # no more items are read
 
-    @property
-    def awaited(self) -> bool:
-        return bool(self._waiting)
-
     def begin(self) -> None:
         """Look for all of the run before."""
         if not self._starter.adopts:
-            self._missed = {id: self._starter.never_began(id) for id in self._log.sent}
+            for id in self._log.sent:
+                self._lacks(id, self._starter.never_began(id))
         elif self._log.sent:
             self.first = True
             self._owner.at(time.monotonic() + FIRST, self._others_may_start)
@@ -127,19 +126,19 @@ class Orphans:
         task.tries = self._log.sent[id].attempt - 1
         task.begin()
         task.sent = task.entry.id = id
-        if adopted := self._adopted.pop(id, None):
+        if adopted := self.unread.pop(id, None):
             self._owner.adopt(task, adopted)
         elif id in self._missed:
             self._owner.missed(task, self._missed.pop(id))
         else:
-            self._waiting[id] = task
+            self.waiting[id] = task
 
     def sever(self, task: Any) -> bool:
         """The channel of a job was lost: look for it. Return False if that has been tried too often."""
         id = task.sent
         if self._searches.get(id, 0) >= SEARCHES:
             return False
-        self._waiting[id] = task
+        self.waiting[id] = task
         self._look_for([id])
         return True
 
@@ -158,14 +157,14 @@ class Orphans:
         Search(self._batch, hosts, asking, at, due, self._found, self._lacks, concluded)
 
     def _found(self, id: str, host: str) -> None:
-        if self._over and id not in self._waiting:
+        if self._over and id not in self.waiting:
             return  # it goes on as it is
         adopted = self._starter.attach(id, host)
-        if task := self._waiting.pop(id, None):
+        if task := self.waiting.pop(id, None):
             self._owner.adopt(task, adopted)
             return
         adopted.when_loose = lambda: self._loose(id)
-        self._adopted[id] = adopted
+        self.unread[id] = adopted
 
     def leave(self, ended: bool) -> None:
         """The batch ends: jobs that were found, and whose items are not read any more, have their ends in the next.
@@ -173,8 +172,8 @@ class Orphans:
         `ended`: they get TERM.
         """
         self._over = True
-        while self._adopted:
-            id, adopted = self._adopted.popitem()
+        while self.unread:
+            id, adopted = self.unread.popitem()
             if ended:
                 self._log.halt(id)
                 adopted.job.signal(signal.SIGTERM)
@@ -182,14 +181,15 @@ class Orphans:
 
     def _loose(self, id: str) -> None:
         """A job whose item was not read yet is lost again."""
-        if self._adopted.pop(id, None):
+        if self.unread.pop(id, None):
             self._look_for([id])
 
     def _lacks(self, id: str, never: bool) -> None:
-        if task := self._waiting.pop(id, None):
+        if task := self.waiting.pop(id, None):
             self._owner.missed(task, never)
         else:
             self._missed[id] = never
+            self._starter.gone(id)
 
 
 class Search:
@@ -265,8 +265,6 @@ class Kept:
     forgot     whether it has forgotten one since its start
     settling   whether more may come
     """
-
-    __slots__ = ("forgot", "ids", "remembers", "settling")
 
     def __init__(self, told: Mapping[str, Any]) -> None:
         """Raises ValueError, TypeError, KeyError."""

@@ -70,7 +70,9 @@ class Staging:
         self.withholds: Callable[[], bool] | None = None
         self.lasting = False
         self.came: list[str] | None = None  # names of what came, once that is known
-        self.own: list[bytes] = []  # names in `sources`, or below one, of files that other jobs do not have
+        self.own: list[
+            tuple[bytes, bytes]
+        ] = []  # those in `sources`, or below one, that other jobs do not have
         self.around: Others | None = None  # results of other jobs in the directory of this one
         self._returns = spec.returns(returns)
         self._bound = Bound(limit) if returns else None

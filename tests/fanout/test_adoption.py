@@ -521,6 +521,44 @@ def test_items_that_wait_for_files_of_one_that_is_left_to_the_next_run(lab: Lab,
     assert (tmp_path / "ran").read_text().count("a") == 1
 
 
+# F fails at first. A has its file as long as nobody else gets one of that name.
+TAKEN = """
+    test "$0" != F || { echo F >>ran; test -e second || exit 1; }
+    test "$0" != A || { echo A >>ran; until test -e go || ! grep -q A in; do sleep 0.02; done; }
+    cat in >"$0.out"
+"""
+
+
+def test_a_job_that_is_taken_over_has_its_files_alone_before_its_item_is_read(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """F had the file of A replaced, and A ended well with the result of F. Now F waits, and A may not be there."""
+    for name in "FA":
+        (tmp_path / name).write_text(f"data of {name}\n")
+    (there := tmp_path / "there").mkdir()
+    words = ["xargs", "--on", "h1", "--cwd", str(there), "--joblog", "log", "--files", "{}:in"]
+    command = ["--returns", "{}.out", *SH, TAKEN, "{}", ":::"]
+    with lab.popen([*words, "-P1", *command, "F", "A"], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        ran = there / "ran"
+        until(lambda: ran.exists() and ran.read_text() == "F\nA\n", "A has begun")
+        process.kill()
+        process.wait(PATIENCE)
+    (there / "second").touch()
+    words += ["--resume-failed", "-P2"]
+    alone = lab.run([*words, *command, "F"], cwd=tmp_path)
+    said = b"item 1: in is there for a job of the run before, whose item is not among these"
+    assert alone.returncode == 69 and said in alone.stderr
+    waits = b"items whose --files have one name over there (in) wait for each other"
+    with lab.popen([*words, *command, "F", "A"], cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        assert process.stderr
+        read_until(process.stderr.fileno(), waits)
+        (there / "go").touch()
+        assert process.wait(PATIENCE) == 0
+    for name in "FA":
+        assert (tmp_path / f"{name}.out").read_text() == f"data of {name}\n"
+    assert ran.read_text() == "F\nA\nF\n"
+
+
 @pytest.mark.long
 def test_items_that_wait_for_files_of_one_that_is_not_heard_of(
     lab: Lab, through: Callable[..., str], tmp_path: Path

@@ -12,7 +12,8 @@ from quine.fanout.files import cleanup as cleanup_module
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.files import Files
 from quine.fanout.joblog import Entry
-from quine.fanout.journal import Sent, Unreturned
+from quine.fanout.journal import Sent
+from quine.fanout.outcome import Unreturned
 from quine.fanout.tasks import Task
 from quine.staging import spec
 from quine.staging.caller_side import Staging
@@ -61,7 +62,7 @@ def filed(there: There, **notes: dict[str, Any]) -> Files:
     work: Any = SimpleNamespace(placed=lambda item, shared: [SHARED] if shared else item.own)
     files = Files(there, work, print, cleanup=True, quiet=True)  # type: ignore[arg-type]
     files.at = lambda when, call: call()
-    journal: Any = SimpleNamespace(sent={}, unreturned={}, brought={})
+    journal: Any = SimpleNamespace(names={}, sent={}, unreturned={}, brought={})
     vars(journal).update(notes)
     files.record(journal, print)
     return files

@@ -24,7 +24,8 @@ from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.files import Files
 from quine.fanout.input.rows import csv
 from quine.fanout.joblog import Entry, Joblog
-from quine.fanout.journal import Sent, Unreturned
+from quine.fanout.journal import Sent
+from quine.fanout.outcome import Unreturned
 from quine.fanout.run import SKIPPED, UNRECORDED, Run
 from quine.fanout.starter import Starter
 from quine.fanout.tasks import GRACE, Task
@@ -157,7 +158,7 @@ def test_where_results_are_left_the_files_of_all_items_stay(left: str, stays: li
     work: Any = SimpleNamespace(placed=lambda item, shared: ["data"])
     files = Files(batch, work, print, cleanup=True, quiet=True)
     note, sent = Unreturned(1, 0, "", "h1", ""), Sent("hash", 1, 0.0)
-    journal: Any = SimpleNamespace(sent={}, unreturned={}, brought={})
+    journal: Any = SimpleNamespace(names={}, sent={}, unreturned={}, brought={})
     if left.startswith("a job of"):
         journal.sent["id"] = sent
     elif left.startswith("returns"):
@@ -188,7 +189,7 @@ def test_a_result_that_was_not_there_is_not_forgotten_by_a_kill(
 ) -> None:
     """Behind the arrival of the others, and before the line in the log."""
     notes: dict[str, int] = {}
-    journal: Any = SimpleNamespace(sent={}, unreturned={}, brought=notes, bring=notes.__setitem__)
+    journal: Any = SimpleNamespace(names={}, sent={}, unreturned={}, brought=notes, bring=notes.__setitem__)
     asked: list[str] = []
 
     class Arriving:
@@ -331,7 +332,7 @@ def test_a_found_job_whose_item_is_not_read_any_more_is_left_to_the_next_run(end
     assert said == [*(["one", signal.SIGTERM] if ended else []), "goes on"]
     orphans._found("two", "h1")  # too late: attached to, it would depend on a process that ends
     orphans.leave(ended)
-    assert said[-1] == "goes on" and not orphans._adopted
+    assert said[-1] == "goes on" and not orphans.unread
 
 
 def test_a_job_that_is_taken_over_is_as_old_as_its_host_says_though_its_item_is_read_late(

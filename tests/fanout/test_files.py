@@ -12,7 +12,7 @@ import pytest
 from quine.base.errors import Misconfigured
 from quine.fanout.files import contents
 from quine.fanout.files.names import Names
-from quine.fanout.journal import Unreturned
+from quine.fanout.outcome import Unreturned
 from quine.fanout.starter import Starter
 from quine.staging import content
 from tests.fanout.test_xargs import SH

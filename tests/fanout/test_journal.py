@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quine.base.errors import Misconfigured
+from quine.fanout.files.files import Files
+from quine.fanout.files.names import LONGEST, Noted
 from quine.fanout.joblog import RUNNING, UNRETURNED, Entry, Joblog
-from quine.fanout.journal import Sent, Unreturned, hash_of
+from quine.fanout.journal import Sent, hash_of
+from quine.fanout.outcome import Unreturned
+from quine.fanout.tasks import Task
 
 KEEP = {"done", "lost"}
 NOTE = Unreturned(1, 0, "", "h1", "workdir/x")
@@ -258,3 +265,74 @@ def test_the_files_of_a_batch_stay_where_its_first_run_has_them(
     log = Joblog(str(path))
     assert log.journal.tree == log.journal.batch
     log.close()
+
+
+def test_the_names_of_a_job_are_noted_as_long_as_the_job_or_its_results_may_be_there(tmp_path: Path) -> None:
+    path, odd = tmp_path / "log", Noted([(b"/a \n\xff", b"in \xff")], ["*.out", "b  c"])
+    log = Joblog(str(path))
+    for id in ("one", "two", "three", "four"):
+        log.journal.start(id, "h", 1, names=odd)
+    log.journal.start("more", "h", 1, names=Noted([(b"/a", b"x" * LONGEST)], ["r"]))
+    log.journal.start("none", "h", 1)
+    log.journal.start("again", "h", 2, before="four", names=Noted([], ["r"]))
+    log.journal.withdrawn("three")
+    ended(log, "one", "h")
+    ended(log, "two", "h", NOTE)
+    log._close()
+    for _ in range(2):  # and where it was written anew
+        log = Joblog(str(path), KEEP)
+        assert log.journal.names == {
+            "two": odd,
+            "more": Noted([(b"", b"")], ["r"]),
+            "again": Noted([], ["r"]),
+        }
+        log._close()
+    for text in ("[[], 5]", "[1]", "7", '[["a"], [3]]', "{}", "x"):
+        with open(f"{path}.started", "a") as file:
+            file.write(f"names two {text}\n")
+        with pytest.raises(Misconfigured, match="damaged"):
+            Joblog(str(path), KEEP)
+        lines = Path(f"{path}.started").read_text().splitlines(keepends=True)
+        Path(f"{path}.started").write_text("".join(lines[:-1]))
+
+
+@pytest.mark.parametrize("end", ["its task has them", "no host has it", "its item is not there"])
+@pytest.mark.parametrize(
+    ("own", "results", "waits"),
+    [
+        ([(b"/b", b"in")], [], ["sent"]),
+        ([], ["in"], ["sent"]),
+        ([(b"/b", b"out")], [], ["sent", "unreturned"]),
+        ([(b"/b", b"other")], ["out"], []),
+    ],
+)
+def test_a_job_of_the_run_before_has_its_names_from_the_beginning_on(
+    end: str, own: list[tuple[bytes, bytes]], results: list[str], waits: list[str]
+) -> None:
+    for note in ("sent", "unreturned", "brought"):
+        names = {"id": Noted([(b"/a", b"in")], ["out"])}
+        journal: Any = SimpleNamespace(sent={}, unreturned={}, brought={}, names=names)
+        (journal.unreturned if note == "unreturned" else journal.sent)["id"] = Sent("hash", 1, 0.0, "h1")
+        if note == "brought":
+            journal.brought["id"] = 0
+        files = Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
+        files.record(journal, print)
+        assert files._results.of_others("x", "h1") == (["out"] * (note != "brought"), [])
+        did: list[str] = []
+        tasks = [Task(SimpleNamespace(number=1, slot=0), Entry(1, "hash")) for _ in "ab"]  # type: ignore[arg-type]
+        stage: Any = SimpleNamespace(sources=own, own=own, patterns=results)
+        files.begin(tasks[0], stage, lambda: did.append("sent"), did.append)  # noqa: B023
+        assert did == ["sent"] * (note not in waits)
+        del did[:]
+        if end.startswith("its task"):
+            tasks[1].sent = tasks[1].entry.fetched = "id"
+            files.hold(tasks[1], SimpleNamespace(sources=[], own=[], patterns=[]))  # type: ignore[arg-type]
+        elif end.startswith("no host"):
+            files.release("id")
+        else:
+            files.stay(["id"])
+            files.release("id")
+            assert [("of the run before" in why) for why in did[:1]] == [True] * (note in waits)
+            continue
+        assert did == ["sent"] * (note in waits) and not files._before
+        assert files._results.of_others("x", "h1") == ([], [])

@@ -4,7 +4,9 @@ Laws
 1. A try is sent once no other item under way has its names for other files, or one of its own files for a result, and
    none of its files is being removed. It has no job until then, and can be ended at any time.
 2. An item has its end when its returns are here and its files have been removed. A job that may go on without this
-   process keeps them, and its names, until it is adopted and ends, or is not looked for any longer.
+   process keeps them, and its names, until it is adopted and ends, or is not looked for any longer. So does a job of
+   the run before, from the beginning on: its item may be read much later. If that is not among the items, those that
+   need a name of it are not started.
 3. A job that was told to end, by this process or by the one before, brings nothing: a part of a result would replace a
    finished one. Where results stay on a host, nothing of their item is removed there until they are asked for no more:
    those that a try has withheld, once the next one runs.
@@ -22,7 +24,7 @@ from typing import NamedTuple
 
 from quine.base.errors import FAILED, Failure, Misconfigured
 from quine.fanout.files.cleanup import Cleanup
-from quine.fanout.files.names import FILE, RESULT, Names
+from quine.fanout.files.names import Names, Noted
 from quine.fanout.files.results import Results
 from quine.jobs.staged import Bringing
 from quine.staging import spec
@@ -30,7 +32,7 @@ from transport.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from quine.fanout.files.names import Sources, Uses
     from quine.fanout.journal import Journal
@@ -44,15 +46,20 @@ if TYPE_CHECKING:
 class Held:
     """The files of one try. `names` are those that it has, `own` are those that it may have to remove."""
 
-    __slots__ = ("names", "own", "say", "send", "stage", "task")
+    __slots__ = ("names", "own", "refuse", "say", "send", "stage", "task")
 
     def __init__(
-        self, task: Task, stage: Staging, say: Callable[[str], None], send: Callable[[], None]
+        self,
+        task: Task,
+        stage: Staging,
+        say: Callable[[str], None],
+        send: Callable[[], None] = lambda: None,
+        refuse: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.task = task
         self.stage = stage
         self.say = say
-        self.send = send  # called once it may be sent
+        self.send, self.refuse = send, refuse  # called once it may be sent, or if it never may
         self.names: tuple[Sources, Uses] = [], []
         self.own: list[str] = []
 
@@ -88,6 +95,9 @@ class Files:
     ) -> None:
         self._batch = batch
         self._names = Names(lambda text: None if quiet else say(f"quine: {text}\n"))
+        self._lasting = Names(say)  # of them those that nobody gives back in this run
+        self._before: dict[str, Noted] = {}  # names of jobs of the run before, by their ids
+        self._staying: dict[str, None] = {}  # ids of those that have lasting ones
         self._say = say
         self._said: set[str] = set()  # lines about what was left out, each said once
         self._results = Results()
@@ -107,6 +117,12 @@ class Files:
     def record(self, journal: Journal, fail: Callable[[Failure], None]) -> None:
         """Jobs may be of the runs before, and outlive this one."""
         self.journal, self.fail = journal, fail
+        for id, note in journal.names.items():
+            job = journal.sent.get(id) or journal.unreturned.get(id)
+            if job and id not in journal.brought:
+                note = self._before[id] = note if id in journal.sent else note._replace(own=[])
+                self._names.hold(note.own, note.uses)
+                self._results.hold(id, note.results, _host(job.host))
         if self._cleanup:
             for notes in (journal.sent, journal.unreturned):
                 self._unread.update(
@@ -120,6 +136,24 @@ class Files:
         for id in ids:
             if (host := self._unread.pop(id, None)) is not None:
                 self._unread_on[host] -= 1
+            self.release(id)
+
+    def release(self, id: str) -> None:
+        """A job of the run before needs its names no longer, or its task has them."""
+        if note := self._before.pop(id, None):
+            self._results.drop(id)
+            if id in self._staying:
+                del self._staying[id]
+                self._lasting.give(note.own, note.uses)
+            self._names.give(note.own, note.uses)
+
+    def stay(self, ids: Iterable[str]) -> None:
+        """No more items are read, and those of these jobs were not among them."""
+        for id in ids:
+            if id in self._before and id not in self._staying:
+                self._staying[id] = None
+                self._lasting.hold(self._before[id].own, self._before[id].uses)
+                self._names.retry()
 
     @property
     def at(self) -> At:
@@ -132,16 +166,28 @@ class Files:
         if self._cleanup:
             self._cleanup.at = at
 
-    def begin(self, task: Task, stage: Staging, send: Callable[[], None]) -> None:
-        """Have `send` called once the try may be sent, if `give` is not called before."""
-        held = self._held[task] = Held(task, stage, self._say_once, send)
+    def begin(
+        self,
+        task: Task,
+        stage: Staging,
+        send: Callable[[], None],
+        refuse: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        """Have `send` called once the try may be sent, or `refuse`, if `give` is not called before."""
+        held = self._held[task] = Held(task, stage, self._say_once, send, refuse)
         if stage.patterns:
-            stage.around = self._results.add(task, stage.patterns, stage.own)
+            stage.around = self._results.add(task, stage.patterns, [name for _, name in stage.own])
         self._take(task, held)
 
     def _take(self, task: Task, held: Held) -> None:
-        names = _names(held.stage)
-        if self._waits(task, held) and self._names.take(*names, lambda: self._take(task, held)):
+        names = held.stage.sources, Noted(held.stage.own, held.stage.patterns).uses
+        if not self._waits(task, held):
+            return
+        clash, used = self._lasting.clash(*names)
+        if clash is not None or used is not None:
+            name = os.fsdecode(clash or used or b".")
+            held.refuse(f"{name} is there for a job of the run before, whose item is not among these")
+        elif self._names.take(*names, lambda: self._take(task, held)):
             held.names = names
             self._use(task, held)
             self._send(task, held)
@@ -166,8 +212,8 @@ class Files:
         self._results.hold(task, stage.patterns, _host(host))
         if task in self._held:
             return  # it was cut off in this run
-        held = self._held[task] = Held(task, stage, self._say_once, lambda: None)
-        held.names = _names(stage)
+        held = self._held[task] = Held(task, stage, self._say_once)
+        held.names = stage.sources, Noted(stage.own, stage.patterns).uses
         self._names.hold(*held.names)
         self._use(task, held)
         self._is_read(task.sent, task.entry.fetched)
@@ -329,15 +375,6 @@ class Files:
                 if id not in journal.brought and (id in journal.sent or id in journal.unreturned):
                     self._cleanup.keep(host)
         return self._cleanup.finish(over)
-
-
-def _names(stage: Staging) -> tuple[Sources, Uses]:
-    """Return the names that the files of a try have over there, and those whose use by others it excludes."""
-    results = filter(None, map(spec.name_of, stage.patterns))
-    return stage.sources, [
-        *((FILE, name) for name in stage.own),
-        *((RESULT, os.fsencode(name)) for name in results),
-    ]
 
 
 def _host(noted: str) -> str | None:

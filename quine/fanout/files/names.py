@@ -8,7 +8,12 @@ and those that are started after it wait for it.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from typing import NamedTuple
+
+from quine.staging import spec
+from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +25,37 @@ if TYPE_CHECKING:
 
 ELSEWHERE = b""  # the path of a directory that has a file of another directory in it
 FILE, RESULT = b"file", b"result"  # one that an item brings for itself alone, and one that it returns
+LONGEST = 1 << 13  # bytes of the names of own files in a note
+
+
+class Noted(NamedTuple):
+    """The names that one job has over there for itself: those of its own files, and the patterns of its results."""
+
+    own: list[tuple[bytes, bytes]]  # (path here, name over there)
+    results: list[str]
+
+    @property
+    def uses(self) -> Uses:
+        results = filter(None, map(spec.name_of, self.results))
+        return [*((FILE, name) for _, name in self.own), *((RESULT, os.fsencode(name)) for name in results)]
+
+    def line(self, id: str) -> str:
+        """Return the note in the journal. An item with very many files has all names as long as it is not read."""
+        size = sum(len(part) for pair in self.own for part in pair)
+        own = [os.fsdecode(part) for pair in self.own for part in pair] if size <= LONGEST else ["", ""]
+        return f"names {id} {quickjson.dumps([own, self.results])}\n"
+
+    @classmethod
+    def parsed(cls, text: str) -> Noted:
+        """Raises ValueError."""
+        found = quickjson.loads(text)
+        if not isinstance(found, list) or [*map(type, found)] != [list, list]:
+            raise ValueError("not two lists")
+        own, results = found
+        if not all(isinstance(word, str) for word in (*own, *results)):
+            raise ValueError("not a text")
+        parts = [*map(os.fsencode, own)]
+        return cls([*zip(parts[::2], parts[1::2])], results)
 
 
 class Names:
@@ -35,9 +71,8 @@ class Names:
 
     def take(self, sources: Sources, uses: Uses, again: Callable[[], None]) -> bool:
         """Take the names of an item; if it has to wait return False, and have `again` called when it may try again."""
-        clash = next((name for path, name in sources if self._clashes(path, name)), None)
-        used = next((name for use, name in uses if _others(self._uses, name, use)), None)
-        if clash is None and used is None:
+        clash, used = self.clash(sources, uses)
+        if clash is used is None:
             self.hold(sources, uses)
             return True
         self._waiting.append(again)
@@ -53,6 +88,11 @@ class Names:
                     f"items whose --files have one name over there ({name}) wait for each other; {hint}"
                 )
         return False
+
+    def clash(self, sources: Sources, uses: Uses) -> tuple[bytes | None, bytes | None]:
+        """Return a name that another item has for another file, and one that it has for another use."""
+        clash = next((name for path, name in sources if self._clashes(path, name)), None)
+        return clash, next((name for use, name in uses if _others(self._uses, name, use)), None)
 
     def hold(self, sources: Sources, uses: Uses) -> None:
         """Take names whoever has them: the job runs already."""
@@ -71,6 +111,9 @@ class Names:
             _less(self._paths, name, path)
             for above, there in _directories(path, name):
                 _less(self._above, above, there)
+        self.retry()
+
+    def retry(self) -> None:
         waiting, self._waiting = self._waiting, []
         for again in waiting:
             again()

@@ -5,7 +5,7 @@ files of every item. The staging of a later item would put it back over the new 
 
 Laws
 1. A job has its results from the time when it is told of its files until they are here, or are not asked for any more.
-   What a try has left on its host stays as well, until the next try of that item is told of its files.
+   Those that a try has left on its host stay as well, until the next try of that item is told of its files.
 2. A result of a job that may still be laying out its files is made if it is not there. One of a job that has begun is
    neither replaced nor made: the job may have removed it.
 3. The loop adds and drops; threads that answer stagings ask.
