@@ -3,8 +3,7 @@
 Laws
 1. One loop, and nothing that grows with the number of items, but the hashes of a log that is resumed. Threads answer
    the requests of jobs (`Batch`), and prepare files; all else is called from the loop.
-2. An item is read when there is room for its job, and not before. Of those that a run before has done at most SKIPPED
-   are read in one turn.
+2. An item is read when there is room for its job, and not before, unless a job of a run before waits for its item.
 3. An item that was not started is tried again on another host. With --retries one that failed, too; one that was lost
    only with --idempotent, and one that was denied never.
 4. ^C once: no more items are started. Twice, or another signal: all jobs get TERM, then KILL, then are not waited for;
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 WAITING = 32  # jobs that wait for a host to take them, where -P does not bound them
 UNRECORDED = 4096  # items whose output waits: with a log their hosts keep their ends
-SKIPPED = 256  # a signal waits for the end of the turn
 LOOK = 0.5  # seconds until a place for an agent is looked for again, if none of ours ends before
 LONGEST = 3600.0  # seconds of one wait for events: poll takes no more than 24 days
 
@@ -68,7 +66,6 @@ class Run:
     ) -> None:
         self._options = options
         self._batch, self._starter, self._sink, self._report = batch, starter, sink, report
-        self._work, self._intake = work, Intake(items, batch)
         self._log, self._view, self._progress = log, view, view.progress
         self._torn = False  # the log: it tells of the runs before, and takes no more lines
         self.tally = view.progress.tally
@@ -79,6 +76,7 @@ class Run:
         self._delay, self._next_start = options.seconds("delay"), 0.0
         self._timers = Timers()
         self.at = self._timers.at
+        self._intake = Intake(items, batch, work.task, self._leaves_out, self.at)
         self._again = Retries(options, self._timers)
         self._orphans = Orphans(self, batch, starter, log.journal) if log else None
         starter.files.repeats, starter.files.at = self._repeats, self.at
@@ -101,11 +99,14 @@ class Run:
             self._orphans.begin()
         while True:
             self._start()
-            if self._orphans and self._intake.exhausted:
-                self._starter.files.stay(self._orphans.unread)
+            self.fault = self.fault or self._intake.fault
+            if self._orphans and self._orphans.unread and not self.stopped:
+                self._intake.read_ahead()
+                if self._intake.reads_no_more:
+                    self._starter.files.stay(self._orphans.unread)
             looks = self._orphans and self._orphans.waiting and not self._ending
             waits = self._under_way or self._again or looks
-            if not waits and (self._intake.exhausted or self.stopped):
+            if not waits and (self._intake.is_over or self.stopped):
                 break
             self._turn()
         self._intake.close()
@@ -172,10 +173,10 @@ class Run:
         while self._room():
             now = time.monotonic()
             if now < self._next_start:
-                if not self._again.ready and (task := self._task()):
+                if not self._again.ready and (task := self._intake.next()):
                     self._again.ready.append(task)  # behind the last item there is nothing to wait for
                 return
-            task = self._again.ready.popleft() if self._again.ready else self._task()
+            task = self._again.ready.popleft() if self._again.ready else self._intake.next()
             if task is None:
                 return
             if self._starter.spent:
@@ -194,22 +195,10 @@ class Run:
         self._next_start = until
         self.at(until, lambda: None)
 
-    def _task(self) -> Task | None:
-        """Return the next item to be run; None if there is none now."""
-        for _ in range(SKIPPED):
-            task = self._intake.next(self._work.task)
-            if task is None:
-                self.fault = self.fault or self._intake.fault
-                return None
-            self._progress.read = task.item.number
-            self._report.name(task)
-            if not self._had_before(task):
-                return task
-        self.at(0.0, lambda: None)  # the next turn is at once
-        return None
-
-    def _had_before(self, task: Task) -> bool:
+    def _leaves_out(self, task: Task) -> bool:
         """Leave out an item that has its end from a run before, or is looked for; False if it is to be run."""
+        self._progress.read = task.item.number
+        self._report.name(task)
         kind, id = self._log.found(task.entry) if self._log else ("", "")
         if not kind:
             return False

@@ -521,6 +521,44 @@ def test_items_that_wait_for_files_of_one_that_is_left_to_the_next_run(lab: Lab,
     assert (tmp_path / "ran").read_text().count("a") == 1
 
 
+@pytest.mark.parametrize("waits", ["for its output", "for its stdin"])
+def test_a_job_that_is_taken_over_needs_no_room_before_the_items_that_run_again(
+    lab: Lab, tmp_path: Path, waits: str
+) -> None:
+    """It has the only slot, and waited for its item, which waited behind an item that waited for the slot."""
+    lab.alias("one", "h1", slots=1, lease=60)
+    for name in ("F", "A"):
+        (tmp_path / name).write_bytes(b"x" * 300_000)
+    out = {"for its output": "head -c 300000 /dev/zero", "for its stdin": "cat"}[waits]
+    script = (
+        f'echo "$0" >>"$1/ran"; test "$0" = A || exit 1; until test -e "$1/go"; do sleep 0.02; done; {out}'
+    )
+    words = [
+        "xargs",
+        "--on",
+        "one",
+        "-P1",
+        "--joblog",
+        "log",
+        "--stdin",
+        "{}",
+        *SH,
+        script,
+        "{}",
+        str(tmp_path),
+    ]
+    ran, items = tmp_path / "ran", [":::", "F", "A"]
+    with lab.popen([*words, *items], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        until(lambda: ran.exists() and ran.read_text() == "F\nA\n", "A has begun")
+        process.kill()
+        process.wait(PATIENCE)
+    (tmp_path / "go").touch()
+    done = lab.run([words[0], "--resume-failed", *words[1:], *items], cwd=tmp_path)
+    assert done.returncode == 123 and len(done.stdout) == 300_000
+    assert sorted(row[12] for row in rows(tmp_path / "log")) == ["done", "failed"]
+    assert ran.read_text() == "F\nA\nF\n"
+
+
 # F fails at first. A has its file as long as nobody else gets one of that name.
 TAKEN = """
     test "$0" != F || { echo F >>ran; test -e second || exit 1; }
@@ -544,7 +582,7 @@ def test_a_job_that_is_taken_over_has_its_files_alone_before_its_item_is_read(
         process.kill()
         process.wait(PATIENCE)
     (there / "second").touch()
-    words += ["--resume-failed", "-P2"]
+    words += ["--resume-failed", "-P1"]
     alone = lab.run([*words, *command, "F"], cwd=tmp_path)
     said = b"item 1: in is there for a job of the run before, whose item is not among these"
     assert alone.returncode == 69 and said in alone.stderr

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,11 +22,13 @@ from quine.fanout import under_way as under_way_module
 from quine.fanout.files import files as files_module
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.files import Files
+from quine.fanout.input import intake as intake_module
+from quine.fanout.input.intake import SKIPPED, Intake
 from quine.fanout.input.rows import csv
 from quine.fanout.joblog import Entry, Joblog
 from quine.fanout.journal import Sent
 from quine.fanout.outcome import Unreturned
-from quine.fanout.run import SKIPPED, UNRECORDED, Run
+from quine.fanout.run import UNRECORDED, Run
 from quine.fanout.starter import Starter
 from quine.fanout.tasks import GRACE, Task
 from quine.fanout.timers import Timers
@@ -307,16 +309,36 @@ def test_an_item_waits_until_all_of_its_files_are_removed() -> None:
     assert sent == ["b"]
 
 
+class Numbers:
+    """A source of items without a descriptor."""
+
+    fd = -1
+
+    def __init__(self, numbers: range) -> None:
+        self.left = iter(numbers)
+
+    def __iter__(self) -> Iterator[int]:
+        return self.left
+
+
 def test_a_resumption_serves_signals_while_it_passes_over_what_is_done() -> None:
-    run: Any = object.__new__(Run)
-    items = iter(range(3 * SKIPPED))
-    run._intake = SimpleNamespace(next=lambda make: make(next(items, None)), fault=None)
-    run._work = SimpleNamespace(task=lambda n: n if n is None else a_task())
-    run._progress, run._report = SimpleNamespace(), SimpleNamespace(name=lambda task: None)
-    run._had_before, run.fault = lambda task: True, None
-    due: list[float] = []
-    run.at = lambda when, call: due.append(when)
-    assert run._task() is None and due == [0.0] and next(items) == SKIPPED
+    items, due = Numbers(range(3 * SKIPPED)), list[float]()
+    intake = Intake(items, None, str, lambda text: True, lambda when, call: due.append(when))  # type: ignore[arg-type]
+    assert intake.next() is None and due == [0.0] and next(items.left) == SKIPPED
+
+
+def test_items_are_read_ahead_one_in_a_turn_and_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake_module, "AHEAD", 3)
+    items, due = Numbers(range(9)), list[float]()
+    intake = Intake(items, None, str, "1".__eq__, lambda when, call: due.append(when))  # type: ignore[arg-type]
+    for read in (1, 2, 3, 3):
+        assert intake.reads_no_more == (len(intake.ahead) == 3)
+        intake.read_ahead()
+        assert len(intake.ahead) == read and due == [0.0] * read
+    assert not intake.exhausted
+    assert [intake.next() for _ in range(8)] == [*"02345678"]
+    assert not intake.is_over
+    assert intake.next() is None and intake.is_over
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -596,13 +618,16 @@ def test_a_log_that_cannot_be_written_still_tells_what_was_done_before() -> None
     run._torn, run._unrecorded, run._orphans = False, 2, None
     run._progress, run.tally = SimpleNamespace(skipped=0), SimpleNamespace(lost_before=0)
     did: list[str] = []
-    run._sink = SimpleNamespace(skip=lambda number: None)
+    run._sink, run._report = (
+        SimpleNamespace(skip=lambda number: None),
+        SimpleNamespace(name=lambda task: None),
+    )
     run._messages = SimpleNamespace(unlogged=lambda task: did.append("named"))
     task = a_task()
     with pytest.raises(Failure):
         run._written(task)
     run._written(task)
-    assert len(tried) == 1 and run._had_before(task)
+    assert len(tried) == 1 and run._leaves_out(task)
     assert did == ["named", "named"]
 
 

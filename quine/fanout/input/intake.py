@@ -1,40 +1,84 @@
-"""Items as a batch takes them: one by one, when there is room, and without waiting for those that are not there yet."""
+"""Items as a batch takes them: one by one, when there is room, and without waiting for those that are not there yet.
+
+Laws
+1. Items that have their ends from a run before are left out, at most SKIPPED in one turn: a signal waits for its end.
+2. A job that was found holds its slot until its item is read: its output and its stdin wait for that. So items are read
+   ahead of their room then, one in a turn. At most AHEAD of them are held in memory.
+"""
 
 from __future__ import annotations
 
 import select
 
+from transport.lean import deque
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import TypeVar
 
     from quine.fanout.input.items import Item, Items
+    from quine.fanout.tasks import Task
     from transport.client.batch import Batch
 
-    Made = TypeVar("Made")
+SKIPPED = 256
+AHEAD = 1 << 16
 
 
 class Intake:
     """`exhausted`: there are no more items; because of a `fault`, perhaps."""
 
-    def __init__(self, items: Items, batch: Batch) -> None:
+    def __init__(
+        self,
+        items: Items,
+        batch: Batch,
+        make: Callable[[Item], Task],
+        leave_out: Callable[[Task], bool],
+        at: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        """`leave_out` is called once with each, and tells whether it is not to be started. `at` calls at a time."""
         self._source = items
         self._items: Iterator[Item | None] = iter(items)
-        self._batch = batch
+        self._batch, self._make, self._leave_out, self._at = batch, make, leave_out, at
         self._waits = False
+        self.ahead: deque[Task] = deque()
         self.exhausted = False
         self.fault: Exception | None = None
 
-    def next(self, make: Callable[[Item], Made]) -> Made | None:
-        """Return what `make` makes of the next item; None if there is none now. The poll of the batch wakes for it."""
+    def next(self) -> Task | None:
+        """Return the next item to be started; None if there is none now. The poll of the batch wakes for it."""
+        return self.ahead.popleft() if self.ahead else self._unstarted()
+
+    def read_ahead(self) -> None:
+        """Read one more, to be started later."""
+        if len(self.ahead) < AHEAD and (task := self._unstarted()):
+            self.ahead.append(task)
+            self._at(0.0, lambda: None)
+
+    @property
+    def reads_no_more(self) -> bool:
+        """Whether no items are read behind those that were read ahead, as long as none of these has been started."""
+        return self.exhausted or len(self.ahead) >= AHEAD
+
+    @property
+    def is_over(self) -> bool:
+        return self.exhausted and not self.ahead
+
+    def _unstarted(self) -> Task | None:
+        for _ in range(SKIPPED):
+            task = self._read()
+            if task is None or not self._leave_out(task):
+                return task
+        self._at(0.0, lambda: None)  # the next turn is at once
+        return None
+
+    def _read(self) -> Task | None:
         if not self.exhausted:
             try:
                 item = next(self._items)
                 if item is None:
                     self._wait(True)
                     return None
-                return make(item)
+                return self._make(item)
             except StopIteration:
                 self.exhausted = True
             except Exception as error:
