@@ -301,6 +301,7 @@ class Starter:
             ended(task, outcome.unfetched(error, note))
             return
         assert stage
+        stage.place = note.place
         self.files.hold(task, stage, note.host)
         where, cwd = note.host or self._where, note.place or self._cwd
         spawn = Spawn(["-"], where=where, env=self._env, cwd=cwd, tree=self.tree, context=self._context)

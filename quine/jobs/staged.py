@@ -159,7 +159,7 @@ class Bringing:
         self._batch, self._stage, self._spawn = batch, stage, spawn
         self._status, self._receiver, self._at, self._over = status, receiver, at, over
         self._tries = 0
-        self._place = ""  # directory there, as the first job that sends them has told
+        self._place = stage.place  # directory there, as the first job that sends them has told
 
     def begin(self) -> None:
         """Start a job that sends them."""

@@ -70,6 +70,7 @@ class Staging:
         self.withholds: Callable[[], bool] | None = None
         self.lasting = False
         self.came: list[str] | None = None  # names of what came, once that is known
+        self.place = ""  # directory there of results that were left, as a run before has noted it
         self.own: list[
             tuple[bytes, bytes]
         ] = []  # those in `sources`, or below one, that other jobs do not have

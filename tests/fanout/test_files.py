@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from quine.base.errors import Misconfigured
 from quine.fanout.files import contents
+from quine.fanout.files.files import Files
 from quine.fanout.files.names import Names
+from quine.fanout.joblog import Entry
 from quine.fanout.outcome import Unreturned
 from quine.fanout.starter import Starter
+from quine.fanout.tasks import Task
 from quine.staging import content
+from quine.staging.caller_side import Staging
 from tests.fanout.test_xargs import SH
 from tests.lab import Lab
 from tests.support.agents import OK, call, says
 from tests.support.trees import there as there
+from transport.spawn import Spawn
 from transport.status import Status
 
 SUM = ["--", "sh", "-c", 'tr a-z A-Z <"$0" >"$0.up"', "{}"]
@@ -189,6 +196,32 @@ def test_results_that_cannot_be_asked_for_stay_noted(
     assert ends[0].hint == (
         f"the results are still on the host, in {place}" if place else "go to another one"
     )
+
+
+def test_results_whose_host_is_away_again_stay_noted_with_their_place(tmp_path: Path) -> None:
+    """The place was forgotten, and the next run asked in another directory, and called the item failed."""
+    asked: list[Spawn] = []
+
+    def start(spawn: Spawn, on_exit: Callable[[Status], None], **_: object) -> Any:
+        asked.append(spawn)
+        later.append(lambda: on_exit(Status("unreachable", 69, host="h1", detail="no route")))
+        return SimpleNamespace(limit=lambda seconds, heard: None, overdue=False)
+
+    later: list[Callable[[], None]] = []
+    stage, note = Staging([], ["out"], str(tmp_path)), Unreturned(2, 0, "", "h1", "/there")
+    stage.tries = 1
+    starter: Any = object.__new__(Starter)
+    starter._journal = SimpleNamespace(unreturned={"id": note}, brought={})
+    starter._work = SimpleNamespace(stage=lambda item, begun: stage)
+    starter._where, starter._env, starter._cwd, starter.tree, starter._context = "h1", {}, None, "tree", {}
+    starter.files = Files(SimpleNamespace(start=start), None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
+    starter.files.at = lambda when, call: None
+    task = Task(SimpleNamespace(number=1, slot=0), Entry(1, "hash"))  # type: ignore[arg-type]
+    ends: list[Status] = []
+    starter.fetch(task, "id", lambda task, status: ends.append(status))
+    later.pop()()
+    assert asked[0].cwd == "/there" and task.entry.unreturned == note
+    assert (ends[0].state, ends[0].hint) == ("lost", "the results are still on the host, in /there")
 
 
 def test_a_name_that_is_obeyed_here_stays_there_also_with_cleanup(

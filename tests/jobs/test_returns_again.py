@@ -29,7 +29,7 @@ class Course:
         taking.end, taking.note, taking.beaten = self._tried, lambda host: "", False
         taking.patience, taking.heard = 600.0, lambda: None
         stage = SimpleNamespace(
-            tries=5, taking=lambda: taking, sender=lambda *_: None, brought=lambda *_: None
+            tries=5, place="", taking=lambda: taking, sender=lambda *_: None, brought=lambda *_: None
         )
         self._taking = taking
         self.bringing = Bringing(self, stage, None, Status("exited", 0), self, self.timers.at, self._over)  # type: ignore[arg-type]
