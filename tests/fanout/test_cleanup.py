@@ -100,7 +100,7 @@ def test_results_of_items_that_are_still_to_be_read_stay(
         assert there.removed == [("h1", second)]
     assert files.finish(lambda: None) == 1
     assert there.removed[1:] == ([("h1", SHARED), ("h1", first)] if read else [])
-    said = "quine: h1: --cleanup: 1 files are left there, as results are\n"
+    said = "quine: h1: --cleanup: 2 files are left there, as results are\n"
     assert capsys.readouterr().out == ("" if read else f"{said}\n")
 
 
@@ -131,7 +131,9 @@ def test_a_job_that_no_host_tells_of_keeps_its_files(host: str) -> None:
 
 
 @pytest.mark.parametrize(("begins", "gone"), [("h2", True), ("h1", False), ("", False)])
-def test_a_try_in_place_that_is_repeated_elsewhere_leaves_no_files(begins: str, gone: bool) -> None:
+def test_a_try_in_place_that_is_repeated_elsewhere_leaves_no_files(
+    begins: str, gone: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Until the next one has begun its results are those of its item, also for the end of another item."""
     there = There()
     files = filed(there)
@@ -154,7 +156,8 @@ def test_a_try_in_place_that_is_repeated_elsewhere_leaves_no_files(begins: str, 
     assert not there.jobs
     files.finish(lambda: None)
     assert (("h1", "in/a") in there.removed) == gone
-    assert (("h1", "in") in there.removed) == bool(begins)
+    assert (("h1", "in") in there.removed) == (("h1", SHARED) in there.removed) == bool(begins)
+    assert ("files are left there, as results are" in capsys.readouterr().out) == (not begins)
 
 
 def test_an_item_whose_results_were_lost_and_came_at_the_next_try_leaves_no_files() -> None:

@@ -61,7 +61,7 @@ class Cleanup:
         self._more_directories = False  # than these
         self._places: dict[Place, Spawn] = {}  # a job of each host, for the end
         self._told: set[str] = set()
-        self._kept: set[str] = set()  # hosts on which results were left,
+        self._kept: Counter[str] = Counter()  # hosts on which results were left, and how many times,
         self._blind: set[str] = set()  # and those of them on which their names are not known
 
     def names(self, task: Task) -> list[str]:
@@ -157,7 +157,7 @@ class Cleanup:
 
         `names`: those of their item's files; None if they are not known.
         """
-        self._kept.add(host)
+        self._kept[host] += 1
         if names is None or self._count + len(names) > LATER:
             self._blind.add(host)
         else:
@@ -167,6 +167,7 @@ class Cleanup:
     def release(self, host: str, names: list[str]) -> None:
         """Names that were kept: their results are not asked for any more."""
         if not self._blind & {host}:
+            self._kept[host] -= 1
             self._count -= len(names)
             self._left[host].drop(names)
 
@@ -178,9 +179,13 @@ class Cleanup:
         places, self._places = self._places, {}
         for place, job in places.items():
             host, names = place[0], self._for_good(*place)
-            if left := len(self._later.get(place, ())) - len(names):
+            left = len(self._later.get(place, ())) - len(names)
+            if self._is_kept(host):
+                left += len(shared)
+            else:
+                names = [*shared, *names]
+            if left:
                 self._say(f"quine: {host}: --cleanup: {left} files are left there, as results are\n")
-            names = names if self._kept & {host, ""} else [*shared, *names]
             self._remove_all(_pieces(names, deepest_first), job, host, over)
         for host, count in self._forgotten.items():
             why = f"no more than {LATER} names are remembered for the end"
@@ -189,10 +194,14 @@ class Cleanup:
             self._say(f"quine: --cleanup: directories may be left empty: more than {DIRECTORIES} had files\n")
         return len(places)
 
+    def _is_kept(self, host: str) -> bool:
+        """Whether results were left on a host."""
+        return bool(self._kept[host] or self._kept[""])
+
     def _for_good(self, host: str, cwd: str | None) -> list[str]:
         """Return the names for the end of the batch that meet no results which were left."""
         later = [*self._later.get((host, cwd), ())]
-        if not self._kept & {host, ""}:
+        if not self._is_kept(host):
             return later
         return [] if self._blind & {host, ""} else [word for word in later if not self._is_needed(host, word)]
 
