@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     OnPut = Callable[[Iterator[tuple[bytes, bytes]]], str]
 
 
+EVERY = 10.0  # seconds until a folder is looked through again for what killed processes have left
+# When that is due, by folder: a batch has its results in one, with all those of the batches before.
+_looked: dict[bytes, float] = {}
 _named: set[tuple[bytes, str]] = set()  # names that this process has said to be left alone, or its own
 
 
@@ -116,7 +119,10 @@ class Taking:
 
     def begin(self) -> None:
         """Finish what an earlier process has left. Raises OSError."""
-        self.foreign = recover(self._folder)
+        now = time.monotonic()
+        if now >= _looked.get(self._folder, now):
+            self.foreign = recover(self._folder)
+            _looked[self._folder] = time.monotonic() + EVERY
 
     @property
     def services(self) -> dict[str, Streaming]:
@@ -369,4 +375,7 @@ def _apart(layout: Layout, folder: bytes) -> str:
         if begun and not is_unfinished(folder, place):
             return ""
         why = "the process that was to rename them was killed"
-    return f"{why}; not all are in place, and the others are in {shown(place)}" if why and begun else why
+    if not (why and begun):
+        return why
+    _looked.pop(folder, None)
+    return f"{why}; not all are in place, and the others are in {shown(place)}"

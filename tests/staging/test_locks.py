@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,6 +161,30 @@ def test_what_a_crash_left_is_finished_and_cleared_away(here: Path) -> None:
     aside(here, b"x")
     renames.recover(os.fsencode(here))
     assert [(path.name, path.read_text()) for path in here.iterdir()] == [("x", "new")]
+
+
+def test_a_folder_with_many_results_is_not_looked_through_for_each_item(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until some time has gone by, or this process has left renames itself."""
+    now, taking = [1000.0], Staging([], ["a"], str(here)).taking
+    monkeypatch.setattr(returns_receiver, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    aside(here, b"1")
+    taking().begin()
+    assert (here / "1").exists()
+    aside(here, b"2")
+    taking().begin()
+    assert not (here / "2").exists()
+    now[0] += returns_receiver.EVERY
+    taking().begin()
+    assert (here / "2").exists()
+    aside(here, b"3")
+    layout: Any = SimpleNamespace(
+        commit=lambda undo: 1 / 0, is_journalled=lambda: True, place=b"x", close=lambda: None
+    )
+    assert "not all are in place" in returns_receiver._apart(layout, os.fsencode(here))
+    taking().begin()
+    assert (here / "3").exists()
 
 
 def test_what_another_user_left_is_not_ours_to_finish(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
