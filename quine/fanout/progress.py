@@ -14,6 +14,8 @@ from transport.lean import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from quine.fanout.outcome import Tally
 
 MOST = 1001  # times of which the median is taken, the last ones
@@ -67,13 +69,14 @@ class Rate:
 
 
 class HostState:
-    """One host. `slots` 0: not known, or no limit; `load` below 0: not known."""
+    """One host. `slots` 0: not known, or no limit; `load` below 0: not known; `until` 0: its link is up."""
 
     def __init__(self, now: float, slots: int = 0) -> None:
         self.slots = slots
         self.running = self.ended = self.failed = 0
         self.rate = Rate(now)
         self.load = -1.0
+        self.until = 0.0  # when its jobs are given up
         self.cpus = 0
 
 
@@ -107,6 +110,13 @@ class Progress:
         """A job that ran does not any more, or is not known to."""
         self.running -= 1
         self.hosts[host or "local"].running -= 1
+
+    def linked(self, host: str, note: Mapping[str, object], now: float) -> None:
+        """The node here has noted that the link to a host is up, or is down, and how long its jobs have left."""
+        left = note.get("left")
+        self.host(host, now).until = (
+            now + left if note.get("up") is False and isinstance(left, (int, float)) else 0.0
+        )
 
     def ended(self, host: str, kind: str, began: float | None, now: float) -> None:
         """A try has ended; `began` is None if it never ran."""

@@ -80,6 +80,7 @@ class Run:
         self._again = Retries(options, self._timers)
         self._orphans = Orphans(self, batch, starter, log.journal) if log else None
         starter.files.repeats, starter.files.at = self._repeats, self.at
+        starter.heard = lambda host, note: self._progress.linked(host, note, time.monotonic())
         self._unrecorded = 0  # items that have ended, and have no line in the log yet
         self._messages = Messages(sink, options.spawn.quiet)
         self.unfinished = self._messages.unfinished

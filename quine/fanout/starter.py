@@ -57,6 +57,7 @@ class Starter:
         self.files = Files(batch, work, sink.say, options.cleanup, spawn.quiet)
         self.left: Callable[[], float | None] = lambda: None  # seconds that its agents have at most
         self._notes: dict[str, Notes] = {}
+        self.heard: Callable[[str, dict[str, object]], None] = lambda *_: None  # a note on the link to a host
         self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
         self._environ = dict(os.environ)  # of the services of all jobs
         self._cwd = starting_directory(spawn)
@@ -393,7 +394,5 @@ class Starter:
         """Tell of a link that is lost; that jobs wait for a slot is usual here."""
         if note.get("waiting"):
             return
-        host = str(note.get("host"))
-        if host not in self._notes:
-            self._notes[host] = Notes(self._options, raw=False, say=self._sink.say)
-        self._notes[host].hear(note)
+        self.heard(host := str(note.get("host")), note)
+        self._notes.setdefault(host, Notes(self._options, raw=False, say=self._sink.say)).hear(note)

@@ -173,4 +173,5 @@ def _of_host(name: str, host: HostState, now: float) -> dict[str, Any]:
     return {
         **{"host": name, "running": host.running, "slots": host.slots, "rate": host.rate.value(now)},
         **{"load": host.load if host.load >= 0 else None, "ended": host.ended, "failed": host.failed},
+        "down": round(host.until - now, 1) if host.running and host.until > now else None,
     }

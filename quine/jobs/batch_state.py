@@ -65,6 +65,7 @@ OF_HOST: dict[str, tuple[tuple[type, ...], object]] = {
     "load": ((int, float), None),
     "ended": ((int,), 0),
     "failed": ((int,), 0),
+    "down": ((int, float), None),  # seconds that its jobs have left, while its link is down
 }
 
 
@@ -268,6 +269,8 @@ def _wrapped(text: str, width: int) -> list[str]:
 def _cells(host: Mapping[str, Any]) -> tuple[str, str, str, str]:
     slots = f"{host['running']}/{host['slots']} slots" if host["slots"] else f"{host['running']} running"
     load = "load -" if host["load"] is None else f"load {host['load']:.2f}"
+    if host["down"] is not None:
+        load = f"link down, {duration(host['down'])} left"
     return slots, f"{number(host['rate'])}/s", load, f"{host['failed']} failed"
 
 

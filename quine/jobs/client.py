@@ -369,7 +369,9 @@ class Notes:
         elif not self._down and seconds >= self._after:
             self._down = True
             reason = "" if str(why).lower() in ("", "none", "connection lost") else f": {why}"
-            self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{reason}")
+            left = note.get("left")
+            given_up = f", its jobs are given up in {left:.0f} s" if isinstance(left, (int, float)) else ""
+            self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{given_up}{reason}")
 
     def _say(self, text: str) -> None:
         from transport.text import harmless

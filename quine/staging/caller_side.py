@@ -234,7 +234,9 @@ class Staging:
 
         named = [part for pair in self.sources for part in pair]
         leave_out = scan.identity(self._data_dir) if self._data_dir else None
-        return Giving(scan.Sources(self.sources, leave_out, self._written()), scan.key_of(*named), self.around)
+        return Giving(
+            scan.Sources(self.sources, leave_out, self._written()), scan.key_of(*named), self.around
+        )
 
     def _written(self) -> list[str]:
         """Return the names over there of files that the caller writes, in the directories of --files."""

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,24 @@ def test_on_a_terminal_messages_are_above_the_view_too(lab: Lab, tmp_path: Path)
         screen.wait(b"\r\x1b[Jquine: waiting for 1 jobs; ^C again ends them\r\n")
         (tmp_path / "go").touch()
         assert process.wait(PATIENCE) == -signal.SIGINT
+
+
+def test_a_host_whose_link_is_down_tells_how_long_its_jobs_have(
+    lab: Lab, tmp_path: Path, through: Callable[..., str]
+) -> None:
+    """A batch with a dead host stood at "4 running 0.0/s"."""
+    name, proxy = through("h1", lease=500), lab["h1"].proxy
+    with Screen(columns=100) as screen:
+        words = ["xargs", "--on", name, *SH, f"until test -e {tmp_path}/go; do sleep 0.01; done", ":::", "1"]
+        process = screen.start(lab, words, cwd=tmp_path, env={"TERM": "xterm"})
+        screen.wait(b"  1 running  0.0/s  load ")
+        proxy.refuse()
+        proxy.cut()
+        screen.wait(b"  1 running  0.0/s  link down, 8:")
+        proxy.heal()
+        screen.wait(b"  1 running  0.0/s  load ")
+        (tmp_path / "go").touch()
+        assert process.wait(PATIENCE) == 0
 
 
 def test_it_is_stopped_and_goes_on(lab: Lab, tmp_path: Path) -> None:

@@ -239,7 +239,9 @@ class Relay:
 
     def _note(self, up: bool, why: str) -> None:
         seconds = asyncio.get_running_loop().time() - self._down_since
-        self.near.note({"up": up, "seconds": round(seconds, 3), "why": why[:200], "host": self.host})
+        left = round(max(0.0, self.lease - seconds), 3)
+        note = {"up": up, "seconds": round(seconds, 3), "left": left, "why": why[:200], "host": self.host}
+        self.near.note(note)
 
     def tell(self, text: str) -> None:
         """Send the user of the near side a text about the host."""
