@@ -340,7 +340,7 @@ class Work:
         if found and found.sources:
             from quine.staging.spec import sources
 
-            found.own = sources(_texts(self._files, item, False), os.getcwd())
+            found.alone = sources(_texts(self._files, item, False), os.getcwd())
         if found and self._stdin:
             found.inputs.append(os.fsencode(self._stdin.text(item)))
         return found

@@ -71,9 +71,8 @@ class Staging:
         self.lasting = False
         self.came: list[str] | None = None  # names of what came, once that is known
         self.place = ""  # directory there of results that were left, as a run before has noted it
-        self.own: list[
-            tuple[bytes, bytes]
-        ] = []  # those in `sources`, or below one, that other jobs do not have
+        # Those in `sources`, or below one, that other jobs do not have.
+        self.alone: list[tuple[bytes, bytes]] = []
         self.around: Others | None = None  # results of other jobs in the directory of this one
         self._returns = spec.returns(returns)
         self._bound = Bound(limit) if returns else None

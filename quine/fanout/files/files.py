@@ -176,11 +176,11 @@ class Files:
         """Have `send` called once the try may be sent, or `refuse`, if `give` is not called before."""
         held = self._held[task] = Held(task, stage, self._say_once, send, refuse)
         if stage.patterns:
-            stage.around = self._results.add(task, stage.patterns, [name for _, name in stage.own])
+            stage.around = self._results.add(task, stage.patterns, [name for _, name in stage.alone])
         self._take(task, held)
 
     def _take(self, task: Task, held: Held) -> None:
-        names = held.stage.sources, Noted(held.stage.own, held.stage.patterns).uses
+        names = held.stage.sources, Noted(held.stage.alone, held.stage.patterns).uses
         if not self._waits(task, held):
             return
         clash, used = self._lasting.clash(*names)
@@ -213,7 +213,7 @@ class Files:
         if task in self._held:
             return  # it was cut off in this run
         held = self._held[task] = Held(task, stage, self._say_once)
-        held.names = stage.sources, Noted(stage.own, stage.patterns).uses
+        held.names = stage.sources, Noted(stage.alone, stage.patterns).uses
         self._names.hold(*held.names)
         self._use(task, held)
         self._is_read(task.sent, task.entry.fetched)
