@@ -32,11 +32,11 @@ Rules, beside those of `tests.sim`
     slots     a host runs no more items at one time than it has slots; for each death at the origin as many again, since
               jobs of the client before are adopted beside new ones
     drains    a client comes to its end
-    returns   an item that is done or has failed has its result here, the whole one of its last run
+    returns   an item that is done or has failed has its result here, the whole one of its last run, and none of before
     part      a part of a result is not here from a job that was told to end, or lost
     removed   no result of a job that has ended by itself is removed on its host before it is here,
               or that of a later try is, or the next try has begun if it was to replace the files of its item
-    input     the input of an item is its own, and not the result of a try
+    input     the input of an item is its own, and not the result of a try, nor the input of another
     folder    the folder of a job is not removed under a process that the job has left there
     orphans, held, defect    as for single jobs
 

@@ -10,6 +10,8 @@ from tests.sim.scenario import ORIGIN, Fault, Job, Scenario
 from tests.sim.world import weighted
 
 APART, IN_PLACE = "apart", "in place"
+# Drawn for no seed, so that each stays as it is: the files of all, with results of a run before; and one name for all.
+AMONG, ALIKE = "among", "alike"
 BATCH = "batch"  # where a fault of the client is
 LEASES = ((5.0, 1), (30.0, 2), (600.0, 4))
 
@@ -31,7 +33,7 @@ class Course(Scenario):
     reads: bool = False  # the jobs have their items on stdin
     rate: float = 0.0
     again: float = 1.0
-    files: str = ""  # each item has a file to be sent and a result: "apart", or "in place" of that file
+    files: str = ""  # each item has a file to be sent and a result: "apart", "in place" of that file, …
     cleanup: bool = False
     moves: bool = False  # each client is of another tree, as a batch of agents that resume each other's
     halt: str = ""  # --halt of the first client that comes so far; the others have none

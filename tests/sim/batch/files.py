@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from quine.fanout.tasks import Work
 from quine.staging import spec
 from quine.staging.caller_side import Staging
-from tests.sim.batch.course import APART, IN_PLACE
+from tests.sim.batch.course import ALIKE, AMONG, APART, IN_PLACE
 from tests.sim.world import Violation
 from transport.spawn import LEASE, Spawn
 
@@ -34,7 +34,13 @@ if TYPE_CHECKING:
     from tests.sim.scenario import Job
     from transport.status import Status
 
-FILES = {APART: ("in/{}", "out/{}"), IN_PLACE: ("in/{}", "in/{}")}  # --files and --returns
+FILES = {  # --files, the input of an item there, and --returns
+    APART: ("in/{}", "in/{}", "out/{}"),
+    IN_PLACE: ("in/{}", "in/{}", "in/{}"),
+    AMONG: ("in", "in/{}", "in/{}.out"),
+    ALIKE: ("in/{}:in", "in", "out/{}"),
+}
+OLD = "old"  # result of a run before
 SENT, REMOVED = 0.05, 0.02  # seconds that the jobs take which send returns, and which remove files
 
 
@@ -55,11 +61,14 @@ class Texts:
         self.places: dict[str, str] = {}  # folders of the jobs that send them
         self.full_until = 0.0  # nothing can be written here
         self.sent: dict[str, dict[str, str]] = {}  # by the id of the job that sends them
-        self.files, self.returns = FILES[sim.course.files]
+        self.files, self.there_as, self.returns = FILES[sim.course.files]
+        self.around: dict[str, Any] = {}  # by item, for its latest job
         for item in sim.course.items:
-            self._path(self.files, item.name).parent.mkdir(exist_ok=True)
-            self._path(self.returns, item.name).parent.mkdir(exist_ok=True)
-            self._path(self.files, item.name).write_text(self.input(item.name))
+            for name, text in (("in/{}", self.input(item.name)), (self.returns, "")):
+                path = self._path(name, item.name)
+                path.parent.mkdir(exist_ok=True)
+                if text or sim.course.files == AMONG:
+                    path.write_text(text or OLD)
         for machine in sim.machines.values():
             machine.texts = self
 
@@ -74,14 +83,25 @@ class Texts:
         """The result of an item that is here; "" if there is none."""
         path = self._path(self.returns, item)
         text = path.read_text() if path.exists() else ""
-        return "" if text == self.input(item) else text
+        return "" if text in (self.input(item), OLD) else text
 
     # -- on a host ---------------------------------------------------------------------------------
 
     def staged(self, machine: Machine, cwd: str, words: list[str]) -> None:
         """A job of an item begins, with these files."""
         for word in words:
-            self.there.setdefault(f"{machine.name}:{cwd}", {}).update(json.loads(word))
+            item, found = json.loads(word)
+            there = self.there.setdefault(f"{machine.name}:{cwd}", {})
+            if around := self.around.get(item):
+                around.begin(False)
+                begun, told = map(set, around.of_others())
+                found = {
+                    name: text
+                    for name, text in found.items()
+                    if name not in begun and not (name in told and name in there)
+                }
+                around.begin(True)
+            there.update(found)
 
     def _folder(self, process: Process) -> dict[str, str]:
         return self.there.setdefault(f"{process.machine.name}:{process.cwd}", {})
@@ -89,8 +109,9 @@ class Texts:
     def write(self, process: Process, how: str) -> None:
         """A process writes its result."""
         there = self._folder(process)
-        text = there.get(self.files.format(process.name), "nothing")
-        process.read = process.read or text  # in place the second result would be made of the first
+        text = there.get(self.there_as.format(process.name), "nothing")
+        # in place the second result would be made of the first
+        process.read = process.read if process.read and self.sim.course.files != ALIKE else text
         there[self.returns.format(process.name)] = f"{process.name} {process.pid} {how} of {process.read}"
 
     def script(self, argv: list[str]) -> Any:
@@ -121,8 +142,8 @@ class Texts:
         item, pid, how, *_ = [*text.split(), "", "", ""]
         if how != "whole" or name != self.returns.format(item):
             return
-        writer = machine.processes[int(pid)]
-        own = not (writer.alive or writer.signals or writer.ended_by_node)
+        writer = machine.processes.get(int(pid))  # None: it was brought there
+        own = writer and not (writer.alive or writer.signals or writer.ended_by_node)
         if own and self.result(item) != text and not self._is_superseded(item, writer):
             raise_in(self.sim, "removed", f"{name} of {item} is removed on {machine.name} and is not here")
 
@@ -131,7 +152,11 @@ class Texts:
         launches = [each for machine in self.sim.machines.values() for each in machine.launches]
         later = [run for name, run in launches if name == item and run.started > writer.started]
         came = [f"{item} {run.pid}" for run in later]
-        return bool(later) if self.sim.course.files == IN_PLACE else self.result(item).startswith((*came,))
+        return (
+            bool(later)
+            if self.sim.course.files in (IN_PLACE, AMONG)
+            else self.result(item).startswith((*came,))
+        )
 
     # -- here --------------------------------------------------------------------------------------
 
@@ -175,8 +200,15 @@ class SimulatedStaging(Staging):
 
     def dressed(self, spawn: Spawn, services: Any) -> Spawn:
         job = Spawn(**spawn.to_json())
-        found = {os.fsdecode(name): Path(os.fsdecode(path)).read_text() for path, name in self.sources}
-        job.argv = [self._item, json.dumps(found)]
+        found = {}
+        for path, name in self.sources:
+            top = Path(os.fsdecode(path))
+            for each in sorted(top.iterdir()) if top.is_dir() else [top]:
+                found[os.fsdecode(name) + str(each)[len(str(top)) :]] = each.read_text()
+        if self.around:
+            self.around.where = lambda: None  # the host is not known here
+            self._texts.around[self._item] = self.around
+        job.argv = [self._item, json.dumps([self._item, found])]
         return job
 
     def begin(self) -> None: ...
@@ -243,7 +275,9 @@ class SimulatedWork(Work):
     texts: Texts
 
     def stage(self, item: Item, begun: bool = False) -> Staging | None:
-        return SimulatedStaging(self.texts, item.args[0])
+        found = SimulatedStaging(self.texts, item.args[0])
+        found.own = [] if self.texts.sim.course.files == AMONG else found.sources
+        return found
 
 
 def check(texts: Texts, rows: dict[str, list[str]], state: int, runs: dict[str, list[Process]]) -> None:

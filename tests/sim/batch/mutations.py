@@ -13,7 +13,9 @@ from typing import Any
 
 from quine.base.errors import FAILED
 from quine.fanout.files.files import Files
+from quine.fanout.files.names import Noted
 from quine.fanout.files.replaced import Replaced
+from quine.fanout.files.results import Results
 from quine.fanout.journal import Journal
 from quine.fanout.retries import Retries
 from quine.fanout.run import Run
@@ -308,6 +310,16 @@ def left_forgotten() -> contextlib.AbstractContextManager[None]:
     return replaced(Files, "ended", restored)
 
 
+def results_replaced() -> contextlib.AbstractContextManager[None]:
+    """The files of an item are laid out over the results of others."""
+    return replaced(Results, "of_others", lambda self, job, host: ([], []))
+
+
+def names_unnoted() -> contextlib.AbstractContextManager[None]:
+    """A job of the client before has its names once its item is read and it is found."""
+    return replaced(Noted, "line", lambda self, id: "")
+
+
 MUTATIONS = {
     "held-forgotten": TakenBack(held_forgotten, frozenset({"drains"}), 20),
     "started-given-back": TakenBack(started_given_back, frozenset({"twice", "truth"}), 50),
@@ -324,7 +336,9 @@ MUTATIONS = {
     "retried-on-result": TakenBack(retried_on_result, frozenset({"input"}), 20),
     "arrival-unnoted": TakenBack(arrival_unnoted, frozenset({"twice", "input", "truth", "returns"}), 50),
     "folder-left": TakenBack(folder_left, frozenset({"folder"}), 20),
-    "replacement-unnoted": TakenBack(replacement_unnoted, frozenset({"line", "twice", "input"}), 100),
+    "replacement-unnoted": TakenBack(
+        replacement_unnoted, frozenset({"line", "twice", "input", "truth"}), 100
+    ),
     "tree-forgotten": TakenBack(tree_forgotten, frozenset({"truth", "returns", "twice"}), 100),
 }
 
@@ -335,6 +349,8 @@ RARE = {
     "refused-kept": TakenBack(refused_kept, frozenset({"lost"}), 10_000),
     "memory-acknowledged": TakenBack(memory_acknowledged, frozenset({"lost"}), 10_000),
     "arrival-forgotten": TakenBack(arrival_forgotten, frozenset({"truth", "returns", "drains"}), 10_000),
+    "results-replaced": TakenBack(results_replaced, frozenset({"returns"}), 10_000),
+    "names-unnoted": TakenBack(names_unnoted, frozenset({"input"}), 10_000),
     "left-forgotten": TakenBack(left_forgotten, frozenset({"returns"}), 2000),
     "unanswered-lost": TakenBack(unanswered_lost, frozenset({"lost"}), 10_000),
     "unheard-ended": TakenBack(unheard_ended, frozenset({"twice"}), 500),

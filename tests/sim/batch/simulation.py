@@ -281,6 +281,7 @@ def fanned(course: Course, world: World, sim: Callable[[], BatchSimulation]) -> 
     clock = SimpleNamespace(
         monotonic=lambda: sim().origin.clock.time(),
         time=lambda: world.now,
+        time_ns=lambda: int(world.now * 1e9),
         clock_gettime=lambda _: world.now,
         CLOCK_BOOTTIME=7,
         CLOCK_MONOTONIC=1,

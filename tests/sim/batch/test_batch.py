@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.sim.batch import judge
-from tests.sim.batch.course import APART, BATCH, IN_PLACE, Course, draw
+from tests.sim.batch.course import ALIKE, AMONG, APART, BATCH, IN_PLACE, Course, draw
 from tests.sim.batch.mutations import MUTATIONS, RARE
 from tests.sim.batch.simulation import BATCHES, simulate
 from tests.sim.marks import by_seeds
@@ -26,6 +26,15 @@ SLOW, QUICK = 100, 20  # a mutation that so many seeds show is tried in these tw
 def test_every_rule_holds(first: int) -> None:
     _, found = run_seeds(range(first, first + PART), kind=BATCHES)
     assert not found, report(*found, kind=BATCHES)
+
+
+@pytest.mark.parametrize("files", [AMONG, ALIKE])
+@pytest.mark.parametrize("first", [by_seeds(n, n + PART, PART, LONG) for n in range(0, LONG, PART)])
+def test_every_rule_holds_where_files_meet(first: int, files: str) -> None:
+    for seed in range(first, first + PART):
+        course = replace(draw(seed), files=files)
+        violation = simulate(course)
+        assert not violation, f"{violation}\n{course.describe()}"
 
 
 @pytest.mark.long
@@ -135,6 +144,20 @@ def test_results_are_where_the_agent_before_had_its_jobs() -> None:
     items = (Job("i0", "", steps=(("sleep", 3.0),)),)
     course = Course(1, ("h1",), (), faults, 1, items=items, again=0.3, files=APART, moves=True)
     fails_without("tree-forgotten", course)
+
+
+def test_a_result_is_not_replaced_by_the_files_of_the_next_item() -> None:
+    """Among them is the one of a run before. It is laid out as the new one is asked for."""
+    items = tuple(Job(f"i{number}", "", steps=(("sleep", 1.0),)) for number in range(3))
+    fails_without("results-replaced", Course(1, ("h1",), (), (), 1, items=items, files=AMONG))
+
+
+def test_a_job_that_is_not_found_yet_keeps_its_file() -> None:
+    """Its host is away for longer than others wait for it, and the next item has a file of the same name."""
+    items = (Job("i0", "", steps=(("sleep", 20.0),)), Job("i1", "", steps=(("sleep", 0.1),)))
+    faults = (Fault(2.9, "down", "h1", 8.0, how="refused"), Fault(3.0, "kill_client", BATCH, how="node"))
+    course = Course(1, ("h1",), (), faults, 2, lease=60.0, items=items, most=1, again=0.3, files=ALIKE)
+    fails_without("names-unnoted", course)
 
 
 def test_an_item_that_is_not_tried_again_as_the_batch_ends_has_its_result() -> None:
