@@ -52,6 +52,7 @@ def test_same_inputs_same_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "fsspec/__init__.py" in names
     assert [name for name in names if name.startswith("fsspec-") and "LICENSE" in name]
     assert not [name for name in names if name.endswith(".so")]
+    assert not [name for name in names if "github" in name or "conftest" in name], "they need other packages"
     assert again.size <= 1_500_000, "it is sent to every host"
 
     # it runs without anything of this environment, and says that it is the same build
