@@ -139,7 +139,7 @@ def test_a_try_in_place_that_is_repeated_elsewhere_leaves_no_files(
     files = filed(there)
     task = a_task("one", "in/a")
     stage: Any = SimpleNamespace(
-        sources=[], own=[], patterns=[], returns=True, brings=lambda status: True, is_in_place=True
+        sources=[], alone=[], patterns=[], returns=True, brings=lambda status: True, is_in_place=True
     )
     files.hold(task, stage)
     assert end(files, task, again=True) == ["over"]

@@ -51,7 +51,7 @@ def a_task() -> Task:
 
 def a_stage(*sources: tuple[bytes, bytes]) -> Any:
     return SimpleNamespace(
-        sources=[*sources], own=[], patterns=[], brings=lambda status: False, returns=False, came=None
+        sources=[*sources], alone=[], patterns=[], brings=lambda status: False, returns=False, came=None
     )
 
 
@@ -227,7 +227,7 @@ def test_results_last_where_they_are_not_to_be_had_again(
 ) -> None:
     """Their copy on the host is removed, or their item counts as done in the next run."""
     stage, found = Staging([], ["b"], "/"), list[bool]()
-    journal: Any = SimpleNamespace(sent={}, unreturned={}, brought={})
+    journal: Any = SimpleNamespace(sent={}, names={}, unreturned={}, brought={})
     bringing = SimpleNamespace(begin=lambda: found.append(stage.lasting))
     monkeypatch.setattr(files_module, "Bringing", lambda *_: bringing)
     work: Any = SimpleNamespace(placed=lambda item, shared: ["b"])

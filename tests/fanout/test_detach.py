@@ -340,7 +340,16 @@ def test_a_foreign_state_has_no_other_types(text: bytes) -> None:
     if found is not None:
         assert (found["pid"], found["items"], found["rate"]) == (0, None, 0.0)
         assert found["hosts"] == [
-            {"host": "", "running": 0, "slots": 0, "rate": 0.0, "load": None, "ended": 0, "failed": 0}
+            {
+                "host": "",
+                "running": 0,
+                "slots": 0,
+                "rate": 0.0,
+                "load": None,
+                "ended": 0,
+                "failed": 0,
+                "down": None,
+            }
         ]
         assert batch_state.lines(found, 79, 10)[0] == "0 done, 0 running, 0.0/s"
 

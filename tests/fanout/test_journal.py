@@ -320,13 +320,13 @@ def test_a_job_of_the_run_before_has_its_names_from_the_beginning_on(
         assert files._results.of_others("x", "h1") == (["out"] * (note != "brought"), [])
         did: list[str] = []
         tasks = [Task(SimpleNamespace(number=1, slot=0), Entry(1, "hash")) for _ in "ab"]  # type: ignore[arg-type]
-        stage: Any = SimpleNamespace(sources=own, own=own, patterns=results)
+        stage: Any = SimpleNamespace(sources=own, alone=own, patterns=results)
         files.begin(tasks[0], stage, lambda: did.append("sent"), did.append)  # noqa: B023
         assert did == ["sent"] * (note not in waits)
         del did[:]
         if end.startswith("its task"):
             tasks[1].sent = tasks[1].entry.fetched = "id"
-            files.hold(tasks[1], SimpleNamespace(sources=[], own=[], patterns=[]))  # type: ignore[arg-type]
+            files.hold(tasks[1], SimpleNamespace(sources=[], alone=[], patterns=[]))  # type: ignore[arg-type]
         elif end.startswith("no host"):
             files.release("id")
         else:
