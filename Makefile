@@ -52,7 +52,7 @@ SECONDS ?= 600
 
 .PHONY: setup demo test test-more test-hosts test-carriers test-python test-newer mutants soak lint types check release-check bench reference picture docs release clean
 
-setup: $(READY)
+setup: $(READY) $(COLLECTED)
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quine needs Python 3.11 or newer")'
@@ -61,18 +61,18 @@ $(READY): pyproject.toml
 	@touch $@
 
 # pytest rewrites every test, and keeps the result: here once for all workers, which would each do it in a new checkout.
-$(COLLECTED): | setup
+$(COLLECTED): | $(READY)
 	-@for half in $(HALVES); do $(BIN)/python -m pytest --collect-only -qq $$half >/dev/null & done; wait
 	@touch $@
 
-demo: setup
+demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
 # A lane that is red does not keep the next one from being run.
-test: setup $(COLLECTED)
+test: setup
 	$(PYTEST) -n $(WORKERS) -m "$(DAILY) and not clock"; red=$$?; $(PYTEST) -n0 -m "$(DAILY) and clock" $(CLOCKED) && exit $$red
 
-test-more: setup $(COLLECTED) $(AZURITE) $(EMULATED)
+test-more: setup $(AZURITE) $(EMULATED)
 	export QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)"; \
 	$(PYTEST) -n $(WORKERS) -m "$(OTHERS) and not clock"; red=$$?; $(PYTEST) -n0 -m "$(OTHERS) and clock" $(CLOCKED) && exit $$red
 
@@ -113,19 +113,19 @@ mutants: setup
 soak: setup
 	$(BIN)/python -m tests.sim $(if $(BATCH),--batch) --soak $(SECONDS)
 
-lint: setup
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/prose.py
 	$(BIN)/python -m pytest -n0 -m law $(LAWS)
 
-types: setup
+types: $(READY)
 	$(BIN)/mypy
 
 # A test that is red in a lane is run once more behind the last lane, alone; any other end of a lane ends all
 # (scripts/suite.py). Steps that take one processor run beside each other, and so do the suites of hosts and carriers:
 # each worker has a lab to bring up.
-check: setup
+check: $(READY)
 	@mkdir -p $(dir $(NOTED)) && rm -f $(NOTED)*
 	$(MAKE) --no-print-directory --jobs --output-sync lint types $(COLLECTED) $(AZURITE) $(EMULATED)
 	$(MAKE) --no-print-directory FAILED=$(NOTED) test

@@ -347,7 +347,7 @@ class Notes:
         self._down = self._waits = False  # and reported
 
     def hear(self, note: dict[str, object]) -> None:
-        seconds, host, why = note.get("seconds"), note.get("host"), note.get("why")
+        seconds, host, why, left = (note.get(name) for name in ("seconds", "host", "why", "left"))
         if "silent" in note and self._after != float("inf"):
             self._say(f"the node of this machine does not answer, waiting; look at {note['silent']}")
         if isinstance(text := note.get("text"), str):
@@ -369,7 +369,6 @@ class Notes:
         elif not self._down and seconds >= self._after:
             self._down = True
             reason = "" if str(why).lower() in ("", "none", "connection lost") else f": {why}"
-            left = note.get("left")
             given_up = f", its jobs are given up in {left:.0f} s" if isinstance(left, (int, float)) else ""
             self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{given_up}{reason}")
 

@@ -76,12 +76,11 @@ def main(words: list[str], detached: Callable[[], Detached]) -> int:
         if relay is None:
             raise RequestError("this process has no origin")
         if phase == "out":
-            done = _give_back(relay, key, *words[2:])
-        else:
-            done = _prepared(relay, key, command if phase == "agent" else [], detached)
-        relay.close()
-        if phase == "out":
+            _give_back(relay, key, *words[2:])
+            relay.close()
             return 0
+        done = _prepared(relay, key, command if phase == "agent" else [], detached)
+        relay.close()
         if done:
             return _become(phase, command)
         _note(phase)
@@ -306,8 +305,7 @@ def _clean(names: list[str], directories: list[str]) -> int:
 
     from quine.staging import spec
 
-    here = os.path.realpath(os.getcwd())
-    status = 0
+    here, status = os.path.realpath(os.getcwd()), 0
     for path, _ in spec.matching([name for name in names if name != "."], here, Places(OBEYED))[0]:
         if not _inside(path, here):
             continue  # through a symbolic link that leads out of this directory
@@ -333,8 +331,7 @@ def _clean(names: list[str], directories: list[str]) -> int:
 
 def _inside(path: bytes, here: str) -> bool:
     """Whether an entry is below a directory by its real path, and not that directory."""
-    folder = os.path.realpath(os.path.dirname(path))
-    top = os.fsencode(here)
+    folder, top = os.path.realpath(os.path.dirname(path)), os.fsencode(here)
     return path != top and (folder == top or folder.startswith(top + b"/"))
 
 
