@@ -8,6 +8,8 @@ Laws
 
 from __future__ import annotations
 
+from itertools import islice
+
 from quine.base.text import shown_path
 
 TYPE_CHECKING = False
@@ -15,22 +17,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PORTS = (11434, 1234, 8080, 8000)  # of Ollama, LM Studio, llama.cpp and vLLM, where nobody has chosen others
-MOMENT = 0.3  # seconds for one to answer
+MOMENT, TOGETHER = 0.3, 1.0  # seconds for one to say something, and for all to answer
 MOST, LONGEST = 1 << 20, 100  # bytes of an answer, and characters of a name
 SHOWN = 3  # models
 
 
 def hint() -> str:
-    """Return the line for the environment, and the other models; "" if no server answers."""
+    """Return the line for the environment, and the other models; "" if no server answers in time."""
+    import threading
+
+    lines: list[str] = []
+    # In a thread, for a server that sends a byte now and then has no end by the times of a connection.
+    asking = threading.Thread(target=lambda: lines.extend(islice(_lines(), 1)), daemon=True)
+    asking.start()
+    asking.join(TOGETHER)
+    return lines[0] if lines else ""
+
+
+def _lines() -> Iterator[str]:
     for port, models in _found():
         line = f"a model server answers here: export QUINE_API_BASE=http://127.0.0.1:{port}/v1"
         if not models:
-            return f"{line}, and QUINE_MODEL_ID by the names that it knows"
+            yield f"{line}, and QUINE_MODEL_ID by the names that it knows"
+            continue
         others = (
             f" (or {', '.join(models[1:SHOWN])}{', …' if len(models) > SHOWN else ''})" if models[1:] else ""
         )
-        return f"{line} QUINE_MODEL_ID={models[0]}{others}"
-    return ""
+        yield f"{line} QUINE_MODEL_ID={models[0]}{others}"
 
 
 def _found() -> Iterator[tuple[int, list[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,6 +67,16 @@ def test_whatever_else_listens_there_is_none(hint_of: Callable[..., str], body: 
 
 def test_a_refusal_is_none(hint_of: Callable[..., str]) -> None:
     assert hint_of(listed("m"), 404) == ""
+
+
+def test_one_that_never_ends_its_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user of this machine can have the port."""
+    monkeypatch.setattr(local_servers, "TOGETHER", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(local_servers, "PORTS", (listener.getsockname()[1],))
+        monkeypatch.setattr(local_servers, "MOMENT", 1000.0)
+        assert local_servers.hint() == ""
+        listener.accept()[0].close()  # which ends the question, too
 
 
 def test_a_name_is_made_harmless(hint_of: Callable[..., str]) -> None:
