@@ -3,8 +3,9 @@
 Laws
 1. It is forked and not executed: it has the keys already, and it is the code that its maker runs, whatever has since
    been put in the place of a file. It loads all that a worker needs before it makes one, for the same reason.
-2. It is closed to other processes of its user from its first instruction, and so is the worker, its fork.
-3. It ends when a worker has ended by itself, or when workers die as soon as they are made.
+2. It reads the prices for the same reason before it can be asked, and its workers have them from it.
+3. It is closed to other processes of its user from its first instruction, and so is the worker, its fork.
+4. It ends when a worker has ended by itself, or when workers die as soon as they are made.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 
 from quine.broker import memory, wire
 from quine.broker.keeper_log import log
+from quine.budget import prices
 from quine.budget.kept_records import KeptRecords
 from transport import inherit
 from transport.lean import contextlib, signal, socket
@@ -117,6 +119,7 @@ def _become(
         memory.show(["quine", "broker"])
         records = KeptRecords()
         server = _load()
+        prices.settle(environ)
         line = socket.socket(fileno=os.dup(listener))
         line.listen(BACKLOG)  # by this process: the kernel names the one that listens to its clients
         os.write(told, b"+")
@@ -136,6 +139,8 @@ def _load() -> ModuleType:
     from quine.providers import vendors
 
     vendors.load()
+    with contextlib.suppress(ImportError):  # `prices.settle` says what is missing
+        prices.parser()
     return server
 
 

@@ -4,6 +4,8 @@ Laws
 1. An unknown price is None, never 0: with a budget in dollars the model is refused, instead of a surprise later.
 2. The cost that the provider itself reports (`Usage.cost`) overrides every table.
 3. Prices are loaded on first use; a process that needs none does not load them.
+4. Each file is read once. A process that pays for others reads it before it serves any of them (`settle`), and then
+   neither it nor its forks look at a file again: a command could write one, and infer for nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ VARIABLE = "QUINE_PRICES"
 CACHED = (("claude-", 0.1, 1.25),)
 MOST = 1e6  # dollars for a million tokens: more than a dollar each is a typing error
 
-_read: dict[str, dict[str, Price]] = {}  # by the path of the user's file, "" where there is none
+_read: dict[str, dict[str, Price]] = {}  # by the path of the user's file, which may not exist
+_settled: dict[str, Price] | Misconfigured | None = None  # by `settle`
 
 
 class Price(NamedTuple):
@@ -95,24 +98,40 @@ def _undated(model: str) -> str:
     return model
 
 
+def settle(environ: Mapping[str, str]) -> None:
+    """Read the prices of `environ` for good. Every later call returns them, or raises the error of their file."""
+    global _settled
+    try:
+        _settled = _prices(environ)
+    except Misconfigured as wrong:
+        _settled = wrong
+
+
 def _prices(environ: Mapping[str, str]) -> dict[str, Price]:
     """Return the built-in prices, overridden by the user's."""
-    path = environ.get(VARIABLE, "")
-    if not path:
-        path = default_path(environ)
-        path = path if os.path.exists(path) else ""
-    if path not in _read:
+    if isinstance(_settled, Misconfigured):
+        raise Misconfigured(_settled.detail, _settled.hint)
+    if _settled is not None:
+        return _settled
+    name = path(environ)
+    if name not in _read:
         ours = _load(os.path.join(os.path.dirname(__file__), "prices.toml"))
-        _read[path] = {**ours, **_load(os.path.expanduser(path), own=True)} if path else ours
-    return _read[path]
+        own = environ.get(VARIABLE) or os.path.exists(name)
+        _read[name] = {**ours, **_load(name, own=True)} if own else ours
+    return _read[name]
+
+
+def parser() -> Any:
+    """Load and return the module that parses files of prices. Raises ImportError."""
+    from importlib import import_module
+
+    return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 def _load(path: str, own: bool = False) -> dict[str, Price]:
     """Read a file of prices. `own`: the user's, which nobody else may have put there."""
-    from importlib import import_module
-
     try:
-        tomllib: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        tomllib = parser()
     except ImportError:  # tomli comes to an older host that makes inferences itself
         raise Misconfigured(f"{path}: this Python cannot read TOML", "Python 3.11 or newer can") from None
     try:

@@ -138,6 +138,29 @@ def test_a_ledger_that_a_command_rewrites(served: Served, around: tuple[str, ...
     assert 2 * EACH <= len(served.provider.requests) * EACH <= 9000
 
 
+# Writes a file of prices where there was none, by which all is free, and has the next worker made.
+FREE = """
+import os
+from quine.broker import asking
+os.makedirs("config/quine")
+with open("config/quine/prices.toml", "w") as file:
+    file.write('[models]\\n"gpt-5" = { input = 0, output = 0 }\\n')
+for told in asking.status():
+    os.kill(told["pid"], 9)
+"""
+
+
+def test_a_command_that_writes_a_file_of_prices_buys_nothing(served: Served) -> None:
+    free = served.directory / "free.py"
+    free.write_text(FREE)
+    served.env |= {"XDG_CONFIG_HOME": str(served.directory / "config"), "QUINE_MODEL_ID": "gpt-5"}
+    served.plan[FIRST][0] = Said(calls=said(f"{sys.executable} -P {free}").calls, usage=COST)
+    done = run(served, "--max-cost", "0.02", FIRST)
+    assert done.returncode == 77, done.stderr
+    assert (served.directory / "config" / "quine" / "prices.toml").exists()
+    assert 2 <= len(served.provider.requests) <= 6  # each costs 0.0029
+
+
 # A process that holds no purse and says that it is a daemon, so that nothing above it is searched.
 ESCAPE = """
 import os, sys

@@ -90,6 +90,26 @@ def test_the_file_of_the_users_configuration(tmp_path: Path) -> None:
     assert of("anything", MILLION, 0, environ={"XDG_CONFIG_HOME": str(tmp_path)}) == 1.0
 
 
+def test_prices_that_are_settled_are_those_of_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that comes later counts for nobody, nor does the cure of a bad one."""
+    monkeypatch.setattr(prices, "_settled", None)
+    own = {"XDG_CONFIG_HOME": str(tmp_path)}
+    free = '[models]\n"gpt-5" = { input = 0, output = 0 }\nanything = { input = 0, output = 0 }\n'
+    prices.settle(own)
+    (tmp_path / "quine").mkdir()
+    (tmp_path / "quine" / "prices.toml").write_text(free)
+    assert of("gpt-5", MILLION, 0, environ=own) == 1.25
+    assert of("anything", MILLION, 0, environ=user(tmp_path, free)) is None
+    monkeypatch.setattr(prices, "_settled", None)
+    prices.settle(user(tmp_path / "quine", "[models"))
+    user(tmp_path / "quine", free)
+    for _ in range(2):
+        with pytest.raises(Misconfigured, match="not TOML"):
+            prices.known("gpt-5", own)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
