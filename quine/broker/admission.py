@@ -18,6 +18,7 @@ Laws
    process: its maker is one that holds it. The purses of a tree are bounded.
 6. This knowledge outlives a worker: it is in memory that the keeper made (quine/budget/kept_records.py), and each
    worker reads it first. Whatever could not be noted there has no effect: nobody is admitted, and nothing is paid.
+   The members and purses of one tree have a SHARE of it. A process for which there is no room is refused.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 
 MOST_PURSES = 1024  # of a tree; each has a descriptor here
+SHARE = 0.25  # of the room of the records, for the members and purses of one tree: some ten thousand agents
 
 
 class Denied(Exception):
@@ -216,7 +218,7 @@ class Register:
         self, member: Member, inode: int, cap: Cap, purses: tuple[int, ...], above: Member | None
     ) -> None:
         try:
-            self._records.put(_key(member, inode), [list(cap), list(purses), above is not None])
+            self._note(_key(member, inode), [list(cap), list(purses), above is not None])
         except BaseException:
             self._remove_without_right(member)
             raise
@@ -270,9 +272,8 @@ class Register:
 
     def _watch_makers(self, inodes: Collection[int]) -> None:
         """Keep these purses as long as their makers live, which may have no agent below them for any time."""
-        for name in {
-            (self._kept[inode].pid, self._kept[inode].started) for inode in inodes
-        } - self.makers.keys():
+        names = {(self._kept[inode].pid, self._kept[inode].started) for inode in inodes}
+        for name in names - self.makers.keys():
             maker = pinned(name[0])
             if maker and maker.start == name[1] and not caller.purses_held_by(maker).isdisjoint(inodes):
                 self.makers[name] = maker
@@ -285,8 +286,15 @@ class Register:
         self._changed()
 
     def _keep(self, inode: int, known: Purse) -> None:
-        self._records.put(("purse", inode), list(known))
+        # Without the command, which needs more room than all else and counts for nothing here.
+        self._note(("purse", inode, known.ledger), list(known._replace(command="")))
         self._kept[inode] = known
+
+    def _note(self, key: tuple[str | int, ...], value: list[Any]) -> None:
+        try:
+            self._records.put(key, value, SHARE)
+        except OSError as full:
+            raise Denied(full.strerror) from None
 
     def lift(self, process: PinnedProcess, inode: int, limits: Sequence[float | None]) -> bool:
         """Raise the limits of a purse for a process that asks for it; False if it is unknown here. Raises Denied."""
@@ -332,11 +340,11 @@ class Register:
         self._unused = set(unused)
 
     def _forget_purse(self, inode: int) -> None:
-        fd = self._purses.get(self._kept.pop(inode).ledger, {}).pop(inode, -1)
-        if fd >= 0:
+        ledger = self._kept.pop(inode).ledger
+        if (fd := self._purses.get(ledger, {}).pop(inode, -1)) >= 0:
             os.close(fd)
         self._users.pop(inode, None)
-        self._records.forget(("purse", inode))
+        self._records.forget(("purse", inode, ledger))
 
     def _forget_book(self, inode: int) -> None:
         for each in [each for each, kept in self._kept.items() if kept.ledger == inode]:
@@ -374,9 +382,8 @@ class Register:
             cap, purses, below = value
             with contextlib.suppress(Denied, OSError):  # it has ended since
                 member = self._member(process)
-                member.join(
-                    inode, Cap._make(cap), tuple(purses), member if below else None
-                )  # until all are read
+                giver = member if below else None  # until all are read
+                member.join(inode, Cap._make(cap), tuple(purses), giver)
         finally:
             if process:
                 process.close()

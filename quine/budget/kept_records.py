@@ -7,7 +7,8 @@ Laws
    which names the half that counts and the place up to which it is written.
 3. It is no file. A limit of the size of files fails a write, or cuts it, and any process of the user can set one for
    another process (prlimit(2)).
-4. A record for which there is no room is refused, and nothing is changed.
+4. A record for which there is no room is refused, and nothing is changed. The last part of a key names its tree. The
+   records of a tree can be refused beyond a share of a half: so it leaves room for all others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import errno
 import mmap
 import struct
 import threading
+from collections import Counter
 
 from transport import quickjson
 
@@ -39,6 +41,7 @@ class KeptRecords:
         self._size = size
         self._lock = threading.Lock()
         self._lines: dict[Key, bytes] = {}
+        self._sizes: Counter[str | int] = Counter()  # bytes of these lines, by the tree
         self._begin = self._end = _HEAD
         self._most = LEAST
 
@@ -47,16 +50,22 @@ class KeptRecords:
         begin, end = _PLACE.unpack(self._memory[self._at(self._memory[0])])
         self._begin, self._end = (begin, end) if begin else (_HEAD, _HEAD)
         self._lines, found = {}, {}
+        self._sizes.clear()
         for line in self._memory[self._begin : self._end].splitlines(True):
             key, value = quickjson.loads(bytes(line))
-            self._lines[tuple(key)] = bytes(line)
+            self._set(tuple(key), bytes(line))
             found[tuple(key)] = value
         return found
 
-    def put(self, key: Key, value: object) -> None:
-        """Keep a record in place of the last one of this key. Raises OSError, and ValueError for what is no JSON."""
+    def put(self, key: Key, value: object, share: float = 1.0) -> None:
+        """Keep a record in place of the last one of this key. Raises OSError, and ValueError for what is no JSON.
+
+        `share` is the part of a half that the records of its tree may take with this one.
+        """
         line = quickjson.dumps([key, value]).encode() + b"\n"
         with self._lock:
+            if self._sizes[key[-1]] + len(line) - len(self._lines.get(key, b"")) > share * self._size:
+                raise OSError(errno.ENOSPC, "the broker has no room for more agents of this tree")
             if self._end - self._begin + len(line) <= min(self._most, self._size):
                 begin, data = self._begin, line
             else:
@@ -68,15 +77,22 @@ class KeptRecords:
             at = self._end if begin == self._begin else begin
             self._memory[at : at + len(data)] = data
             self._publish(begin, at + len(data))
-            self._lines[key] = line
+            self._set(key, line)
 
     def forget(self, key: Key) -> None:
         """Leave out the record of a key when a half is left. The next process may still find it."""
         with self._lock:
-            self._lines.pop(key, None)
+            self._set(key, b"")
+            del self._lines[key]
+            if not self._sizes[key[-1]]:
+                del self._sizes[key[-1]]
 
     def close(self) -> None:
         self._memory.close()
+
+    def _set(self, key: Key, line: bytes) -> None:
+        self._sizes[key[-1]] += len(line) - len(self._lines.get(key, b""))
+        self._lines[key] = line
 
     def _other(self) -> int:
         return _HEAD + self._size if self._begin == _HEAD else _HEAD

@@ -24,6 +24,7 @@ from quine.broker.admission import Denied
 from quine.broker.client import connected
 from quine.broker.connection import Client
 from quine.budget import caller, pinned, purse
+from quine.budget.kept_records import KeptRecords
 from quine.budget.purse import Cap
 from tests.broker.admitting import Greeted, Registers, end_makers, forget_all
 from tests.broker.serving import BYE, FIRST, Served, said
@@ -347,6 +348,27 @@ def test_the_first_limits_hold_while_the_maker_of_the_budget_lives() -> None:
         registers.watched[next(iter(register.makers.values())).pidfd]()
         assert not register.makers
         later.kill()
+
+
+def test_a_tree_that_notes_much_leaves_room_for_others() -> None:
+    """A command can make purses whose commands are long, and let each process below it be admitted with all of them."""
+    with Registers() as registers:
+        registers.records.close()
+        registers.records = KeptRecords(size=1 << 14)
+        register = registers.next()
+        me, agent, command = map(registers.pinned, (os.getpid(), registers.agent.pid, registers.command))
+        inode, _ = register.book(os.dup(registers.book.fd))
+        known = purse.read(registers.purse)
+        assert known
+        admitted = 0
+        with pytest.raises(Denied, match="the broker has no room for more agents of this tree"):
+            for admitted in range(100):
+                fd = os.memfd_create(purse.NAME)
+                purse.write(fd, known._replace(command="\1" * 3000))
+                register.admit((agent, command)[admitted % 2], inode, Cap(), True, [fd])
+        assert admitted > 4
+        assert register.admit(me, 1, Cap(), True) == (Cap(), ())
+        registers.next()
 
 
 def test_a_purse_that_names_a_process_which_does_not_hold_it_keeps_no_broker(

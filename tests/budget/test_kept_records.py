@@ -79,6 +79,25 @@ def test_a_record_without_room_is_refused_and_changes_nothing() -> None:
     assert made.read() == {("a",): 1, ("d",): 2}
 
 
+def test_a_tree_has_no_more_than_its_share() -> None:
+    """Also in the next process, and less what it has forgotten."""
+    made = records(bytearray(64 + 2 * SIZE))
+    for number in range(4):
+        made.put(("a", number, "tree"), "x", 0.5)
+    for each in (made, records(made._memory)):  # type: ignore[arg-type]
+        each.read()
+        with pytest.raises(OSError, match="of this tree") as failed:
+            each.put(("a", 4, "tree"), "x" * 60, 0.5)
+        assert failed.value.errno == errno.ENOSPC
+        each.put(("a", 3, "tree"), "y", 0.5)  # in place of one
+        each.put(("a", 4, "other"), "x" * 60, 0.5)
+        each.forget(("a", 4, "other"))
+    for number in range(4):
+        each.forget(("a", number, "tree"))
+    each.put(("a", 4, "tree"), "x" * 60, 0.5)
+    assert not each._sizes.keys() - {"tree"}
+
+
 def test_a_limit_of_the_size_of_files_cuts_no_record() -> None:
     """As one that a command sets for the worker of a broker before it kills it."""
     made = KeptRecords()
