@@ -9,7 +9,8 @@ Laws
 2. A reservation that was made here counts until it is paid here, whatever has become of its record.
 3. The numbers outlive this process: `save` gets it with each change, and the next process is given it as `former`.
    A reservation that the next process does not find in the file as it was is charged: a kill gains nothing. A write
-   that fails gains nothing either: numbers that were not saved are saved later.
+   that fails gains nothing either, and costs nothing: numbers that were not saved are saved later, a reservation
+   counts until the totals have it, and one that could not be saved is none.
 """
 
 from __future__ import annotations
@@ -64,20 +65,22 @@ class KeptCounters(SharedCounters):
         self._tell()
         return facts
 
-    def pay(self, facts: Numbers, index: int, tokens: int, cost: float) -> Numbers:
-        own = self._own.pop(index, None)
-        try:
-            return super().pay(facts, index, tokens, cost)
-        except BaseException:
-            if own is not None:  # else a write that fails would make an inference free
-                self._own[index] = own
-            raise
+    def _add(self, facts: Numbers, index: int) -> None:
+        super()._add(facts, index)  # if it fails the reservation counts on, else the inference would be free
+        self._own.pop(index, None)  # whatever fails from here on: it would be charged twice
+        with self._lock:
+            self._kept = stricter(self._kept, facts) if self._kept is not None else facts
 
     def note(self, kind: Kind, fd: int, index: int, *values: float) -> None:
         super().note(kind, fd, index, *values)
         if kind is INFER and any(values):
             self._own[index] = values
-            self._tell()
+            try:
+                self._tell()
+            except BaseException:  # its inference is not begun, and its slot is free
+                del self._own[index]
+                super().note(kind, fd, index, *(0,) * len(values))
+                raise
 
     def _written(self, kind: Kind) -> Iterator[tuple[int, tuple[float, ...]]]:
         rows = dict(super()._written(kind))

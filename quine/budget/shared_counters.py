@@ -172,8 +172,12 @@ class SharedCounters:
         does not cut it in two. Whoever takes the lock next clears the record if the killed process had not yet.
         """
         facts = facts._replace(tokens=facts.tokens + tokens, cost=facts.cost + cost, paid=index + 1)
-        self.put(facts)
+        self._add(facts, index)
         return self._finished(facts)
+
+    def _add(self, facts: Numbers, index: int) -> None:
+        """Write the totals that have the inference of this slot in them: from then on it is paid."""
+        self.put(facts)
 
     def _finished(self, facts: Numbers) -> Numbers:
         if facts.paid:

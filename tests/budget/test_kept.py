@@ -157,3 +157,32 @@ def test_a_write_that_fails_gains_nothing(payer: Payer, monkeypatch: pytest.Monk
         payer.ledger.collect()
     payer.ledger.collect()
     assert payer.saved[-1]["numbers"]["tokens"] == 3000
+
+
+def test_a_save_that_fails_charges_nothing_twice(payer: Payer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The totals have a payment already when the room for it is full; an inference that is not begun costs nothing."""
+    hold = payer.ledger.reserve(0, 1000)
+    failing = mock.Mock(side_effect=OSError(errno.ENOSPC, "no room"))
+    with monkeypatch.context() as full:
+        full.setattr(payer.ledger.book, "_save", failing)
+        with pytest.raises(OSError):
+            payer.ledger.settle(hold, 1200)
+    payer.rewrite(tokens=0)  # by a command, as long as the totals are saved nowhere else
+    assert payer.ledger.left() == Remaining(LIMIT - 1200, None)
+    with monkeypatch.context() as full:
+        full.setattr(payer.ledger.book, "_save", failing)
+        with pytest.raises(OSError):
+            payer.ledger.reserve(0, 1000)
+    assert payer.ledger.left() == Remaining(LIMIT - 1200, None)
+    payer.next_worker()
+    assert payer.ledger.left() == Remaining(LIMIT - 1200, None)
+
+
+def test_a_payment_that_is_half_done_is_kept(payer: Payer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The totals are written, and the record of the reservation cannot be cleared."""
+    hold = payer.ledger.reserve(0, 1000)
+    with monkeypatch.context() as failing, pytest.raises(OSError):
+        failing.setattr(SharedCounters, "note", mock.Mock(side_effect=OSError(errno.EFBIG, "File too large")))
+        payer.ledger.settle(hold, 1200)
+    payer.rewrite(tokens=0)
+    assert payer.ledger.left() == Remaining(LIMIT - 1200, None)
