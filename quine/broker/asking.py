@@ -3,19 +3,21 @@
 Laws
 1. A broker is found by its socket in the runtime directory, so nothing is stale. One that does not answer is named.
 2. The other end may be a stranger's, of the same user: it is told nothing, and what it tells is bounded.
-3. All brokers are asked at one time, and have one time to answer: a stranger that tells nothing, or a byte now and
-   then, costs no more than that.
+3. All brokers have one time to answer, and up to AT_ONCE are asked together: a stranger that tells nothing, or a byte
+   now and then, costs no more than that, and many of them take no more descriptors.
+4. A broker that has not answered has not refused either: where a right depends on its answer it is named.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import deque
 
 from quine.broker import wire
-from quine.broker.client import Gone, connected
+from quine.broker.client import PAUSE, Gone, connected
 from transport.address import runtime_directory
-from transport.lean import contextlib
+from transport.lean import NamedTuple, contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,28 +27,42 @@ if TYPE_CHECKING:
 ANSWER = 2.0  # seconds for all brokers to answer
 SILENT = "timed out"
 PATIENCE = 60.0  # seconds for an answer on which a right depends; the next inference would wait for it, too
+AT_ONCE = 64  # brokers that are asked at one time
+
+
+class Raise(NamedTuple):
+    """The end of a request to raise a purse: whether a broker has done it, why one refuses, paths of silent ones."""
+
+    done: bool
+    refused: str
+    silent: list[str]
 
 
 def status() -> list[dict[str, Any]]:
     """Return what each broker tells of itself; of one that does not answer its `path`, and the reason as `error`."""
-    return _all_asked({"ask": "status"})
+    told = _all_asked({"ask": "status"}, ANSWER)
+    return [{"path": path, "error": one} if isinstance(one, str) else one for path, one in told.items()]
 
 
 def resume(tree: int = 0) -> int:
     """Let a tree that is paused for a quota ask its provider again, or all trees; return how many pauses ended."""
-    answers = [answer.get("resumed") for answer in _all_asked({"ask": "resume", "tree": tree})]
+    told = _all_asked({"ask": "resume", "tree": tree}, ANSWER).values()
+    answers = [one.get("resumed") for one in told if not isinstance(one, str)]
     return sum(answer for answer in answers if isinstance(answer, int))
 
 
-def raise_purse(inode: int, limits: Sequence[float | None]) -> str:
-    """Ask each broker for other limits of a purse, as `Purse.with_limits`; return why they refuse, or "".
+def raise_purse(inode: int, limits: Sequence[float | None]) -> Raise:
+    """Ask each broker for other limits of a purse, as `Purse.with_limits`.
 
-    A stranger may refuse what the broker of the purse has done: then nothing is refused.
+    A stranger may refuse what the broker of the purse has done: then nothing is refused. A purse that no broker knows
+    is neither raised nor refused.
     """
-    answers = _all_asked({"ask": "raise", "purse": inode, "limits": list(limits)})
-    if any(answer.get("raised") is True for answer in answers):
-        return ""
-    return next((str(answer.get("detail")) for answer in answers if answer.get("error") == "denied"), "")
+    told = _all_asked({"ask": "raise", "purse": inode, "limits": list(limits)}, PATIENCE)
+    answers = [one for one in told.values() if not isinstance(one, str)]
+    done = any(answer.get("raised") is True for answer in answers)
+    refusals = [str(answer.get("detail")) for answer in answers if answer.get("error") == "denied"]
+    silent = [path for path, one in told.items() if isinstance(one, str)]
+    return Raise(done, refusals[0] if refusals and not done else "", silent)
 
 
 def detach(path: str, pid: int) -> None:
@@ -59,30 +75,48 @@ def detach(path: str, pid: int) -> None:
         _asked(path, {"ask": "detach", "supervisor": pid}, PATIENCE)
 
 
-def _all_asked(question: dict[str, object]) -> list[dict[str, Any]]:
+def _all_asked(question: dict[str, object], seconds: float) -> dict[str, dict[str, Any] | str]:
+    """Return the answer of each living broker by its path; a text where there is none within so many seconds."""
     from threading import Thread
 
     directory = runtime_directory()
     paths = [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(wire.SUFFIX)]
-    answers: dict[str, dict[str, Any]] = {path: {"path": path, "error": SILENT} for path in paths}
+    answers: dict[str, dict[str, Any] | str] = dict.fromkeys(paths, SILENT)
+    left = deque(paths)
+    over = time.monotonic() + seconds
 
-    def ask(path: str) -> None:
-        try:
-            answers[path] = _asked(path, question, ANSWER)
-        except Gone:
-            del answers[path]  # it has ended, and left its name if it was killed
-        except OSError as error:
-            answers[path] = {"path": path, "error": str(error) or type(error).__name__}
+    def ask() -> None:
+        while time.monotonic() < over:
+            try:
+                path = left.popleft()
+            except IndexError:
+                return
+            try:
+                answers[path] = _asked_again(path, question, over)
+            except Gone:
+                del answers[path]  # it has ended, and left its name if it was killed
+            except OSError as error:
+                answers[path] = str(error) or type(error).__name__
 
-    threads = [Thread(target=ask, args=(path,), daemon=True) for path in paths]
+    threads = [Thread(target=ask, daemon=True) for _ in paths[:AT_ONCE]]
     for thread in threads:
-        with contextlib.suppress(RuntimeError):  # there are too many; it counts as one that is silent
+        with contextlib.suppress(RuntimeError):  # there are too many; another one asks in its place
             thread.start()
-    over = time.monotonic() + ANSWER
     for thread in threads:
         if thread.ident:
             thread.join(max(0.0, over - time.monotonic()))
-    return list(answers.values())
+    return dict(answers)
+
+
+def _asked_again(path: str, question: dict[str, object], over: float) -> dict[str, Any]:
+    """Ask a broker whose workers may end in the middle, as one does that has been killed or has nobody to serve."""
+    while True:
+        try:
+            return _asked(path, question, max(PAUSE, over - time.monotonic()))
+        except ConnectionError:
+            if time.monotonic() + PAUSE > over:
+                raise
+        time.sleep(PAUSE)
 
 
 def _asked(path: str, question: dict[str, object], seconds: float) -> dict[str, Any]:

@@ -30,15 +30,18 @@ class Brokers:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def add(self, name: str, answer: dict[str, object], met: Barrier) -> None:
-        """Add a broker that answers as soon as all at the barrier were asked."""
+    def add(self, name: str, answer: dict[str, object], met: Barrier, cuts: int = 0) -> None:
+        """Add a broker that answers as soon as all at the barrier were asked, and before that cuts some connections."""
         listener = self.silent(name)
 
         def serve() -> None:
+            for _ in range(cuts):
+                listener.accept()[0].close()
             line, _ = listener.accept()
             with line:
                 wire.send(line, wire.packed({"nonce": "n"}))
                 wire.receive_json(line)
+                listener.close()  # another question finds that it has ended
                 met.wait(PATIENCE)
                 wire.send(line, wire.packed(answer))
 
@@ -74,6 +77,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
     with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short, Brokers(Path(short)) as made:
         monkeypatch.setattr(asking, "runtime_directory", lambda: short)
         monkeypatch.setattr(asking, "ANSWER", PATIENCE)
+        monkeypatch.setattr(asking, "PATIENCE", PATIENCE)
         yield made
 
 
@@ -82,7 +86,23 @@ def test_a_refusal_counts_if_no_broker_has_raised(brokers: Brokers) -> None:
         met = Barrier(2)  # both are asked before one of them answers
         brokers.add(f"a{raised}", DENIED, met)
         brokers.add(f"b{raised}", {"raised": raised}, met)
-        assert asking.raise_purse(1, (None, 2.0, None)) == why
+        assert asking.raise_purse(1, (None, 2.0, None)) == (raised, why, [])
+
+
+def test_a_broker_that_has_not_answered_has_not_agreed(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that was not asked, as there are more silent ones than are asked at one time."""
+    monkeypatch.setattr(asking, "PATIENCE", 0.5)
+    monkeypatch.setattr(asking, "AT_ONCE", 2)
+    silent = [brokers.silent(name).getsockname() for name in "bcd"]
+    assert asking.raise_purse(1, (None, 2.0, None)) == (False, "", silent)
+
+
+def test_a_broker_that_cuts_a_question_is_asked_again(brokers: Brokers) -> None:
+    """Its worker was killed, and the next one knows the purse."""
+    brokers.add("a", {"raised": True}, Barrier(1), cuts=1)
+    assert asking.raise_purse(1, (None, 2.0, None)) == (True, "", [])
 
 
 def test_brokers_that_do_not_answer_have_one_time_for_all(

@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+from quine.base.cli_options import RunOptions
+from quine.base.errors import TRY_AGAIN, Failure
+from quine.base.sessions import new_session
+from quine.broker import asking
+from quine.broker.asking import Raise
+from quine.budget import caller, purse
+from quine.budget.purse import Purse
+from quine.budget.shared_counters import Numbers, SharedCounters
+from quine.cli.budget import raising
+from quine.cli.budget.listing import Found
 from tests.lab import Lab
 
 DAEMON = """
@@ -63,3 +79,53 @@ def test_no_command_below_a_budget_raises_it(lab: Lab) -> None:
         "a budget cannot be raised from inside" in errors
         and "a job of a node cannot raise a budget" in errors
     )
+
+
+class Raised:
+    """A purse of this process, which is raised as from outside."""
+
+    def __init__(self) -> None:
+        self.book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0))
+        self.fd = purse.create(self.book, new_session(), "cmd", (9000, 0.0, 0.0), (1, 1))
+
+    @property
+    def now(self) -> Purse:
+        found = purse.read(self.fd)
+        assert found
+        return found
+
+    def to(self, tokens: str) -> int:
+        return raising.change(RunOptions(max_tokens=tokens), [self.now.ident])
+
+    def close(self) -> None:
+        for fd in (self.fd, self.book.fd):
+            os.close(fd)
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> Iterator[Raised]:
+    monkeypatch.setattr(caller, "may_not_raise", lambda *_: "")
+    monkeypatch.setattr(asking, "resume", mock.Mock())
+    made = Raised()
+    path, inode = f"/proc/self/fd/{made.fd}", os.fstat(made.fd).st_ino
+    monkeypatch.setattr(raising, "matching", lambda ids: [Found(made.now, path, inode, made.book, True)])
+    yield made
+    made.close()
+
+
+def test_a_budget_is_not_raised_while_its_broker_may_keep_the_former_limits(
+    raised: Raised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is changed if a broker has raised it. A stranger may say so, too, and the silent one be the true one."""
+    for tokens, asked, now in (
+        ("10k", Raise(False, "", ["/x"]), 9000),
+        ("10k", Raise(True, "", ["/x", "/y"]), 10_000),
+    ):
+        monkeypatch.setattr(asking, "raise_purse", lambda *_, asked=asked: asked)
+        with pytest.raises(Failure, match="no answer from the broker /x") as failed:
+            raised.to(tokens)
+        assert failed.value.status == TRY_AGAIN and raised.now.tokens == now
+    for tokens, done in (("20k", True), ("30k", False)):
+        monkeypatch.setattr(asking, "raise_purse", lambda *_, done=done: Raise(done, "", []))
+        assert raised.to(tokens) == 0
+    assert raised.now.tokens == 30_000

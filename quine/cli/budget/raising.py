@@ -6,6 +6,8 @@ Laws
    maker of the purse has ended: then nobody raises it.
 2. A raise lowers nothing, also where two come at one time: the limits are compared under the lock by which they are
    written.
+3. Where no broker has raised the purse, and one has not answered, nothing is changed: the purse would show limits that
+   its broker may not have. It is an error also where another one says that it has done it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import os
 
 from quine.base.cli_options import RunOptions
-from quine.base.errors import OK, Denied, Misconfigured
+from quine.base.errors import OK, TRY_AGAIN, Denied, Failure, Misconfigured
 from quine.broker import asking
 from quine.budget import caller, purse
 from quine.budget.pinned import pinned
@@ -46,13 +48,24 @@ def change(options: RunOptions, ids: list[str]) -> int:
                 )
 
     check(found.purse, found.purse.with_limits(*to))
-    _refuse(asking.raise_purse(found.inode, to))
+    asked = asking.raise_purse(found.inode, to)
+    _refuse(asked.refused)
+    if not asked.done:
+        _complain(asked.silent)
     try:
         purse.change(found.path, found.inode, found.book, to, check)
     except (OSError, ValueError):
         raise Misconfigured(f"{found.purse.ident} has just ended") from None
     asking.resume(found.purse.ledger)
+    _complain(asked.silent)
     return OK
+
+
+def _complain(silent: list[str]) -> None:
+    if silent:
+        more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+        detail = f"no answer from the broker {silent[0]}{more}: the budget may have its former limits"
+        raise Failure(TRY_AGAIN, detail, "raise it once more; quine node --status lists the brokers")
 
 
 def _refuse(why: str) -> None:
