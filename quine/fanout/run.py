@@ -3,7 +3,8 @@
 Laws
 1. One loop, and nothing that grows with the number of items, but the hashes of a log that is resumed. Threads answer
    the requests of jobs (`Batch`), and prepare files; all else is called from the loop.
-2. An item is read when there is room for its job, and not before, unless a job of a run before waits for its item.
+2. An item is read when there is room for its job, and not before, unless a job of a run before waits for its item, or
+   has names over there until that is read.
 3. An item that was not started is tried again on another host. With --retries one that failed, too; one that was lost
    only with --idempotent, and one that was denied never.
 4. ^C once: no more items are started. Twice, or another signal: all jobs get TERM, then KILL, then are not waited for;
@@ -101,10 +102,7 @@ class Run:
         while True:
             self._start()
             self.fault = self.fault or self._intake.fault
-            if self._orphans and self._orphans.unread and not self.stopped:
-                self._intake.read_ahead()
-                if self._intake.reads_no_more:
-                    self._starter.files.stay(self._orphans.unread)
+            self._look_ahead()
             looks = self._orphans and self._orphans.waiting and not self._ending
             waits = self._under_way or self._again or looks
             if not waits and (self._intake.is_over or self.stopped):
@@ -120,6 +118,16 @@ class Run:
         self._check()
         self.fault = self.fault or self._report.fault
         self._messages.not_passed_on(self._sink.kept if self._torn else 0)
+
+    def _look_ahead(self) -> None:
+        """Read items ahead, as long as jobs of the run before wait for theirs, or have names until those are read."""
+        before = self._starter.files.before
+        if self.stopped or not self._orphans or not (self._orphans.unread or before):
+            return
+        self._intake.read_ahead()
+        if self._intake.reads_no_more:
+            before.stay(self._orphans.unread)
+            before.no_more(self._intake.exhausted and not self._intake.fault)
 
     def _clean_up(self) -> None:
         if self._ending and not self.killed:

@@ -314,7 +314,7 @@ class Starter:
 
     def gone(self, id: str) -> None:
         """No host has a job of the run before, whose item is still to be read."""
-        self.files.release(id)
+        self.files.before.release(id)
 
     # -- jobs whose client, or its node, has died ----------------------------------------------------
 

@@ -582,7 +582,7 @@ def test_a_job_that_is_taken_over_has_its_files_alone_before_its_item_is_read(
         process.kill()
         process.wait(PATIENCE)
     (there / "second").touch()
-    words += ["--resume-failed", "-P1"]
+    words += ["--resume-failed", "-P2"]
     alone = lab.run([*words, *command, "F"], cwd=tmp_path)
     said = b"item 1: in is there for a job of the run before, whose item is not among these"
     assert alone.returncode == 69 and said in alone.stderr

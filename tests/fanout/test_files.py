@@ -576,3 +576,29 @@ def test_a_file_that_is_a_result_of_another_item_is_waited_for(lab: Lab, inputs:
     assert done.returncode == 0
     assert done.stderr == b"quine: items wait for each other: b is a file of one and a result of another\n"
     assert [(inputs / name).read_text() for name in "bc"] == ["aa\n", "baa\n"]
+
+
+@pytest.mark.parametrize(
+    ("result", "items", "ran", "came"),
+    [
+        ("a", ["a", ":::+", "a"], "aa", "new is here\n"),
+        ("b", ["b", "a", ":::+", "c", "b"], "ab", "a is here is here\n"),
+        ("b", ["b", ":::+", "c"], "ab", "b is here\n"),
+    ],
+    ids=["its file has changed", "its item is behind", "its item is not there"],
+)
+def test_an_item_whose_results_did_not_come_holds_up_no_other(
+    lab: Lab, inputs: Path, result: str, items: list[str], ran: str, came: str
+) -> None:
+    """Its names were taken until its item was read: never, or not before an item that waited for them."""
+    for name in "ab":
+        (inputs / name).write_text(f"{name}\n")
+    words = ["--on", "h1", "-P1", "--joblog", "log", "--files", "{1}", "--returns", "{2}", *SH]
+    words += ['echo "$0" >>"$2/ran"; echo "$(cat "$0") is here" >"$1"', "{1}", "{2}", str(inputs), ":::"]
+    done = lab.run(["xargs", "--returns-limit", "1", *words, "a", ":::+", result], cwd=inputs)
+    assert done.returncode == 74
+    if result == "a":
+        (inputs / "a").write_text("new\n")
+    done = lab.run(["xargs", "--resume", *words, *items], cwd=inputs)
+    assert (done.returncode, (inputs / "ran").read_text().split()) == (0, [*ran]), done.stderr
+    assert (inputs / items[items.index(":::+") + 1]).read_text() == came

@@ -328,11 +328,11 @@ def test_a_job_of_the_run_before_has_its_names_from_the_beginning_on(
             tasks[1].sent = tasks[1].entry.fetched = "id"
             files.hold(tasks[1], SimpleNamespace(sources=[], alone=[], patterns=[]))  # type: ignore[arg-type]
         elif end.startswith("no host"):
-            files.release("id")
+            files.before.release("id")
         else:
-            files.stay(["id"])
-            files.release("id")
+            files.before.stay(["id"])
+            files.before.release("id")
             assert [("of the run before" in why) for why in did[:1]] == [True] * (note in waits)
             continue
-        assert did == ["sent"] * (note in waits) and not files._before
+        assert did == ["sent"] * (note in waits) and not files.before
         assert files._results.of_others("x", "h1") == ([], [])

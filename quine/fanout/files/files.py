@@ -5,8 +5,7 @@ Laws
    none of its files is being removed. It has no job until then, and can be ended at any time.
 2. An item has its end when its returns are here and its files have been removed. A job that may go on without this
    process keeps them, and its names, until it is adopted and ends, or is not looked for any longer. So does a job of
-   the run before, from the beginning on: its item may be read much later. If that is not among the items, those that
-   need a name of it are not started.
+   the run before, from the beginning on: see `before`.
 3. A job that was told to end, by this process or by the one before, brings nothing: a part of a result would replace a
    finished one. Where results stay on a host, nothing of their item is removed there until they are asked for no more:
    those that a try has withheld, once the next one runs.
@@ -23,6 +22,7 @@ from functools import partial
 from typing import NamedTuple
 
 from quine.base.errors import FAILED, Failure, Misconfigured
+from quine.fanout.files.before import Before
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.names import Names, Noted
 from quine.fanout.files.results import Results
@@ -32,7 +32,7 @@ from transport.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from quine.fanout.files.names import Sources, Uses
     from quine.fanout.journal import Journal
@@ -95,12 +95,10 @@ class Files:
     ) -> None:
         self._batch = batch
         self._names = Names(lambda text: None if quiet else say(f"quine: {text}\n"))
-        self._lasting = Names(say)  # of them those that nobody gives back in this run
-        self._before: dict[str, Noted] = {}  # names of jobs of the run before, by their ids
-        self._staying: dict[str, None] = {}  # ids of those that have lasting ones
         self._say = say
         self._said: set[str] = set()  # lines about what was left out, each said once
         self._results = Results()
+        self.before = Before(self._names, self._results)  # what jobs of the run before have
         self._cleanup = Cleanup(batch, work, say) if cleanup else None
         self._held: dict[Task, Held] = {}
         self._work = work
@@ -120,9 +118,7 @@ class Files:
         for id, note in journal.names.items():
             job = journal.sent.get(id) or journal.unreturned.get(id)
             if job and id not in journal.brought:
-                note = self._before[id] = note if id in journal.sent else note._replace(own=[])
-                self._names.hold(note.own, note.uses)
-                self._results.hold(id, note.results, _host(job.host))
+                self.before.hold(id, note, _host(job.host), id not in journal.sent)
         if self._cleanup:
             for notes in (journal.sent, journal.unreturned):
                 self._unread.update(
@@ -136,24 +132,7 @@ class Files:
         for id in ids:
             if (host := self._unread.pop(id, None)) is not None:
                 self._unread_on[host] -= 1
-            self.release(id)
-
-    def release(self, id: str) -> None:
-        """A job of the run before needs its names no longer, or its task has them."""
-        if note := self._before.pop(id, None):
-            self._results.drop(id)
-            if id in self._staying:
-                del self._staying[id]
-                self._lasting.give(note.own, note.uses)
-            self._names.give(note.own, note.uses)
-
-    def stay(self, ids: Iterable[str]) -> None:
-        """No more items are read, and those of these jobs were not among them."""
-        for id in ids:
-            if id in self._before and id not in self._staying:
-                self._staying[id] = None
-                self._lasting.hold(self._before[id].own, self._before[id].uses)
-                self._names.retry()
+            self.before.release(id)
 
     @property
     def at(self) -> At:
@@ -183,9 +162,8 @@ class Files:
         names = held.stage.sources, Noted(held.stage.alone, held.stage.patterns).uses
         if not self._waits(task, held):
             return
-        clash, used = self._lasting.clash(*names)
-        if clash is not None or used is not None:
-            name = os.fsdecode(clash or used or b".")
+        if (clash := self.before.clash(*names)) is not None:
+            name = os.fsdecode(clash or b".")
             held.refuse(f"{name} is there for a job of the run before, whose item is not among these")
         elif self._names.take(*names, lambda: self._take(task, held)):
             held.names = names

@@ -1,0 +1,78 @@
+"""The names over there, and the results, that jobs of the run before have until their items are read.
+
+Laws
+1. No item that needs a name of such a job is sent until the item of that job is read, or no host has the job.
+2. A job whose results did not come has ended. Once all items are read, and its own is not among them, it holds up no
+   other: the item may have been changed, and has the same names. Its results are still left as they are on its host.
+3. An item that needs a name of any other job whose item is not among those that were read is refused: it could wait
+   without end. As long as more items may be read, so is one that needs a name of a job whose results did not come.
+"""
+
+from __future__ import annotations
+
+from quine.fanout.files.names import Names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quine.fanout.files.names import Noted, Sources, Uses
+    from quine.fanout.files.results import Results
+
+
+class Before:
+    """The names of jobs of the run before, by the ids of the jobs. `names` and `results` are those of all jobs."""
+
+    def __init__(self, names: Names, results: Results) -> None:
+        self._names, self._results = names, results
+        self._notes: dict[str, Noted] = {}  # of those whose items may be read at any time
+        self._staying: dict[str, Noted] = {}  # of those whose items are not among those that were read
+        self._lasting = Names(lambda text: None)  # of `_staying`
+        self._unfetched: dict[
+            str, None
+        ] = {}  # the ids, in any of the two, of jobs whose results did not come
+
+    def __bool__(self) -> bool:
+        """Whether names are held until items are read."""
+        return bool(self._notes or self._unfetched)
+
+    def hold(self, id: str, note: Noted, host: str | None, unfetched: bool) -> None:
+        """A job has its names; `unfetched`: it has ended, and its results did not come. `host`: as `Results.hold`."""
+        note = self._notes[id] = note._replace(own=[]) if unfetched else note
+        if unfetched:
+            self._unfetched[id] = None
+        self._names.hold(note.own, note.uses)
+        self._results.hold(id, note.results, host)
+
+    def release(self, id: str) -> None:
+        """A job needs its names no longer, or its task has them."""
+        self._results.drop(id)
+        self._give(id)
+
+    def _give(self, id: str) -> None:
+        self._unfetched.pop(id, None)
+        if stays := self._staying.pop(id, None):
+            self._lasting.give(stays.own, stays.uses)
+        if note := self._notes.pop(id, stays):
+            self._names.give(note.own, note.uses)
+
+    def stay(self, ids: Iterable[str]) -> None:
+        """No more items are read, at least for now, and those of these jobs were not among them."""
+        found = [id for id in ids if id in self._notes]
+        for id in found:
+            note = self._staying[id] = self._notes.pop(id)
+            self._lasting.hold(note.own, note.uses)
+        if found:
+            self._names.retry()
+
+    def no_more(self, exhausted: bool) -> None:
+        """No more items are read, at least for now; `exhausted`: there are none."""
+        if not exhausted:
+            self.stay(self._unfetched)
+        while exhausted and self._unfetched:
+            self._give(next(iter(self._unfetched)))
+
+    def clash(self, sources: Sources, uses: Uses) -> bytes | None:
+        """Return a name that an item needs, and that is not given back in this run."""
+        found = self._lasting.clash(sources, uses)
+        return next((name for name in found if name is not None), None)
