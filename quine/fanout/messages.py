@@ -24,6 +24,7 @@ class Messages:
         self._faults: set[str] = set()
         self._left: set[str] = set()
         self._lost = 0
+        self._said_unread = False
         self._left_behind = self._unlogged = 0
         self._not_done: list[tuple[int, str]] = []
         self._more = 0  # that are not named
@@ -100,6 +101,13 @@ class Messages:
             self.say(f"item {task.item.number}: its end was not heard of; --resume asks its host for it")
         elif self._left_behind == SHOWN + 1:
             self.say("and more items, of which --resume asks their hosts")
+
+    def left_unread(self) -> None:
+        """Tell once of jobs of the run before whose items are not among those that were read."""
+        if not self._said_unread:
+            self._said_unread = True
+            text = "their hosts end them after their lease, unless --resume with those items is earlier"
+            self.note(f"jobs of the run before go on, whose items are not among these: {text}")
 
     def left(self, status: Status) -> None:
         """Name a directory in which files are left; many jobs may name the same."""

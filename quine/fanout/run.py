@@ -126,7 +126,9 @@ class Run:
             return
         self._intake.read_ahead()
         if self._intake.reads_no_more:
-            before.stay(self._orphans.unread)
+            if ids := self._orphans.leave_unread():
+                self._messages.left_unread()
+                before.stay(ids)
             before.no_more(self._intake.exhausted and not self._intake.fault)
 
     def _clean_up(self) -> None:

@@ -8,6 +8,8 @@ Laws
    then. Otherwise nothing is known: the job is lost.
 3. A host that fails is asked again for PATIENCE seconds. One that says nothing has as many for each answer.
 4. A job is attached to at once, since its lease runs; its item may be read much later. Until then it has its window.
+   Once no more items are read it is left to its host: it might wait for its item, and hold its slot, for ever. If
+   that item is read after all, the job is looked for again.
 """
 
 from __future__ import annotations
@@ -16,12 +18,10 @@ import os
 import time
 from math import inf
 
-from quine.base import strict
-from transport.address import boot_clock
+from quine.jobs.foreign import Kept
 from transport.client.answer import ask
 from transport.client.batch import Batch, Descriptor
 from transport.lean import deque, signal
-from transport.wire.numbers import SECONDS, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ FIRST = 5.0  # seconds in which those of the run before are to be found before o
 SEARCHES = 10  # for a job whose item was read: it may be found and lost again
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0
 SETTLES = 20.0  # seconds for a host to notice that a node here has ended
-MARGIN = 0.25  # seconds by which two clocks may differ in the course of a batch
 MOST = 16 << 20  # bytes of an answer
 
 
@@ -102,6 +101,7 @@ class Orphans:
         self._owner, self._batch, self._starter, self._log = owner, batch, starter, log
         self.waiting: dict[str, Any] = {}  # tasks whose jobs are looked for, by their ids
         self.unread: dict[str, Adopted] = {}  # found, and their items are still to be read
+        self._left: set[str] = set()  # to their hosts, so
         self._missed: dict[str, bool] = {}  # not found, and their items are still to be read
         self._due: dict[str, Sent] = {}  # to be looked for in the next turn
         self._searches: dict[str, int] = {}  # of each job
@@ -132,6 +132,8 @@ class Orphans:
             self._owner.missed(task, self._missed.pop(id))
         else:
             self.waiting[id] = task
+            if id in self._left:
+                self._look_for([id])
 
     def sever(self, task: Any) -> bool:
         """The channel of a job was lost: look for it. Return False if that has been tried too often."""
@@ -178,6 +180,14 @@ class Orphans:
                 self._log.halt(id)
                 adopted.job.signal(signal.SIGTERM)
             adopted.job.go_on()
+
+    def leave_unread(self) -> list[str]:
+        """No more items are read, at least for now: leave jobs without one to their hosts. Return their ids."""
+        ids = list(self.unread)
+        while self.unread:
+            self.unread.popitem()[1].job.go_on()
+        self._left.update(ids)
+        return ids
 
     def _loose(self, id: str) -> None:
         """A job whose item was not read yet is lost again."""
@@ -255,35 +265,6 @@ class Search:
         for id, sent in ids.items():
             self._missed(id, not sent.host and self._knows < sent.when)
         self._concluded()
-
-
-class Kept:
-    """The jobs that a node keeps, as it has told.
-
-    ids        of them
-    remembers  seconds for which it knows of all: since its start, or since it forgot one
-    forgot     whether it has forgotten one since its start
-    settling   whether more may come
-    """
-
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        """Raises ValueError, TypeError, KeyError."""
-        self.ids = [id for id in list(told["ids"]) if isinstance(id, str)]
-        self.remembers = number(told["remembers"], SECONDS)
-        self.forgot, self.settling = told["forgot"] is not False, told["settling"] is not False
-
-    @classmethod
-    def parsed(cls, answer: bytes) -> Kept | None:
-        """Return what is told by the status of a node; None if it is no such status."""
-        try:
-            return cls(strict.loads(answer)["kept"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
-
-    def since(self, sole: float) -> float:
-        """Return the time (`boot_clock`) since which it knows of all jobs; `sole`: see `Search`."""
-        since = boot_clock() - self.remembers + MARGIN
-        return since if self.forgot else min(since, sole)
 
 
 class Adopted:

@@ -1,4 +1,4 @@
-"""Jobs of other machines as those list them: `quine ps --json` there.
+"""Jobs of other machines as those list them: `quine ps --json` there, and what their nodes keep for a batch.
 
 Law: an answer is foreign. Only known fields of known types are taken, and a text is cut to a size for a table. A line
 of more than LONGEST bytes is not read at all: in memory JSON is twenty times as large.
@@ -6,15 +6,20 @@ of more than LONGEST bytes is not read at all: in memory JSON is twenty times as
 
 from __future__ import annotations
 
+from quine.base import strict
 from quine.base.sessions import SHOWN, is_session
 from quine.tape.reader import HUGE
 from transport import quickjson
+from transport.address import boot_clock
+from transport.wire.numbers import SECONDS, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 LONGEST = 1 << 20  # bytes of a line, with a long mission in it
+MARGIN = 0.25  # seconds by which two clocks may differ in the course of a batch
 
 _FIELDS: dict[str, tuple[tuple[type, ...], object]] = {
     "id": ((str,), ""),
@@ -71,3 +76,32 @@ def _taken(value: object, types: tuple[type, ...], default: object) -> object:
     if isinstance(value, str):
         return value[:SHOWN]
     return value if isinstance(value, (int, float)) and abs(value) <= HUGE else default
+
+
+class Kept:
+    """The jobs that a node keeps, as it has told.
+
+    ids        of them
+    remembers  seconds for which it knows of all: since its start, or since it forgot one
+    forgot     whether it has forgotten one since its start
+    settling   whether more may come
+    """
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        """Raises ValueError, TypeError, KeyError."""
+        self.ids = [id for id in list(told["ids"]) if isinstance(id, str)]
+        self.remembers = number(told["remembers"], SECONDS)
+        self.forgot, self.settling = told["forgot"] is not False, told["settling"] is not False
+
+    @classmethod
+    def parsed(cls, answer: bytes) -> Kept | None:
+        """Return what is told by the status of a node; None if it is no such status."""
+        try:
+            return cls(strict.loads(answer)["kept"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+
+    def since(self, sole: float) -> float:
+        """Return the time (`boot_clock`) since which it knows of all jobs; `sole`: see `Search`."""
+        since = boot_clock() - self.remembers + MARGIN
+        return since if self.forgot else min(since, sole)

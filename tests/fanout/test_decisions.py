@@ -35,6 +35,7 @@ from quine.fanout.timers import Timers
 from quine.fanout.under_way import UnderWay
 from quine.jobs import adoption
 from quine.jobs.adoption import Orphans
+from quine.jobs.foreign import Kept
 from quine.python import crew as crew_module
 from quine.python.crew import Crew
 from quine.staging.caller_side import Staging
@@ -357,6 +358,31 @@ def test_a_found_job_whose_item_is_not_read_any_more_is_left_to_the_next_run(end
     assert said[-1] == "goes on" and not orphans.unread
 
 
+def test_a_found_job_whose_item_is_not_among_these_does_not_keep_its_slot() -> None:
+    """It may wait for its reader, or for stdin: the items of this run waited for its slot for ever."""
+    did: list[str] = []
+    job = SimpleNamespace(go_on=lambda: did.append("goes on"))
+    starter: Any = SimpleNamespace(attach=lambda id, host: SimpleNamespace(job=job))
+    owner: Any = SimpleNamespace(at=lambda when, call: did.append("is looked for"), adopt=lambda *_: None)
+    sent = {"one": Sent("h", 1, 1.0, "h1")}
+    run: Any = object.__new__(Run)
+    run._orphans = Orphans(owner, None, starter, SimpleNamespace(sent=sent))  # type: ignore[arg-type]
+    items = Numbers(range(1))
+    run._intake = Intake(items, None, str, lambda text: False, lambda when, call: None)  # type: ignore[arg-type]
+    run.stopped = False
+    run._starter = SimpleNamespace(files=Files(None, None, print, cleanup=False, quiet=True))  # type: ignore[arg-type]
+    run._messages = SimpleNamespace(left_unread=lambda: did.append("is told of"))
+    run._look_ahead()
+    run._orphans._found("one", "h1")
+    run._look_ahead()
+    assert did == []
+    run._look_ahead()
+    assert did == ["goes on", "is told of"]
+    task = a_task()
+    run._orphans.bind(task, "one")  # where not all items could be read ahead
+    assert did[2:] == ["is looked for"] and run._orphans.waiting == {"one": task}
+
+
 def test_a_job_that_is_taken_over_is_as_old_as_its_host_says_though_its_item_is_read_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -390,8 +416,8 @@ def test_a_job_that_is_taken_over_is_as_old_as_its_host_says_though_its_item_is_
 @pytest.mark.parametrize("remembers", [10**400, -1, "1", True, None, [1]])
 def test_a_host_whose_memory_is_no_number_has_told_nothing(remembers: object) -> None:
     kept = {"ids": [], "remembers": remembers, "forgot": False, "settling": False}
-    assert adoption.Kept.parsed(json.dumps({"kept": kept}).encode()) is None
-    assert adoption.Kept.parsed(json.dumps({"kept": {**kept, "remembers": 7}}).encode())
+    assert Kept.parsed(json.dumps({"kept": kept}).encode()) is None
+    assert Kept.parsed(json.dumps({"kept": {**kept, "remembers": 7}}).encode())
 
 
 def test_an_answer_about_jobs_without_an_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
