@@ -9,7 +9,7 @@ from quine.base.cli_options import environment
 from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.base.procs import raise_open_files
 from quine.fanout import outcome
-from quine.fanout.files.files import Files
+from quine.fanout.files.files import Files, host_of
 from quine.fanout.files.names import Noted
 from quine.fanout.load import version_of
 from quine.fanout.tasks import Task
@@ -345,6 +345,7 @@ class Starter:
         from quine.jobs.adoption import Adopted
 
         assert self._journal
+        self.files.before.place(id, host_of(host))
         spawn = Spawn(["-"], id=id, where=host, tree=self.tree, context=self._context, keep=True, adopt=True)
         spawn.capability = self._journal.capability(id)
         return Adopted(self._batch, spawn, Services(self._environ, reach=reach(self._context)))

@@ -16,6 +16,7 @@ from quine.fanout.files.names import LONGEST, Noted
 from quine.fanout.joblog import RUNNING, UNRETURNED, Entry, Joblog
 from quine.fanout.journal import Sent, hash_of
 from quine.fanout.outcome import Unreturned
+from quine.fanout.starter import Starter
 from quine.fanout.tasks import Task
 
 KEEP = {"done", "lost"}
@@ -336,3 +337,39 @@ def test_a_job_of_the_run_before_has_its_names_from_the_beginning_on(
             continue
         assert did == ["sent"] * (note in waits) and not files.before
         assert files._results.of_others("x", "h1") == ([], [])
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_an_item_whose_files_may_be_results_waits_until_the_host_of_that_job_is_known(found: bool) -> None:
+    """A job that never began was taken for one that had begun on each host, and files that were changed stayed old."""
+    names = {"one": Noted([], ["*.out"]), "two": Noted([], ["sub/x"])}
+    journal: Any = SimpleNamespace(
+        sent=dict.fromkeys(names, Sent("hash", 1, 0.0)),
+        unreturned={},
+        brought={},
+        names=names,
+        capability=lambda id: "secret",
+    )
+    starter: Any = object.__new__(Starter)
+    starter.files = files = Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
+    starter._batch = SimpleNamespace(start=lambda *_, **more: SimpleNamespace(hold=lambda: None))
+    starter._journal, starter.tree, starter._context, starter._environ = journal, "tree", {}, {}
+    files.record(journal, print)
+    assert files._results.of_others("x", "h1") == ([], ["*.out", "sub/x"])
+    did: list[str] = []
+    for name in (b"", b"sub", b"a.out", b"a.in"):
+        task = Task(SimpleNamespace(number=1, slot=0), Entry(1, "hash"))  # type: ignore[arg-type]
+        stage: Any = SimpleNamespace(
+            sources=[(b"/w/" + name if name else b"/w", name)], alone=[], patterns=[]
+        )
+        files.begin(task, stage, lambda name=name: did.append(name.decode()))  # type: ignore[misc]
+    assert did == ["a.in"]
+    starter.gone("two")
+    assert did == ["a.in"]
+    if found:
+        starter.attach("one", "h2")
+    else:
+        starter.gone("one")
+    assert sorted(did) == ["", "a.in", "a.out", "sub"]
+    assert files._results.of_others("x", "h1") == ([], [])
+    assert files._results.of_others("x", "h2") == (["*.out"] if found else [], [])

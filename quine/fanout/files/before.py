@@ -6,15 +6,20 @@ Laws
    other: the item may have been changed, and has the same names. Its results are still left as they are on its host.
 3. An item that needs a name of any other job whose item is not among those that were read is refused: it could wait
    without end. As long as more items may be read, so is one that needs a name of a job whose results did not come.
+4. As long as the host of a job is not known, no item is sent whose files may be results of that job. On every host they
+   would be left as they are, which may be as the run before had them; and most such jobs never began.
 """
 
 from __future__ import annotations
 
+import os
+
 from quine.fanout.files.names import Names
+from quine.staging import spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from quine.fanout.files.names import Noted, Sources, Uses
     from quine.fanout.files.results import Results
@@ -31,6 +36,8 @@ class Before:
         self._unfetched: dict[
             str, None
         ] = {}  # the ids, in any of the two, of jobs whose results did not come
+        self._unplaced: dict[str, list[str]] = {}  # the results of jobs whose hosts are not known yet
+        self._waiting: list[Callable[[], None]] = []  # called once there are none
 
     def __bool__(self) -> bool:
         """Whether names are held until items are read."""
@@ -41,13 +48,37 @@ class Before:
         note = self._notes[id] = note._replace(own=[]) if unfetched else note
         if unfetched:
             self._unfetched[id] = None
+        elif host is None and note.results:
+            self._unplaced[id] = note.results
         self._names.hold(note.own, note.uses)
-        self._results.hold(id, note.results, host)
+        self._results.hold(id, note.results, host, begun=unfetched or host is not None)
+
+    def place(self, id: str, host: str | None) -> None:
+        """A job was found on a host."""
+        if note := self._notes.get(id) or self._staying.get(id):
+            self._results.hold(id, note.results, host)
+        self._placed(id)
+
+    def _placed(self, id: str) -> None:
+        if self._unplaced.pop(id, None) and not self._unplaced:
+            waiting, self._waiting = self._waiting, []
+            for again in waiting:
+                again()
+
+    def waits(self, sources: Sources, again: Callable[[], None]) -> bool:
+        """Whether an item with these files has to wait by law 4; then `again` is called when it may try again."""
+        words = [spec.literal(os.fsdecode(name) or ".") for _, name in sources if self._unplaced]
+        patterns = {pattern for results in self._unplaced.values() for pattern in results}
+        found = any(spec.overlap(pattern, word) for word in words for pattern in patterns)
+        if found:
+            self._waiting.append(again)
+        return found
 
     def release(self, id: str) -> None:
         """A job needs its names no longer, or its task has them."""
         self._results.drop(id)
         self._give(id)
+        self._placed(id)
 
     def _give(self, id: str) -> None:
         self._unfetched.pop(id, None)

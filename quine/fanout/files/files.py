@@ -98,7 +98,7 @@ class Files:
         self._say = say
         self._said: set[str] = set()  # lines about what was left out, each said once
         self._results = Results()
-        self.before = Before(self._names, self._results)  # what jobs of the run before have
+        self.before = Before(self._names, self._results)  # of jobs of the run before
         self._cleanup = Cleanup(batch, work, say) if cleanup else None
         self._held: dict[Task, Held] = {}
         self._work = work
@@ -118,7 +118,7 @@ class Files:
         for id, note in journal.names.items():
             job = journal.sent.get(id) or journal.unreturned.get(id)
             if job and id not in journal.brought:
-                self.before.hold(id, note, _host(job.host), id not in journal.sent)
+                self.before.hold(id, note, host_of(job.host), id not in journal.sent)
         if self._cleanup:
             for notes in (journal.sent, journal.unreturned):
                 self._unread.update(
@@ -160,12 +160,13 @@ class Files:
 
     def _take(self, task: Task, held: Held) -> None:
         names = held.stage.sources, Noted(held.stage.alone, held.stage.patterns).uses
-        if not self._waits(task, held):
+        again = partial(self._take, task, held)
+        if not self._waits(task, held) or self.before.waits(held.stage.sources, again):
             return
         if (clash := self.before.clash(*names)) is not None:
             name = os.fsdecode(clash or b".")
             held.refuse(f"{name} is there for a job of the run before, whose item is not among these")
-        elif self._names.take(*names, lambda: self._take(task, held)):
+        elif self._names.take(*names, again):
             held.names = names
             self._use(task, held)
             self._send(task, held)
@@ -187,7 +188,7 @@ class Files:
 
     def hold(self, task: Task, stage: Staging, host: str = "") -> None:
         """Take the names of a job that runs already, whoever has them; `host`: where, "" if that is not known."""
-        self._results.hold(task, stage.patterns, _host(host))
+        self._results.hold(task, stage.patterns, host_of(host))
         if task in self._held:
             return  # it was cut off in this run
         held = self._held[task] = Held(task, stage, self._say_once)
@@ -355,7 +356,7 @@ class Files:
         return self._cleanup.finish(over)
 
 
-def _host(noted: str) -> str | None:
+def host_of(noted: str) -> str | None:
     """Return the name of a host as a job has it; None if it is not known. `noted`: as the journal has it."""
     return "" if noted == "local" else noted or None
 

@@ -33,11 +33,11 @@ class Results:
             around = self._jobs[job] = Around(self, job, patterns, own, self._jobs.get(job))
         return around
 
-    def hold(self, job: object, patterns: list[str], host: str | None) -> None:
-        """A job has begun on a host, None: which one is not known."""
+    def hold(self, job: object, patterns: list[str], host: str | None, begun: bool = True) -> None:
+        """A job has `begun` on a host, None: which one is not known. One that may have, or never will, has not."""
         around = self.add(job, patterns, ())
         around.where = lambda: host
-        around.begin(True)
+        around.begin(begun)
 
     def drop(self, job: object) -> None:
         """They are here, or are not asked for. Those of the try before stay, if this one was not told of its files."""
