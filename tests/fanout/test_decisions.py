@@ -322,22 +322,32 @@ class Numbers:
         return self.left
 
 
+def numbered(number: Any) -> Any:
+    return SimpleNamespace(number=number, item=SimpleNamespace(size=10))
+
+
 def test_a_resumption_serves_signals_while_it_passes_over_what_is_done() -> None:
     items, due = Numbers(range(3 * SKIPPED)), list[float]()
     intake = Intake(items, None, str, lambda text: True, lambda when, call: due.append(when))  # type: ignore[arg-type]
     assert intake.next() is None and due == [0.0] and next(items.left) == SKIPPED
 
 
-def test_items_are_read_ahead_one_in_a_turn_and_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "AHEAD", 3)
+@pytest.mark.parametrize(("bound", "most"), [("AHEAD", 3), ("LARGEST", 30)])
+def test_items_are_read_ahead_one_in_a_turn_and_not_without_end(
+    monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    monkeypatch.setattr(intake_module, bound, most)
     items, due = Numbers(range(9)), list[float]()
-    intake = Intake(items, None, str, "1".__eq__, lambda when, call: due.append(when))  # type: ignore[arg-type]
+    at: Any = lambda when, call: due.append(when)  # noqa: E731
+    intake = Intake(items, None, numbered, lambda task: task.number == 1, at)  # type: ignore[arg-type]
     for read in (1, 2, 3, 3):
         assert intake.reads_no_more == (len(intake.ahead) == 3)
         intake.read_ahead()
         assert len(intake.ahead) == read and due == [0.0] * read
     assert not intake.exhausted
-    assert [intake.next() for _ in range(8)] == [*"02345678"]
+    first = intake.next()
+    assert first and not intake.reads_no_more
+    assert [first.number, *(intake.next().number for _ in range(7))] == [0, *range(2, 9)]  # type: ignore[union-attr]
     assert not intake.is_over
     assert intake.next() is None and intake.is_over
 
@@ -368,7 +378,7 @@ def test_a_found_job_whose_item_is_not_among_these_does_not_keep_its_slot() -> N
     run: Any = object.__new__(Run)
     run._orphans = Orphans(owner, None, starter, SimpleNamespace(sent=sent))  # type: ignore[arg-type]
     items = Numbers(range(1))
-    run._intake = Intake(items, None, str, lambda text: False, lambda when, call: None)  # type: ignore[arg-type]
+    run._intake = Intake(items, None, numbered, lambda task: False, lambda when, call: None)  # type: ignore[arg-type]
     run.stopped = False
     run._starter = SimpleNamespace(files=Files(None, None, print, cleanup=False, quiet=True))  # type: ignore[arg-type]
     run._messages = SimpleNamespace(left_unread=lambda: did.append("is told of"))

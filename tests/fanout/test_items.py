@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from quine.base.errors import Misconfigured
 from quine.fanout.input import records, rows
 from quine.fanout.input.items import Item, Items
+from quine.fanout.input.rows import Row
 from quine.fanout.input.seen import BUCKET, Seen
 from quine.fanout.main import template
 from quine.fanout.options import OPTIONS, parse
@@ -470,3 +471,8 @@ def test_a_mark_before_the_first_column_is_no_part_of_its_name(tmp_path: Path) -
 
 def test_a_large_column_that_no_command_uses_is_no_fault() -> None:
     assert commands(["--csv", "--", "echo", "{1}", ":::", f"a,{'x' * 200_000}"]) == [["echo", "a"]]
+
+
+def test_the_size_of_an_item_is_that_of_its_values_and_its_block() -> None:
+    assert Item(Row(("ab", "c"), {"x": "long"}), 1).size == 7
+    assert Item(Row(()), 1, b"12345").size == 5

@@ -3,7 +3,7 @@
 Laws
 1. Items that have their ends from a run before are left out, at most SKIPPED in one turn: a signal waits for its end.
 2. A job that was found holds its slot until its item is read: its output and its stdin wait for that. So items are read
-   ahead of their room then, one in a turn. At most AHEAD of them are held in memory.
+   ahead of their room then, one in a turn. At most AHEAD of them, or some LARGEST bytes, are held in memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SKIPPED = 256
 AHEAD = 1 << 16
+LARGEST = 64 << 20
 
 
 class Intake:
@@ -41,23 +42,33 @@ class Intake:
         self._batch, self._make, self._leave_out, self._at = batch, make, leave_out, at
         self._waits = False
         self.ahead: deque[Task] = deque()
+        self._size = 0  # bytes of those
         self.exhausted = False
         self.fault: Exception | None = None
 
     def next(self) -> Task | None:
         """Return the next item to be started; None if there is none now. The poll of the batch wakes for it."""
-        return self.ahead.popleft() if self.ahead else self._unstarted()
+        if not self.ahead:
+            return self._unstarted()
+        task = self.ahead.popleft()
+        self._size -= task.item.size
+        return task
 
     def read_ahead(self) -> None:
         """Read one more, to be started later."""
-        if len(self.ahead) < AHEAD and (task := self._unstarted()):
+        if not self._is_full and (task := self._unstarted()):
             self.ahead.append(task)
+            self._size += task.item.size
             self._at(0.0, lambda: None)
 
     @property
     def reads_no_more(self) -> bool:
         """Whether no items are read behind those that were read ahead, as long as none of these has been started."""
-        return self.exhausted or len(self.ahead) >= AHEAD
+        return self.exhausted or self._is_full
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.ahead) >= AHEAD or self._size >= LARGEST
 
     @property
     def is_over(self) -> bool:

@@ -30,6 +30,12 @@ class Item(Values):
         super().__init__(row.args, number, fields=row.fields)
         self.block = block
 
+    @property
+    def size(self) -> int:
+        """Bytes of its block and characters of its values."""
+        fields = self.fields.values() if self.fields else ()
+        return len(self.block or b"") + sum(map(len, (*self.args, *fields)))
+
 
 class Items:
     """The items of a command line, in their order. An iterator; None means: nothing yet, poll `fd`."""
