@@ -585,7 +585,7 @@ def test_a_job_that_is_taken_over_has_its_files_alone_before_its_item_is_read(
     (there / "second").touch()
     words += ["--resume-failed", "-P2"]
     alone = lab.run([*words, *command, "F"], cwd=tmp_path)
-    said = b"item 1: in is there for a job of the run before, whose item is not among these"
+    said = b"item 1: in, or a directory that it is in, is there for a job of the run before, whose item is not among"
     assert alone.returncode == 69 and said in alone.stderr
     waits = b"items whose --files have one name over there (in) wait for each other"
     with lab.popen([*words, *command, "F", "A"], cwd=tmp_path, stderr=subprocess.PIPE) as process:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
 from quine.fanout.files.files import Files
-from quine.fanout.files.names import LONGEST, Noted
+from quine.fanout.files.names import LONGEST, Names, Noted
 from quine.fanout.joblog import RUNNING, UNRETURNED, Entry, Joblog
 from quine.fanout.journal import Sent, hash_of
 from quine.fanout.outcome import Unreturned
@@ -373,3 +373,24 @@ def test_an_item_whose_files_may_be_results_waits_until_the_host_of_that_job_is_
     assert sorted(did) == ["", "a.in", "a.out", "sub"]
     assert files._results.of_others("x", "h1") == ([], [])
     assert files._results.of_others("x", "h2") == (["*.out"] if found else [], [])
+
+
+def test_a_job_with_very_many_files_has_their_directories_before_its_item_is_read() -> None:
+    """It had each name on its host, and items with other files were refused."""
+    own = [(b"/w/frames/A/%d" % number, b"frames/A/%d" % number) for number in range(LONGEST)]
+    own += [(b"/w/cfg", b"cfg"), (b"/w/frames/B", b"other")]
+    noted = Noted.parsed(Noted(own, ["r"]).line("id").split(" ", 2)[2])
+    assert noted.own == [(b"/w/frames/A", b"frames/A"), (b"/w/cfg", b"cfg"), (b"/w/frames/B", b"other")]
+    names = Names(lambda text: None)
+    names.hold(noted.own, noted.uses)
+    for path, name, clashes in (
+        (b"/w/frames/B/1", b"frames/B/1", False),
+        (b"/w/frames/A/1", b"frames/A/1", False),
+        (b"/w/B/1", b"frames/A/1", True),
+        (b"/w/x", b"other", True),
+    ):
+        assert (names.clash([(path, name)], []) != (None, None)) is clashes
+    deep = [(b"/w/%d/a" % number, b"%d/a" % number) for number in range(LONGEST)]
+    assert Noted.parsed(Noted(deep, []).line("id").split(" ", 2)[2]).own == [(b"/w", b"")]
+    renamed = [(b"/w/%d" % number, b"x%d" % number) for number in range(LONGEST)]
+    assert Noted.parsed(Noted(renamed, []).line("id").split(" ", 2)[2]).own == [(b"", b"")]

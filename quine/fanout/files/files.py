@@ -165,7 +165,8 @@ class Files:
             return
         if (clash := self.before.clash(*names)) is not None:
             name = os.fsdecode(clash or b".")
-            held.refuse(f"{name} is there for a job of the run before, whose item is not among these")
+            why = "is there for a job of the run before, whose item is not among those read"
+            held.refuse(f"{name}, or a directory that it is in, {why}")
         elif self._names.take(*names, again):
             held.names = names
             self._use(task, held)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 ELSEWHERE = b""  # the path of a directory that has a file of another directory in it
 FILE, RESULT = b"file", b"result"  # one that an item brings for itself alone, and one that it returns
-LONGEST = 1 << 13  # bytes of the names of own files in a note
+EVERYTHING = [(ELSEWHERE, b"")]  # each name over there
+LONGEST = 1 << 13  # bytes of the paths and names of own files in a note
 
 
 class Noted(NamedTuple):
@@ -40,9 +41,11 @@ class Noted(NamedTuple):
         return [*((FILE, name) for _, name in self.own), *((RESULT, os.fsencode(name)) for name in results)]
 
     def line(self, id: str) -> str:
-        """Return the note in the journal. An item with very many files has all names as long as it is not read."""
-        size = sum(len(part) for pair in self.own for part in pair)
-        own = [os.fsdecode(part) for pair in self.own for part in pair] if size <= LONGEST else ["", ""]
+        """Return the note in the journal: of an item with very many files the directories that these are in."""
+        names = self.own
+        while names != EVERYTHING and sum(len(part) for pair in names for part in pair) > LONGEST:
+            names = _folded(names)
+        own = [os.fsdecode(part) for pair in names for part in pair]
         return f"names {id} {quickjson.dumps([own, self.results])}\n"
 
     @classmethod
@@ -122,6 +125,22 @@ class Names:
         if _others(self._paths, name, path) or _others(self._above, name, path):
             return True
         return any(_others(self._paths, above, there) for above, there in _directories(path, name))
+
+
+def _folded(names: Sources) -> Sources:
+    """Return the names with the deepest of them folded into their directories; EVERYTHING if none can be.
+
+    A file that has another name over there is in no directory of here.
+    """
+    above = {pair: next(_directories(*pair), (b"", ELSEWHERE)) for pair in names}
+    depths = [name.count(b"/") for (_, name), (_, there) in above.items() if there != ELSEWHERE]
+    if not depths:
+        return EVERYTHING
+    deepest = max(depths)
+    folds = {
+        pair: there != ELSEWHERE and pair[1].count(b"/") == deepest for pair, (_, there) in above.items()
+    }
+    return list(dict.fromkeys((above[pair][1], above[pair][0]) if folds[pair] else pair for pair in names))
 
 
 def _directories(path: bytes, name: bytes) -> Iterator[tuple[bytes, bytes]]:
