@@ -20,6 +20,9 @@ from transport import quickjson
 from transport.address import ancestors as ancestors
 from transport.address import closed_since, pass_over
 from transport.lean import Any, NamedTuple, prctl
+from transport.provenance.memory_file import FIRST_FD as FIRST_FD
+from transport.provenance.memory_file import inode_at as inode_at
+from transport.provenance.memory_file import reopened as reopened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,10 +32,8 @@ VARIABLE = "QUINE_CREDENTIALS_FD"
 NAME = "quine-credentials"
 APART = "quine-apart"  # name of the memfd that marks a daemon, see `stand_apart`
 PR_SET_CHILD_SUBREAPER = 36
-FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
 LIMIT = 64 << 20  # bytes; a memo is a few keys, and over exec a session with its mission
 
-_memory: dict[bool, str] = {}  # the mount of all memfds, and their device, see `_place`
 _first = 0  # pid of the job that this process belongs to: nothing above it is of its tree
 
 # NPMTOKEN and PGPASSWORD end in such a word, AWS_SECRET_ACCESS_KEY_ID has one in the middle.
@@ -327,54 +328,6 @@ def _open_files(pid: int) -> Iterator[tuple[str, str]]:
             pass_over(error, hidden=True)
             continue  # closed since
         yield target, path
-
-
-def reopened(path: str, flags: int, inode: int = 0, target: str = "") -> int:
-    """Open `path` at a descriptor above those that shells redirect. Raises OSError.
-
-    With an `inode` or a `target` (of the link in /proc): only if it is still that memfd. Another file is not opened at
-    all: the end of a pipe would wait for the other, or keep it from seeing an end.
-    """
-    import errno
-    import fcntl
-
-    seen, low = os.open(path, os.O_PATH | os.O_CLOEXEC) if inode or target else -1, -1
-    try:
-        if seen >= 0:
-            path, before = f"/proc/self/fd/{seen}", path
-            same = is_memory_file(seen) and inode in (0, os.fstat(seen).st_ino)
-            if not same or target not in ("", os.readlink(path)):
-                raise FileNotFoundError(errno.ENOENT, "closed since", before)
-        low = os.open(path, flags | os.O_CLOEXEC)
-        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
-    finally:
-        for fd in (seen, low):
-            if fd >= 0:
-                os.close(fd)
-
-
-def is_memory_file(fd: int) -> bool:
-    """Return whether a descriptor is of a memfd. The kernel alone is asked, not the file's server. Raises OSError."""
-    hidden, place = _place(fd)
-    if hidden not in _memory:
-        own = os.memfd_create("quine-place", os.MFD_CLOEXEC)
-        try:
-            _memory[hidden] = _place(own)[1]
-        finally:
-            os.close(own)
-    return place == _memory[hidden]
-
-
-def _place(fd: int) -> tuple[bool, str]:
-    """Return the mount of an open file; (True, its device) if this process is closed to others, before Linux 5.14."""
-    try:
-        info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:
-        return True, str(os.fstat(fd).st_dev)
-    try:
-        return False, os.read(info, 4096).decode().partition("mnt_id:")[2].partition("\n")[0]
-    finally:
-        os.close(info)
 
 
 def _link(name: str) -> str:

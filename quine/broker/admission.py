@@ -14,8 +14,8 @@ Laws
 4. The right of a connection is that of the process which has opened it, and ends with that process.
 5. The numbers of ledgers and purses are kept here, since a command can rewrite both: see quine/budget/kept_counters.py.
    A purse is raised by a request, from a living process that the kernel shows outside of it. These numbers are
-   forgotten when nothing needs them: no member, no connection, and no living maker of a purse. A purse can name any
-   process: its maker is one that holds it. The purses of a tree are bounded.
+   forgotten when nothing needs them: no member, no connection, and no living maker of a purse. Makers are looked for
+   each time before: one that is closed to others while it has a key opens later. The purses of a tree are bounded.
 6. This knowledge outlives a worker: it is in memory that the keeper made (quine/budget/kept_records.py), and each
    worker reads it first. Whatever could not be noted there has no effect: nobody is admitted, and nothing is paid.
    The members and purses of one tree have a SHARE of it. A process for which there is no room is refused.
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from quine.budget.kept_records import KeptRecords
     from quine.budget.ledger import Ledger
+    from quine.budget.makers import Maker
 
 
 MOST_PURSES = 1024  # of a tree; each has a descriptor here
@@ -91,7 +92,7 @@ class Register:
         self.books: dict[int, KeptCounters] = {}
         self._kept: dict[int, Purse] = {}  # by the inodes of purses
         self._former: dict[int, dict[str, Any]] = {}  # states of ledgers that an earlier worker has kept
-        self.makers: dict[tuple[int, int], PinnedProcess] = {}  # the living ones of the purses that are kept
+        self.makers: dict[Maker, PinnedProcess] = {}  # the living ones of the purses that are kept
         self._users: Counter[int] = Counter()  # connections, by the inode of the ledger
         self._unused: set[int] = set()
         self._read()
@@ -183,7 +184,6 @@ class Register:
                 around.remove(fd)
             if each in known:
                 found.append(each)
-        self._watch_makers(found)
         return found
 
     def _above(self, process: PinnedProcess, inode: int, proved: bool) -> Member | None:
@@ -270,12 +270,18 @@ class Register:
             found.append(kept.within(told) if told else kept)
         return found
 
-    def _watch_makers(self, inodes: Collection[int]) -> None:
-        """Keep these purses as long as their makers live, which may have no agent below them for any time."""
-        names = {(self._kept[inode].pid, self._kept[inode].started) for inode in inodes}
-        for name in names - self.makers.keys():
+    def unwatched(self) -> dict[Maker, set[int]]:
+        """Return the inodes of purses, by the makers that they name and that are not watched yet."""
+        named: dict[Maker, set[int]] = {}
+        for inode, kept in self._kept.items():
+            if (kept.pid, kept.started) not in self.makers:
+                named.setdefault((kept.pid, kept.started), set()).add(inode)
+        return named
+
+    def _watch_makers(self, living: Collection[Maker]) -> None:
+        for name in living:
             maker = pinned(name[0])
-            if maker and maker.start == name[1] and not caller.purses_held_by(maker).isdisjoint(inodes):
+            if maker and maker.start == name[1] and name not in self.makers:
                 self.makers[name] = maker
                 self._watch(maker.pidfd, partial(self._maker_gone, name))
             elif maker:
@@ -321,9 +327,12 @@ class Register:
             self.books[inode] = KeptCounters(fd, partial(self._records.put, ("ledger", inode)), former)
         return inode, self.books[inode]
 
-    def forget_books(self, busy: Collection[int] = ()) -> None:
-        """Close ledgers and purses that nothing used at the last call either. `busy`: those with payments under way."""
-        self._watch_makers(self._kept)  # one that was closed to others, as while it had a key, is open now
+    def forget_books(self, living: Collection[Maker], busy: Collection[int] = ()) -> None:
+        """Close ledgers and purses that nothing used at the last call either. `busy`: those with payments under way.
+
+        `living`: of the makers that were `unwatched`, see `makers.living`.
+        """
+        self._watch_makers(living)
         used = {inode for inode, count in self._users.items() if count > 0} | set(busy)
         for member in self.members.values():
             used |= {*member.caps, *(each for purses in member.purses.values() for each in purses)}
@@ -368,7 +377,6 @@ class Register:
             else:
                 value["numbers"]["ident"] = bytes.fromhex(value["numbers"]["ident"])
                 self._former[int(names[0])] = value
-        self._watch_makers(self._kept)
         for member in list(self.members.values()):
             for inode in [inode for inode, above in member.above.items() if above is member]:
                 self._hold(member, inode)

@@ -24,6 +24,7 @@ from quine.broker.credentials import GUEST, Credentials
 from quine.broker.inference import Inferences, Payer
 from quine.broker.keeper_log import log
 from quine.broker.key_sources import Given
+from quine.budget import makers
 from quine.budget.caller import purses_around
 from quine.budget.kept_counters import inode_of
 from quine.budget.limits import Limits
@@ -36,7 +37,7 @@ from transport.this_build import build_hash
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from typing import Any
 
     from quine.budget.kept_records import KeptRecords
@@ -95,11 +96,11 @@ class _Worker:
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
+        self._due = self._tidying = False
         self._used = self._begun + PATIENCE  # its maker is still to come, on a busy machine not at once
         self._over = self._loop.create_future()
         self._register = Register(self._seat.records, self._watch, self._left)
         self._loop.add_reader(self._listener.fileno(), self._accept)
-        self._look()
         self._tidy()
         await self._over
         await self._inferences.close()
@@ -114,9 +115,29 @@ class _Worker:
         self._loop.add_reader(pidfd, ended)
 
     def _tidy(self) -> None:
-        self._register.forget_books(self._inferences.trees)
-        self._look()
+        """Forget what nothing needs, now and each idle time. Until that is done this worker does not end.
+
+        So no budget is given up whose maker was not looked for: it may have no agent below it for any time.
+        """
         self._loop.call_later(self._seat.idle, self._tidy)
+        self._due = True
+        if not self._tidying:
+            self._tidying = True
+            self._begin(self._tidied())
+
+    async def _tidied(self) -> None:
+        try:
+            while self._due:
+                self._due = False
+                try:
+                    living = await asyncio.to_thread(makers.living, self._register.unwatched())
+                except OSError:  # no descriptors are left, so nothing is known
+                    self._due = True
+                    await asyncio.sleep(FULL)
+                else:
+                    self._register.forget_books(living, self._inferences.trees)
+        finally:
+            self._tidying = False
 
     def _left(self) -> None:
         """A process that was served has ended."""
@@ -156,10 +177,13 @@ class _Worker:
             if self._closing:  # its name is gone, so processes below that client would not find this broker
                 line.close()
                 continue
-            task = self._loop.create_task(self._serve(Client(line)))
-            self._tasks.add(task)
-            task.add_done_callback(self._done)
-            self._look()
+            self._begin(self._serve(Client(line)))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        self._look()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -26,7 +26,6 @@ from quine.budget.shared_counters import NAME, release
 from transport.address import boot_id, closed_since, start_time
 from transport.errors import Unseen
 from transport.inherit import APART, held_above
-from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,17 +131,6 @@ def may_not_raise(of: Purse, inode: int, asker: PinnedProcess | None) -> str:
         return UNKNOWN
     living = procs.look(of.pid)
     return "" if living and living.state != "Z" and living.started == of.started else ORPHANED
-
-
-def purses_held_by(process: PinnedProcess) -> set[int]:
-    """Return the inodes of the purses that a process of the user holds; none if it is closed to others."""
-    folder, found = f"/proc/{process.pid}/fd", set()
-    with contextlib.suppress(OSError):  # it has ended, or is another user's
-        for number in os.listdir(folder):
-            with contextlib.suppress(FileNotFoundError):  # closed since
-                if os.readlink(f"{folder}/{number}") == purse.LINK:
-                    found.add(os.stat(f"{folder}/{number}").st_ino)
-    return found
 
 
 def purses_around(asker: PinnedProcess) -> list[int]:

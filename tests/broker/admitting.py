@@ -7,12 +7,12 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from quine.broker import wire
 from quine.broker.admission import Register
 from quine.broker.server import Seat, _Worker
-from quine.budget import purse
+from quine.budget import makers, purse
 from quine.budget.kept_records import KeptRecords
 from quine.budget.pinned import PinnedProcess, pinned
 from quine.budget.shared_counters import Numbers, SharedCounters
@@ -28,13 +28,18 @@ def end_makers(register: Register) -> None:
         register._kept[inode] = kept._replace(started=1)
 
 
+def forget_books(register: Register, busy: Collection[int] = ()) -> None:
+    """As the worker does it now and again, with a look at the makers in a thread."""
+    register.forget_books(makers.living(register.unwatched()), busy)
+
+
 def forget_all(register: Register) -> None:
     for member in register.members.values():
         member.process.close()
     register.members.clear()
     end_makers(register)
     for _ in range(2):
-        register.forget_books()
+        forget_books(register)
 
 
 class Registers:

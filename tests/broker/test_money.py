@@ -23,7 +23,7 @@ from quine.budget.caller import purses_around
 from quine.budget.kept_records import KeptRecords
 from quine.budget.pinned import pinned
 from quine.budget.purse import Cap
-from tests.broker.admitting import Greeted, Registers
+from tests.broker.admitting import Greeted, Registers, forget_books
 from tests.broker.serving import BYE, FIRST, Served, said
 from tests.support.agents import QUINE, Started
 from tests.support.detached import go as go
@@ -285,7 +285,7 @@ class Refusals(Greeted):
         assert not os.path.exists(f"{os.path.dirname(self.path)}/broker.log")
         assert len(os.listdir("/proc/self/fd")) == before
         for _ in range(2):
-            self.worker._register.forget_books()
+            forget_books(self.worker._register)
         self.worker._over.set_result(None)
         await serving
 

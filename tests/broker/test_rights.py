@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from quine.base.errors import Failure
-from quine.broker import admission, keeper, wire
+from quine.broker import admission, keeper, server, wire
 from quine.broker.admission import Denied
 from quine.broker.client import connected
 from quine.broker.connection import Client
-from quine.budget import caller, pinned, purse
+from quine.budget import caller, makers, pinned, purse
 from quine.budget.kept_records import KeptRecords
 from quine.budget.purse import Cap
-from tests.broker.admitting import Greeted, Registers, end_makers, forget_all
+from tests.broker.admitting import Greeted, Registers, end_makers, forget_all, forget_books
 from tests.broker.serving import BYE, FIRST, Served, said
+from tests.support.agents import PATIENCE
+from tests.support.named_files import NamedFile
 from tests.support.waiting import until
 from transport import inherit
 from transport.address import start_time
@@ -81,6 +85,7 @@ class Asked(Greeted):
             for ended in (False, True)
         }
         assert all(kept.tokens == 9 for kept in register._kept.values())
+        self.worker._tidy()
         while self.worker._tasks:
             await asyncio.sleep(0)
         register._gone(register.members[me.pid])
@@ -302,11 +307,11 @@ def test_a_ledger_is_open_as_long_as_a_connection_may_pay_from_it() -> None:
         end_makers(register)
         for busy in ((), (inode,)):
             for _ in range(2):
-                register.forget_books(busy)
+                forget_books(register, busy)
             assert register.books == {inode: book} and ledger.mark.tokens == 9
             closed()
         for _ in range(2):
-            register.forget_books()
+            forget_books(register)
         assert not register.books
         with pytest.raises(Failure, match="the broker has forgotten its budget"):
             ledger.around()
@@ -330,7 +335,7 @@ def test_the_first_limits_hold_while_the_maker_of_the_budget_lives() -> None:
         next_one = registers.next()
         for each in (register, next_one):
             for _ in range(3):
-                each.forget_books()
+                forget_books(each)
             assert each.makers and not each.members  # so its worker does not end
         register = next_one
         fd = os.open(f"/proc/self/fd/{registers.purse}", os.O_RDWR)
@@ -388,6 +393,7 @@ def test_a_purse_that_names_a_process_which_does_not_hold_it_keeps_no_broker(
             purse.write(fd, known._replace(pid=maker[0], started=maker[1]))
             forged.append(fd)
         register.admit(agent, inode, Cap(), True, forged)
+        forget_books(register)
         assert not register.makers
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(Denied, match="budgets in its tree already"):
@@ -395,7 +401,7 @@ def test_a_purse_that_names_a_process_which_does_not_hold_it_keeps_no_broker(
         assert len(os.listdir("/proc/self/fd")) == before
         register._gone(register.members[agent.pid])
         for _ in range(2):
-            register.forget_books()
+            forget_books(register)
         assert not register._kept and len(os.listdir("/proc/self/fd")) < before - 8
 
 
@@ -411,7 +417,7 @@ def test_a_purse_is_forgotten_before_its_ledger() -> None:
         register._gone(register.members[command.pid])
         for kept, needless in ((1, lambda: end_makers(register)), (1, closed), (0, None)):
             for _ in range(2):
-                register.forget_books()
+                forget_books(register)
             assert (len(register._kept), register.books) == (kept, {inode: book})
             if needless:
                 needless()
@@ -422,11 +428,73 @@ def test_a_maker_that_is_closed_to_others_is_looked_at_again() -> None:
     with Registers() as registers:
         register, agent = registers.next(), registers.pinned(registers.agent.pid)
         inode, _ = register.book(os.dup(registers.book.fd))
-        with mock.patch.object(os, "listdir", side_effect=PermissionError):
-            register.admit(agent, inode, Cap(), True, [os.dup(registers.purse)])
+        register.admit(agent, inode, Cap(), True, [os.dup(registers.purse)])
+        with mock.patch.object(os, "scandir", side_effect=PermissionError):
+            forget_books(register)
         assert not register.makers
-        register.forget_books()
+        forget_books(register)
         assert register.makers
+
+
+def test_the_server_of_a_file_is_not_asked_for_a_maker() -> None:
+    """One of FUSE with the name of a purse held the broker, and all trees, for ever."""
+    with NamedFile(purse.NAME) as named, Registers() as registers:
+        me = (os.getpid(), start_time(os.getpid()))
+        os.fchmod(registers.purse, 0)  # by a command
+        with named.unasked():
+            assert makers.living({me: {named.inode}}) == set()
+            assert makers.living({me: {os.fstat(registers.purse).st_ino}}) == {me}
+
+
+def test_as_many_descriptors_of_a_maker_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command can name a process of its own as the maker, with any number of them."""
+    with Registers() as registers:
+        named = {(os.getpid(), start_time(os.getpid())): {os.fstat(registers.purse).st_ino}}
+        assert makers.living(named) == named.keys()
+        monkeypatch.setattr(makers, "MOST", 3)
+        assert makers.living(named) == set()
+
+
+class Answering(Greeted):
+    """A worker that looks for makers, which takes until it has answered a client meanwhile."""
+
+    async def run(self) -> None:
+        looking, answered, missing = asyncio.Event(), Event(), [OSError(errno.EMFILE, "")]
+        loop = asyncio.get_running_loop()
+
+        def look(named: dict[tuple[int, int], set[int]]) -> set[tuple[int, int]]:
+            loop.call_soon_threadsafe(looking.set)
+            assert answered.wait(PATIENCE)
+            for error in missing:
+                missing.clear()
+                raise error
+            return makers_of(named)
+
+        makers_of = makers.living
+        with mock.patch.object(makers, "living", look), mock.patch.object(server, "FULL", 0):
+            serving = asyncio.create_task(self.worker.run())
+            await looking.wait()
+            line, _ = await asyncio.to_thread(connected, self.path)
+            with closing(line):
+                await asyncio.to_thread(wire.send, line, wire.packed({"ask": "status"}))
+                assert (await asyncio.to_thread(wire.receive_json, line))["pid"] == os.getpid()
+            self.worker._left()
+            assert self.worker._timer is None  # it does not end while makers are not known
+            answered.set()
+            while self.worker._tasks:
+                await asyncio.sleep(0)
+        assert not missing and self.worker._timer
+        self.worker._over.set_result(None)
+        await serving
+
+
+def test_all_are_answered_while_makers_are_looked_for() -> None:
+    with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short:
+        answering = Answering(short)
+        try:
+            asyncio.run(answering.run())
+        finally:
+            answering.close()
 
 
 def test_a_process_below_too_many_purses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

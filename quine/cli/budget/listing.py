@@ -25,7 +25,7 @@ from quine.budget.shared_counters import AGENT, INFER, PUT, SHORTEST, Locked, Sh
 from quine.jobs import census
 from transport import quickjson
 from transport.address import boot_clock, start_time
-from transport.inherit import reopened
+from transport.inherit import inode_at, reopened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,21 +135,13 @@ def everyone() -> list[Found]:
         into = {purse.LINK: purses, f"/memfd:{shared_counters.NAME} (deleted)": ledgers}.get(one.target)
         if into is not None:
             try:
-                inode = _inode(one)
+                inode = inode_at(one.path, one.target)
             except OSError:
                 continue  # closed since, or of a file system: the name alone tells nothing
             into.setdefault(inode, one.path)
             holders.setdefault(inode, set()).add(one.pid)
     found = [_opened(inode, path, ledgers, holders[inode]) for inode, path in purses.items()]
     return sorted(_true_ones([one for one in found if one]), key=lambda one: one.purse.since)
-
-
-def _inode(one: census.Held) -> int:
-    fd = reopened(one.path, os.O_RDONLY, target=one.target)
-    try:
-        return os.fstat(fd).st_ino
-    finally:
-        os.close(fd)
 
 
 def _true_ones(found: list[Found]) -> list[Found]:
