@@ -15,7 +15,7 @@ import select
 import time
 
 from quine.broker import memory, wire
-from quine.broker.keeper_log import log
+from quine.broker.keeper_log import Log
 from quine.budget import prices
 from quine.budget.kept_records import KeptRecords
 from transport import inherit
@@ -101,6 +101,7 @@ def _become(
     environ: Mapping[str, str],
     node: int,
 ) -> NoReturn:
+    log = None
     try:
         os.setsid()
         if os.fork():
@@ -116,6 +117,7 @@ def _become(
             hard = resource.getrlimit(number)[1]
             resource.setrlimit(number, (hard, hard))
         _let_go({listener, told})
+        log = Log(path)
         memory.show(["quine", "broker"])
         records = KeptRecords()
         server = _load()
@@ -124,9 +126,10 @@ def _become(
         line.listen(BACKLOG)  # by this process: the kernel names the one that listens to its clients
         os.write(told, b"+")
         os.close(told)
-        _keep(server.Seat(listener, records, path, key, dict(keys), dict(environ), os.getpid(), node))
+        _keep(server.Seat(listener, records, path, key, dict(keys), dict(environ), os.getpid(), node, log))
     except BaseException as error:
-        log(path, error)
+        if log is not None:
+            log.write(error)
     finally:
         os._exit(1)
 
@@ -189,11 +192,11 @@ def _keep(seat: server.Seat) -> None:
                 server.work(seat)
                 os._exit(0)
             except BaseException as error:
-                log(seat.path, error)
+                seat.log.write(error)
             finally:
                 os._exit(1)
         _, status = os.waitpid(pid, 0)
         if status == 0:
             os._exit(0)
         early = early + 1 if time.monotonic() - begun < SOON else 0
-    log(seat.path, f"{TRIES} workers have died as soon as they were made")
+    seat.log.write(f"{TRIES} workers have died as soon as they were made")

@@ -1,31 +1,66 @@
 """The log of the brokers of a user, beside their sockets: only what went wrong is in it.
 
-Law: it is bounded. A client may cause the same line for ever, so a full log takes the place of the one before.
+Laws
+1. It is bounded. A client may cause the same line for ever, so a full log takes the place of the one before.
+2. A worker writes from its event loop. A command can put a named pipe or a file of FUSE at the name of the log, where
+   an open never returns. So the keeper opens both files before it serves anybody, and no name is looked up later.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import time
+
+from transport.lean import contextlib
 
 LONGEST = 1 << 20  # bytes after which a log is begun anew
 FORMER = ".1"  # behind the name of the one before
 
 
-def log(path: str, what: str | BaseException) -> None:
-    """Append a line, or the traceback of an error, to the log beside the socket at `path`."""
-    import traceback
+class Log:
+    """The log beside the socket at `path`. It is shared by all brokers there."""
 
-    text = (
-        what
-        if isinstance(what, str)
-        else "".join(traceback.format_exception(type(what), what, what.__traceback__))
-    )
-    name = os.path.join(os.path.dirname(path), "broker.log")
+    def __init__(self, path: str) -> None:
+        name = os.path.join(os.path.dirname(path), "broker.log")
+        self._fd, self._former = _opened(name), _opened(name + FORMER)
+
+    def write(self, what: str | BaseException) -> None:
+        """Append a line, or the traceback of an error. Where there is no log that is all."""
+        import traceback
+
+        text = (
+            what
+            if isinstance(what, str)
+            else "".join(traceback.format_exception(type(what), what, what.__traceback__))
+        )
+        line = f"{time.strftime('%F %T')} broker[{os.getpid()}] {text.rstrip()[:LONGEST]}\n"
+        with contextlib.suppress(OSError):
+            if os.fstat(self._fd).st_size >= LONGEST:
+                self._begin_anew()
+            os.write(self._fd, line.encode("utf-8", "replace"))
+
+    def _begin_anew(self) -> None:
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._former, 0)
+            os.write(self._former, os.pread(self._fd, 2 * LONGEST, 0))
+        os.ftruncate(self._fd, 0)
+
+    def close(self) -> None:
+        for fd in (self._fd, self._former):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _opened(name: str) -> int:
+    """Return a descriptor of a regular file of this user; -1 where it cannot be had."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        if os.path.exists(name) and os.path.getsize(name) >= LONGEST:
-            os.replace(name, name + FORMER)
-        with open(name, "a") as file:
-            file.write(f"{time.strftime('%F %T')} broker[{os.getpid()}] {text.rstrip()}\n")
+        fd = os.open(name, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError:
-        pass
+        return -1
+    facts = os.fstat(fd)
+    if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid():
+        return fd
+    os.close(fd)
+    return -1

@@ -22,7 +22,7 @@ from quine.broker.admission import Denied, Register
 from quine.broker.connection import Client
 from quine.broker.credentials import GUEST, Credentials
 from quine.broker.inference import Inferences, Payer
-from quine.broker.keeper_log import log
+from quine.broker.keeper_log import Log
 from quine.broker.key_sources import Given
 from quine.budget import makers
 from quine.budget.caller import purses_around
@@ -63,10 +63,12 @@ class Seat:
         environ: dict[str, str],
         keeper: int,
         node: int,
+        log: Log,
     ) -> None:
         self.listener = listener
         self.records = records
         self.path = path
+        self.log = log
         self.key = key
         self.credentials = Credentials(environ, keys)
         self.given = Given(environ)
@@ -189,7 +191,7 @@ class _Worker:
         self._tasks.discard(task)
         self._look()
         if not task.cancelled() and (error := task.exception()):
-            log(self._seat.path, error)
+            self._seat.log.write(error)
 
     # -- a connection ------------------------------------------------------------------------------
 
@@ -321,7 +323,7 @@ class _Worker:
 
     def _answer(self, task: asyncio.Task[bytes]) -> bytes:
         if error := task.exception():
-            log(self._seat.path, error)
+            self._seat.log.write(error)
             return quickjson.dumps(error_to_json(GuestError(f"a defect in the broker: {error!r}"))).encode()
         return task.result()
 

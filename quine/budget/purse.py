@@ -19,7 +19,7 @@ import time
 
 from quine.base import procs
 from quine.base.errors import Misconfigured
-from quine.budget.shared_counters import Numbers, SharedCounters, amount, inherited
+from quine.budget.shared_counters import MOST, Numbers, SharedCounters, amount, inherited
 from transport.address import boot_clock
 from transport.inherit import reopened
 from transport.lean import NamedTuple
@@ -38,6 +38,7 @@ _RECORD = struct.Struct("<36s4xQQdQQddQdQQdQQH")
 _SIZE = 4096  # bytes: one page
 _TEXT = _SIZE - _RECORD.size  # of the command
 _AMOUNTS = ("since", "cost", "deadline", "cost_before", "boot")  # those that are no whole numbers
+_COUNTS = ("tokens_before", "agents_before", "raised")  # those that something is added to
 
 
 class Cap(NamedTuple):
@@ -156,7 +157,8 @@ def read(fd: int) -> Purse | None:
         text = data[_RECORD.size :][:size].decode("utf-8", "replace")
         found = Purse._make([ident.decode("ascii"), *values, text])
         amounts: dict[str, Any] = {name: amount(getattr(found, name)) for name in _AMOUNTS}
-        return found._replace(**amounts)
+        counts: dict[str, Any] = {name: min(getattr(found, name), MOST) for name in _COUNTS}
+        return found._replace(**amounts, **counts)
     except (OSError, ValueError):
         return None
 

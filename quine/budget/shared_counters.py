@@ -10,7 +10,8 @@ Laws
    charged, once: by `pay`, which can itself be killed at any point.
 3. The inherited descriptor is read-only: a command that writes to all its descriptors changes nothing.
 4. Any process of the user can open the file anew and write to it. An amount below 0, which would lift the limit of all
-   others, and one that is not finite count as 0.
+   others, and one that is not finite count as 0. A count that something is added to has a bound, far below that of its
+   field: a sum that cannot be packed could not be paid.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _HEADER = struct.Struct("<QQQQddQQdQQQQ16sQQ40xQ")
 _RECORDS = 256  # offset of the records of the first kind
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _INFINITE = float("inf")
+MOST = 1 << 62  # of a count
+COUNTS = ("born", "tokens", "granted", "asked", "had", "back", "stored")
 _BYTES = 1 << 22  # distance of two kinds in the range of lock bytes, where nothing is ever written
 
 
@@ -123,7 +126,9 @@ class SharedCounters:
     def numbers(self) -> Numbers:
         facts = Numbers(*_HEADER.unpack(os.pread(self.fd, _HEADER.size, 0)))
         limit, deadline, cost = map(amount, (facts.limit_cost, facts.deadline, facts.cost))
-        return facts._replace(limit_cost=limit, deadline=deadline, cost=cost)
+        counts = {name: min(getattr(facts, name), MOST) for name in COUNTS}
+        paid = facts.paid if facts.paid <= INFER.most else 0
+        return facts._replace(limit_cost=limit, deadline=deadline, cost=cost, paid=paid, **counts)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Numbers]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 
 from quine.broker import wire
 from quine.broker.admission import Register
+from quine.broker.keeper_log import Log
 from quine.broker.server import Seat, _Worker
 from quine.budget import makers, purse
 from quine.budget.kept_records import KeptRecords
@@ -91,7 +92,8 @@ class Greeted:
             listener.bind(path)
             listener.listen()
             self.path = path
-            self.seat = Seat(os.dup(listener.fileno()), KeptRecords(), path, b"k", {}, {}, os.getpid(), 0)
+            records, self.log = KeptRecords(), Log(path)
+            self.seat = Seat(os.dup(listener.fileno()), records, path, b"k", {}, {}, os.getpid(), 0, self.log)
         self.worker = _Worker(self.seat)
 
     async def greet(self, hello: dict[str, object], ledger: int) -> bytes:
@@ -108,5 +110,6 @@ class Greeted:
 
     def close(self) -> None:
         self.worker._listener.close()
+        self.log.close()
         for fd in (self.seat.listener, self.book.fd, *self.purses):
             os.close(fd)

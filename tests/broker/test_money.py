@@ -17,7 +17,7 @@ import pytest
 
 from quine.broker import server
 from quine.broker.admission import Denied, Register
-from quine.broker.keeper_log import LONGEST, log
+from quine.broker.keeper_log import LONGEST, Log
 from quine.budget import purse
 from quine.budget.caller import purses_around
 from quine.budget.kept_records import KeptRecords
@@ -282,7 +282,7 @@ class Refusals(Greeted):
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(3):
             await self.refusals()
-        assert not os.path.exists(f"{os.path.dirname(self.path)}/broker.log")
+        assert not os.path.getsize(f"{os.path.dirname(self.path)}/broker.log")
         assert len(os.listdir("/proc/self/fd")) == before
         for _ in range(2):
             forget_books(self.worker._register)
@@ -302,7 +302,28 @@ def test_a_client_that_is_refused_leaves_no_descriptor_in_the_broker(monkeypatch
 
 
 def test_the_log_of_a_broker_is_bounded(tmp_path: Path) -> None:
+    log = Log(f"{tmp_path}/x.broker")
     for _ in range(5):
-        log(f"{tmp_path}/x.broker", "x" * (LONGEST // 2))
+        log.write("x" * (LONGEST // 2))
+    log.close()
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sizes.keys() == {"broker.log", "broker.log.1"} and max(sizes.values()) < 2 * LONGEST
+
+
+@pytest.mark.parametrize("there", ["before", "later"])
+def test_a_pipe_in_the_place_of_the_log_holds_no_broker(there: str, tmp_path: Path) -> None:
+    """A command can put it there, and cause a line."""
+    name, kept = tmp_path / "broker.log", tmp_path / "kept"
+    if there == "before":
+        os.mkfifo(name)
+    log = Log(f"{tmp_path}/x.broker")
+    if there == "later":
+        name.rename(kept)
+        os.mkfifo(name)
+    log.write(ValueError("wrong"))
+    log.write("x" * LONGEST)
+    log.write("anew")
+    log.close()
+    if there == "later":
+        assert kept.read_text().endswith("anew\n") and kept.stat().st_size < LONGEST
+        assert "ValueError: wrong" in (tmp_path / "broker.log.1").read_text()

@@ -17,7 +17,7 @@ from quine.budget.kept_counters import KeptCounters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.budget.loans import Loan, Wanted
-from quine.budget.shared_counters import INFER, SharedCounters
+from quine.budget.shared_counters import COUNTS, INFER, MOST, SharedCounters
 
 LIMIT = 4000
 
@@ -114,16 +114,27 @@ def test_an_amount_below_zero_or_not_finite_lifts_no_limit(false: float) -> None
     os.close(payer.file.fd)
 
 
-def test_the_amounts_of_a_purse_are_finite_and_not_below_zero(payer: Payer) -> None:
+def test_a_count_without_room_for_more_is_paid_as_any_other(payer: Payer) -> None:
+    """It could not be packed, and each inference of the tree was a line in the log of the broker."""
+    full = (1 << 64) - 1
+    payer.rewrite(limit_tokens=0, **dict.fromkeys((*COUNTS, "paid"), full))
+    for _ in range(2):
+        payer.ledger.settle(payer.ledger.reserve(0, 1000), 3500)
+        assert MOST <= payer.ledger.totals()[1] < full
+
+
+def test_the_amounts_of_a_purse_are_finite_and_not_below_zero_and_its_counts_have_room(payer: Payer) -> None:
     fd = purse.create(payer.file, "a", "true", (0, 1.0, 10.0), (0, 0))
     try:
         made = purse.read(fd)
         assert made
-        wrong = made._replace(since=math.nan, cost=-1.0, deadline=math.inf, cost_before=-math.inf)
+        wrong = made._replace(
+            since=math.nan, cost=-1.0, deadline=math.inf, cost_before=-math.inf, raised=(1 << 64) - 1
+        )
         with open(f"/proc/self/fd/{fd}", "r+b") as file:
             purse.write(file.fileno(), wrong)
         found = purse.read(fd)
-        assert found == made._replace(since=0.0, cost=0.0, deadline=0.0, cost_before=0.0)
+        assert found == made._replace(since=0.0, cost=0.0, deadline=0.0, cost_before=0.0, raised=MOST)
     finally:
         os.close(fd)
 
