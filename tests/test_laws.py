@@ -308,6 +308,47 @@ def test_a_file_of_somebody_else_is_opened_at_once_and_only_if_it_is_regular() -
     assert not found
 
 
+OF_ANOTHER = re.compile(r"/proc/\{.*\}/fd\b")  # the descriptors of a process that may be another's
+ASKS = (
+    *("open", "os.open", "os.stat", "os.access", "os.truncate", "os.chmod", "os.utime", "os.statvfs"),
+    *(
+        f"os.path.{name}"
+        for name in ("exists", "isfile", "isdir", "getsize", "getmtime", "realpath", "samefile")
+    ),
+)
+
+
+def asks_about(node: ast.AST, any_path: bool) -> bool:
+    """Return whether it is a call that opens a file or asks its file system, of `any_path` or of a found `one.path`."""
+    if not isinstance(node, ast.Call):
+        return False
+    name, path = ast.unparse(node.func), ast.unparse(node.args[0]) if node.args else ""
+    found = path.endswith(".path") and path != "self.path"
+    entry = name.rpartition(".")[2] in ("stat", "is_file", "is_dir", "read_bytes", "read_text")
+    return (name in ASKS and (any_path or found)) or (entry and any_path)
+
+
+def test_a_file_that_another_process_holds_is_not_asked_for_anything() -> None:
+    """It has any name, as of a memfd, and its server may never answer: FUSE held a node, and a broker with all trees.
+
+    `inode_at` and `reopened` of transport/provenance/memory_file.py tell a memfd from it. A link may be read.
+    """
+    found, looks = [], 0
+    for path in FILES:
+        text = path.read_text()
+        if not (OF_ANOTHER.search(text) or re.search(r"\b(open_files|held_above)\(", text)):
+            continue
+        functions = [
+            node for node in ast.walk(TREES[path]) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        for function in functions:
+            here = bool(OF_ANOTHER.search(ast.unparse(function)))
+            looks += here
+            calls = [node for node in ast.walk(function) if asks_about(node, here)]
+            found += [f"{name_of(path)}:{call.lineno}" for call in calls if isinstance(call, ast.Call)]
+    assert looks and not found
+
+
 def test_files_stay_below_their_ceiling() -> None:
     lines = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
     assert not {name: n for name, n in lines.items() if n > CEILING}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "QUINE_CREDENTIALS_FD"
 NAME = "quine-credentials"
+LINK = f"/memfd:{NAME} (deleted)"
 APART = "quine-apart"  # name of the memfd that marks a daemon, see `stand_apart`
 PR_SET_CHILD_SUBREAPER = 36
 LIMIT = 64 << 20  # bytes; a memo is a few keys, and over exec a session with its mission

@@ -215,7 +215,7 @@ def holders(memo: int) -> set[int]:
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 path = f"/proc/{pid}/fd/{fd}"
                 with contextlib.suppress(OSError):
-                    if inherit.NAME in os.readlink(path) and os.stat(path).st_ino == memo:
+                    if os.readlink(path) == inherit.LINK and inherit.inode_at(path, inherit.LINK) == memo:
                         held.add(int(pid))
     return held - {os.getpid()}
 
