@@ -14,8 +14,10 @@ from unittest import mock
 
 import pytest
 
+from tests.support.named_files import NamedFile
 from transport import inherit
 from transport.errors import Unseen
+from transport.provenance import memory_file
 
 SHOW = "import json; from transport import inherit; print(json.dumps(inherit.users_environment()))"
 # An agent as its descendants see it: it holds a memo, which they inherit or not.
@@ -106,22 +108,36 @@ def test_a_walk_that_cannot_go_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         os.close(fd)
 
 
-@pytest.mark.skipif(not os.access("/", os.W_OK), reason="makes files with the name of a memory file")
-@pytest.mark.parametrize("kind", ["file", "pipe"])
-def test_a_file_with_the_name_of_a_memory_file_is_none(kind: str) -> None:
+@pytest.mark.parametrize("kind", [stat.S_IFREG, stat.S_IFIFO])
+def test_a_file_with_the_name_of_a_memory_file_is_none(kind: int) -> None:
     """The kernel shows both by the same words; a pipe would be waited for, as a file of FUSE whose server is silent."""
-    path = f"/memfd:quine-{os.getpid()}"
-    os.mknod(path, (stat.S_IFREG if kind == "file" else stat.S_IFIFO) | 0o600)
-    fd = os.open(path, os.O_PATH)
-    os.unlink(path)
-    link = f"/proc/self/fd/{fd}"
-    try:
-        assert os.readlink(link) == f"{path} (deleted)"
-        assert inherit.held_above(path.removeprefix("/memfd:")) == {path.removeprefix("/memfd:"): []}
+    name = f"quine-{os.getpid()}"
+    with NamedFile(name, kind) as named:
+        assert inherit.held_above(name) == {name: []}
         with pytest.raises(FileNotFoundError, match="closed since"):
-            inherit.reopened(link, os.O_RDONLY, inode=os.stat(fd).st_ino)
-    finally:
-        os.close(fd)
+            inherit.reopened(named.link, os.O_RDONLY, inode=named.inode)
+
+
+def test_a_process_that_is_closed_to_others_tells_memory_files_on_an_old_kernel_too() -> None:
+    """Before Linux 5.14 its /proc/self/fdinfo is root's, and os.fstat asks the server of a file of FUSE."""
+    opened = os.open
+
+    def of_old(path: str, flags: int) -> int:
+        if "fdinfo" in path:
+            raise PermissionError
+        return opened(path, flags)
+
+    memo = inherit.write({})
+    with NamedFile(inherit.NAME) as named:
+        try:
+            with mock.patch.object(os, "open", of_old), named.unasked():
+                assert memory_file.is_memory_file(memo)
+                assert inherit.inode_at(f"/proc/self/fd/{memo}", inherit.LINK)
+                assert not memory_file.is_memory_file(named.fd)
+                with pytest.raises(FileNotFoundError, match="closed since"):
+                    inherit.inode_at(named.link, inherit.LINK)
+        finally:
+            os.close(memo)
 
 
 HELD = """

@@ -13,6 +13,9 @@ import os
 
 FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
 
+_AT_EMPTY_PATH, _AT_STATX_DONT_SYNC = 0x1000, 0x4000
+_SIZE, _DEVICE = 256, slice(136, 144)  # of struct statx, and of stx_dev_major and stx_dev_minor in it
+
 _memory: dict[bool, str] = {}  # the mount of all memfds, and their device, see `_place`
 
 
@@ -66,8 +69,23 @@ def _place(fd: int) -> tuple[bool, str]:
     try:
         info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
-        return True, str(os.fstat(fd).st_dev)
+        return True, _device(fd)
     try:
         return False, os.read(info, 4096).decode().partition("mnt_id:")[2].partition("\n")[0]
     finally:
         os.close(info)
+
+
+def _device(fd: int) -> str:
+    """Return the device of an open file, of which the kernel says what it knows: fstat(2) would ask its server."""
+    try:
+        import ctypes  # here: for few processes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        facts, get = ctypes.create_string_buffer(_SIZE), libc.statx
+    except (ImportError, AttributeError):  # an interpreter without libffi, or a libc from before 2018
+        return str(os.fstat(fd).st_dev)
+    if get(fd, b"", _AT_EMPTY_PATH | _AT_STATX_DONT_SYNC, 0, facts):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return facts.raw[_DEVICE].hex()
