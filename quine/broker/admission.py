@@ -9,13 +9,12 @@ Laws
 3. An orphan whose starter has ended is refused, whatever descriptors it holds: a daemon of a command infers no more
    when its agent has ended, whenever it was admitted. The supervisor of a detached job is admitted while its starter
    lives, and a child that is not waited for when it is forked; and so is all below. Any process below an agent may be
-   named as one. An orphan of a child is adopted by the agent above: unless it was admitted before, it has the cap of
-   that agent, as nothing tells it from an orphan of that agent's own commands.
+   named as one. An orphan of a child that was not admitted before has the cap of the agent above, which adopts it.
 4. The right of a connection is that of the process which has opened it, and ends with that process.
 5. The numbers of ledgers and purses are kept here, since a command can rewrite both: see quine/budget/kept_counters.py.
    A purse is raised by a request, from a living process that the kernel shows outside of it. These numbers are
-   forgotten when nothing needs them: no member, no connection, and no living maker of a purse. Makers are looked for
-   each time before: one that is closed to others while it has a key opens later. The purses of a tree are bounded.
+   forgotten when nothing needs them: no member, no connection, and no living maker of a purse, each looked for again.
+   The purses of a tree are bounded.
 6. This knowledge outlives a worker: it is in memory that the keeper made (quine/budget/kept_records.py), and each
    worker reads it first. Whatever could not be noted there has no effect: nobody is admitted, and nothing is paid.
    The members and purses of one tree have a SHARE of it. A process for which there is no room is refused.
@@ -31,7 +30,7 @@ from quine.base import errors
 from quine.budget import caller, purse
 from quine.budget.kept_counters import KeptCounters, KeptLedger, inode_of
 from quine.budget.pinned import PinnedProcess, pinned
-from quine.budget.purse import Cap, Purse
+from quine.budget.purse import Cap, Purse, least
 from transport.lean import contextlib
 
 TYPE_CHECKING = False
@@ -399,10 +398,3 @@ class Register:
 
 def _key(member: Member, inode: int) -> tuple[str | int, ...]:
     return "member", member.process.pid, member.process.start, inode
-
-
-def least(one: Cap, other: Cap) -> Cap:
-    """Return the narrower caps, where 0 is none."""
-    pairs = zip(one, other)
-    tokens, cost, deadline = (min((value for value in pair if value), default=0) for pair in pairs)
-    return Cap(int(tokens), float(cost), float(deadline))

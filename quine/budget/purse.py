@@ -49,6 +49,13 @@ class Cap(NamedTuple):
     deadline: float = 0.0  # seconds since boot
 
 
+def least(one: Cap, other: Cap) -> Cap:
+    """Return the narrower caps, where 0 is none."""
+    pairs = zip(one, other)
+    tokens, cost, deadline = (min((value for value in pair if value), default=0) for pair in pairs)
+    return Cap(int(tokens), float(cost), float(deadline))
+
+
 class Purse(NamedTuple):
     ident: str
     pid: int  # of its maker
