@@ -10,7 +10,8 @@ Laws
 4. The owner of the private directory holds a lock on it that dies with the owner. An unlocked directory is removed,
    if it has the seal that its owner has made (`renames`), or if nothing is in it. So one may be removed between its
    mkdir and its lock, and its owner makes another one.
-5. An entry that is `left` may be a result that another job is writing: it is neither replaced nor touched.
+5. An entry that is `left` may be a result that another job is writing: it is neither replaced nor touched. A missing
+   directory is not left if anything in it is not: each entry that is not left appears.
 """
 
 from __future__ import annotations
@@ -200,11 +201,27 @@ class Layout:
         entries, others = (set_bits(part, len(names)) for part in (blob[:half], blob[half:]))
         there = (each for each in others if os.path.lexists(os.path.join(self._path, names[each])))
         self.left.update(entries, there)
+        self.left.difference_update(self._missing_above())
         self._moves = [index for index in self._moves if index not in self.left]
         for index in sorted(self.left, reverse=True):  # directories behind their contents
             spot, self._spots[index] = self._spots[index], b""
             if b"/" in spot:  # in a directory that is moved as a whole
                 (os.rmdir if self._manifest.is_directory(index) else os.unlink)(spot, dir_fd=self._new)
+        moved = {self._spots[index] for index in self._moves}
+        for name, spot in zip(names, self._spots):
+            if spot and spot.partition(b"/")[0] not in moved:
+                raise Conflict(errno.EBUSY, "would not appear: its directory is left to another job", name)
+
+    def _missing_above(self) -> list[int]:
+        """Return the missing directories that hold entries which are not left."""
+        above = set[bytes]()
+        for index, name in enumerate(self._manifest.names):
+            while self._spots[index] and index not in self.left and b"/" in name:
+                name = name.rpartition(b"/")[0]
+                if name in above:
+                    break
+                above.add(name)
+        return [each for each in self.left if self._spots[each] and self._manifest.names[each] in above]
 
     # -- move into place ---------------------------------------------------------------------------
 

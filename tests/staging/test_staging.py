@@ -214,6 +214,36 @@ def test_results_of_other_jobs_are_left_as_they_are(here: Path, there: Path, new
     assert around.asked == 1
 
 
+@pytest.mark.parametrize("pattern", ["src", ".", "*", "src/*", "src/in", "src/in/*"])
+@pytest.mark.parametrize("name", ["src/mine", "src/in/mine"])
+def test_a_file_of_this_job_alone_is_laid_out_though_its_directory_is_a_result_of_another(
+    here: Path, there: Path, pattern: str, name: str
+) -> None:
+    """It was left out without a word where its directory was not there yet."""
+    (here / "src/in").mkdir(parents=True)
+    for each in (name, "src/in/other"):
+        (here / each).write_text("old")
+    around = Around([pattern], [], [name.encode()])
+    stage(here, there, "src", around=around)
+    assert [str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()] == [name]
+    stage(here, there, "src", around=around)
+    assert (there / name).read_text() == "old" and not [*there.glob(".quine*")]
+
+
+def test_an_entry_that_no_rename_would_bring_is_no_success(here: Path) -> None:
+    manifest = Manifest()
+    manifest.add(b"d", stat.S_IFDIR | 0o755, 0)
+    manifest.add(b"d/a", stat.S_IFLNK | 0o777, 0, mark=b"b")
+    layout = apply.Layout(os.fsencode(here), manifest, {}, {})
+    try:
+        layout.open()
+        layout._moves.clear()
+        with pytest.raises(OSError, match="would not appear"):
+            layout.let_be(b"\0\0")
+    finally:
+        layout.close()
+
+
 @pytest.mark.parametrize(
     ("patterns", "own", "found"),
     [
