@@ -270,7 +270,7 @@ def _kept() -> tuple[int, ...]:
 
 
 def prepare(words: list[str]) -> bool:
-    """Change into the job's directory before the files of `words`, the verb run on this machine, are laid out.
+    """Change into a directory of this job alone before the files of `words`, the verb run here, are laid out.
 
     Return False if the job was started already: its files must not change while it runs.
     """
@@ -278,7 +278,7 @@ def prepare(words: list[str]) -> bool:
     _alone(job)  # locked before the directory is made, which `give_up` removes
     if _is_started(job):
         return False
-    _, at = _place(job, os.getcwd(), os.environ.get("QUINE_ROOT_SESSION") or job)
+    _, at = _place(job, os.getcwd(), job)
     if at >= 0:
         os.fchdir(at)  # and it is held until the exec: others that leave it find it empty
     return True
@@ -319,16 +319,16 @@ def _alone(job: str) -> None:
         raise Failure(NOT_STARTED, f"no lock for job {job} in {jobs}: {why}", host=here) from None
 
 
-def _place(job: str, cwd: str, tree: str) -> tuple[str, int]:
-    """Return the job's directory, and a descriptor that holds it, -1 if it is not one of a tree's. Raises Failure.
+def _place(job: str, cwd: str, folder: str) -> tuple[str, int]:
+    """Return the job's directory, and a descriptor that holds it, -1 if it was not made for jobs. Raises Failure.
 
-    It is beside the one that a node made for this verb and removes after it, and is made and judged as the directory
-    of any job. Its name is known before, so another user may have made it where others can write. The caller may be in
-    it: a job of a node, or this verb after its files were laid out.
+    Its name is `folder` if the job was told of none. It is beside the one that a node made for this verb and removes
+    after it, and is made and judged as that of any job. Its name is known before, so another user may have made it where
+    others can write. The caller may be in it: a job of a node, or this verb after its files were laid out.
     """
     above, name = os.path.split(cwd)
-    path = os.path.join(above, tree) if name == f"{job}{MADE}" else cwd
-    if path == cwd and name not in (job, tree) and not ("token" in inherit.read() and is_session(name)):
+    path = os.path.join(above, folder) if name == f"{job}{MADE}" else cwd
+    if path == cwd and name not in (job, folder) and not ("token" in inherit.read() and is_session(name)):
         return cwd, -1
     try:
         return path, workdir.enter(path)
@@ -377,8 +377,9 @@ def _over_there(options: RunOptions, job: str, argv: list[str], tree: str, stage
     spawn.env = environment(options, os.environ) | ({"QUINE_ROOT_SESSION": tree} if tree else {})
     if options.job:
         spawn.context["pick"] = job  # not by load: a second start must not reach another host
-    spawn.tree = f"{job}{MADE}"
-    spawn.cwd = starting_directory(options)
+    spawn.tree, spawn.cwd = f"{job}{MADE}", starting_directory(options)
+    # A job on a host that starts another one gives it its own tree.
+    spawn.folder = spawn.tree if stage and spawn.cwd is None else ""
     if options.stdin or os.isatty(0):
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)

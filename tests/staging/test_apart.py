@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from quine.base.sessions import new_session
 from tests.lab import Lab
 from tests.support.agents import OK, PATIENCE, call, says, sh
+from tests.support.detached import detach, go, record
 from tests.support.remote_agents import environment
 from transport.errors import ProtocolError
 from transport.job import order
 from transport.node import hosts
 from transport.spawn import Spawn, Template
+
+__all__ = ["go"]
 
 ROOT = "0123456789abcdef0123456789abcdef"
 
@@ -38,6 +42,38 @@ def test_commands_of_one_agent_have_directories_of_their_own(lab: Lab, tmp_path:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"b", b"")
     assert first.communicate(timeout=PATIENCE)[0] == b"a"
     assert ((a / "out").read_text(), (b / "out").read_text()) == ("a", "b")
+
+
+def test_detached_commands_of_one_agent_have_directories_of_their_own(
+    lab: Lab, tmp_path: Path, go: Path
+) -> None:
+    a, b = two(tmp_path)
+    env = {"QUINE_ROOT_SESSION": new_session()}
+    script = f"read x <{go}; cp in.csv out"
+    words = ["--on", "h1", "--files", "in.csv", "--", "sh", "-c", script]
+    jobs = [detach(lab, *words, cwd=each, env=env) for each in (a, b)]
+    go.write_text("\n\n")
+    for job, each in zip(jobs, (a, b), strict=True):
+        assert Path(record(job, lab["h1"].home)["cwd"]).name == job
+        done = lab.run(["wait", "--returns", "out", job], cwd=each, env=env)
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert ((a / "out").read_text(), (b / "out").read_text()) == ("a", "b")
+
+
+def test_detached_commands_that_one_job_starts_have_directories_of_their_own(
+    lab: Lab, tmp_path: Path, go: Path
+) -> None:
+    lab.alias("n1", "h1", may_fork=["n2"])
+    lab.alias("n2", "h2")
+    two(tmp_path)
+    detaching = "quine run --detach --on n2 --files in.csv -- sh -c"
+    script = f"for x in a b; do (cd {tmp_path}/$x; {detaching} 'read x <{go}; cat in.csv'); done"
+    done = lab.run(["run", "--on", "n1", "--", "sh", "-c", script])
+    assert (done.returncode, done.stderr) == (0, b"")
+    go.write_text("\n\n")
+    jobs = done.stdout.decode().split()
+    assert lab.run(["wait", "--on", "h2", *jobs]).returncode == 0
+    assert [lab.run(["logs", "--on", "h2", job]).stdout for job in jobs] == [b"a", b"b"]
 
 
 def test_children_of_one_agent_have_directories_of_their_own(lab: Lab, tmp_path: Path) -> None:

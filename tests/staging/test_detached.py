@@ -66,10 +66,9 @@ def test_in_a_directory_that_is_there(lab: Lab, work: Path, there: Path) -> None
 @pytest.mark.long
 def test_beside_the_other_jobs_of_its_tree(lab: Lab, work: Path) -> None:
     tree = new_session()
-    words = ["--on", "h1", "--files", "Makefile", "--", "pwd"]
+    words = ["--on", "h1", "--", "touch", "made"]
     job = detach(lab, *words, cwd=work, env={"QUINE_ROOT_SESSION": tree})
-    place = Path(record(job, lab["h1"].home)["cwd"])
-    assert (place.name, [path.name for path in place.iterdir()]) == (tree, ["Makefile"])
+    assert Path(record(job, lab["h1"].home)["cwd"]).name == tree
     assert ended(lab, job, cwd=work) == (0, b"")
 
 
