@@ -51,6 +51,7 @@ class AgentStarter(Starter):
         task.facts = {}
         mission = " ".join(self._work.argv(task))
         spawn, answers, held = self._crowd.agent(mission, task.stdin, avoid, task.facts)
+        spawn.folder = self.folder
         if self._journal:
             answers.on_request = partial(self._journal.begin_agent, spawn.id)
         return spawn, answers, held

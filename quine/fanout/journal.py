@@ -15,7 +15,8 @@ Laws
    and has the exit status that the item gets: the job's own may hide that some were not there. As long as a job has a
    note, so have the names over there of its own files and of its results: no other item gets them.
 7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
-   nobody goes on with it. It also names the tree of the first run, whose directories hold the files of all jobs.
+   nobody goes on with it. It also names the tree of the first run, whose directories hold the files of all jobs, and
+   the directory in place of that which is of this batch alone.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Journal:
         self._fd = -1
         self.batch, self._secret = os.urandom(16).hex(), os.urandom(16).hex()
         self.tree = ""  # whose directories its jobs are in
+        self.folder = self.batch  # or, where they have files, this one
         self.hosts: dict[str, None] = {}  # on which jobs have started,
         self.wheres: dict[str, None] = {}  # and WHEREs that jobs were sent to
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
@@ -99,7 +101,7 @@ class Journal:
         """Go on with the batch of the file. Raises OSError, and Misconfigured if it is none."""
         lines = list(whole_lines(self._path))
         head = lines[0].split() if lines else []
-        if lines and (head[:2] != JOURNAL.split() or len(head) not in (6, 7, 8)):
+        if lines and (head[:2] != JOURNAL.split() or len(head) not in (6, 7, 8, 9)):
             raise Misconfigured(f"{self._path} is none of this version")
         try:
             if head:
@@ -107,9 +109,9 @@ class Journal:
             if head and not self.batch.isalnum():
                 raise ValueError("no batch is called so")
             self._owner = owner.parsed(head[6]) if len(head) > 6 else None
-            self.tree = head[7] if len(head) > 7 else ""
-            if self.tree and not is_id(self.tree):
-                raise ValueError("no tree is called so")
+            self.tree, self.folder = [*head[7:], "", ""][:2] if head else ("", self.batch)
+            if not all(map(is_id, filter(None, (self.tree, self.folder)))):
+                raise ValueError("no tree or directory is called so")
         except ValueError:
             raise Misconfigured(f"line 1 of {self._path} is damaged") from None
         second = -inf
@@ -177,7 +179,9 @@ class Journal:
 
     def _text(self) -> str:
         text = [
-            f"{JOURNAL} {self.batch} {self._run} {self._secret} {boot_id()} {owner.this_process().word} {self.tree}\n",
+            f"{JOURNAL} {self.batch} {self._run} {self._secret} {boot_id()} {owner.this_process().word}"
+            f" {self.tree} {self.folder}".rstrip()
+            + "\n",
             *(f"host {host}\n" for host in self.hosts),
         ]
         text += (f"where {where}\n" for where in self.wheres)

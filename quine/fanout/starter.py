@@ -71,9 +71,10 @@ class Starter:
             self._context["detached"] = True
         # One tree: its jobs on a host share a directory, if --cwd names none, and one that is empty goes at the end.
         self.tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
-        self.most = options.number("jobs", 0)
-        if not options.jobs and not spawn.elsewhere:
-            self.most = os.cpu_count() or 1
+        # Another batch of it may have other files of these names.
+        self.folder = os.urandom(16).hex() if (spawn.files or spawn.returns) and self._cwd is None else ""
+        one_each = not (options.jobs or spawn.elsewhere)
+        self.most = os.cpu_count() or 1 if one_each else options.number("jobs", 0)
 
     def bound(self) -> int:
         """How many may be under way at one time, with as many descriptors as this process may have."""
@@ -89,7 +90,7 @@ class Starter:
         journal.sends_to(self._where)
         self._note_hosts()
         self._context["batch"] = journal.batch
-        self.tree = journal.tree
+        self.tree, self.folder = journal.tree, self.folder and journal.folder
 
     def ready(self) -> bool:
         """Whether one more may be started, apart from `most`."""
@@ -117,6 +118,7 @@ class Starter:
             cwd=self._cwd,
             limits=self._limits,
             tree=self.tree,
+            folder=self.folder,
             context=context,
             merged=self._merged,
         )
@@ -304,8 +306,8 @@ class Starter:
         assert stage
         stage.place = note.place
         self.files.hold(task, stage, note.host)
-        where, cwd = note.host or self._where, note.place or self._cwd
-        spawn = Spawn(["-"], where=where, env=self._env, cwd=cwd, tree=self.tree, context=self._context)
+        spawn = Spawn(["-"], where=note.host or self._where, env=self._env, context=self._context)
+        spawn.cwd, spawn.tree, spawn.folder = note.place or self._cwd, self.tree, self.folder
         self._finish(task, spawn, status, stage, ended)
 
     def never_began(self, id: str) -> bool:
@@ -384,7 +386,7 @@ class Starter:
         output.job = adopted.job
         fresh, _, held = self.make(task, [])
         # For the job that brings the returns.
-        spawn.env, spawn.cwd, spawn.lease = fresh.env, fresh.cwd, fresh.lease
+        spawn.env, spawn.cwd, spawn.lease, spawn.folder = fresh.env, fresh.cwd, fresh.lease, fresh.folder
         if stage:
             self.files.hold(task, stage, spawn.where)
         on_started, on_exit = self._functions(task, spawn, answers, held, stage, started, ended)

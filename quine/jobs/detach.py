@@ -323,8 +323,8 @@ def _place(job: str, cwd: str, folder: str) -> tuple[str, int]:
     """Return the job's directory, and a descriptor that holds it, -1 if it was not made for jobs. Raises Failure.
 
     Its name is `folder` if the job was told of none. It is beside the one that a node made for this verb and removes
-    after it, and is made and judged as that of any job. Its name is known before, so another user may have made it where
-    others can write. The caller may be in it: a job of a node, or this verb after its files were laid out.
+    after it, and is made and judged as that of any job. Its name is known before, so another user may have made it
+    where others can write. The caller may be in it: a job of a node, or this verb after its files were laid out.
     """
     above, name = os.path.split(cwd)
     path = os.path.join(above, folder) if name == f"{job}{MADE}" else cwd

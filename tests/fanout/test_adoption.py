@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from quine.base.sessions import new_session
 from quine.jobs import owner
 from tests.fanout.test_chaos import age
 from tests.fanout.test_xargs import SH, rows
@@ -32,10 +33,16 @@ class Killed:
     """A batch of 8 items that was killed when 3 had their ends and 2 were running."""
 
     def __init__(
-        self, lab: Lab, tmp_path: Path, *options: str, script: str = SCRIPT, kept: bool = False
+        self,
+        lab: Lab,
+        tmp_path: Path,
+        *options: str,
+        script: str = SCRIPT,
+        kept: bool = False,
+        tree: str = "",
     ) -> None:
-        """`kept`: it has some output of a running job when it is killed."""
-        self.lab, self.path = lab, tmp_path
+        """`kept`: it has some output of a running job when it is killed. `tree`: it is of that of an agent."""
+        self.lab, self.path, self.env = lab, tmp_path, {"QUINE_ROOT_SESSION": tree}
         self.words = ["xargs", "-P2", "--joblog", "log", *options]
         self.items = [
             *SH,
@@ -47,7 +54,8 @@ class Killed:
             *map(str, range(8)),
         ]
         shown = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe would hold up the batch
-        with shown, lab.popen([*self.words, *self.items], stdout=shown, cwd=tmp_path) as process:
+        words = [*self.words, *self.items]
+        with shown, lab.popen(words, stdout=shown, cwd=tmp_path, env=self.env) as process:
             until(lambda: len(self.ran()) == 5, "5 items have begun")
             until(lambda: len(rows(tmp_path / "log")) == 3, "three lines in the log")
             if kept:
@@ -65,7 +73,7 @@ class Killed:
         (self.path / "go").touch()
 
     def resume(self, *options: str) -> subprocess.CompletedProcess[bytes]:
-        return self.lab.run([*self.words, "--resume", *options, *self.items], cwd=self.path)
+        return self.lab.run([*self.words, "--resume", *options, *self.items], cwd=self.path, env=self.env)
 
     def states(self) -> list[str]:
         return [row[12] for row in rows(self.path / "log")]
@@ -114,9 +122,12 @@ def test_by_lines_the_files_of_results_have_each_line_once(lab: Lab, tmp_path: P
 
 
 def test_a_link_in_the_way_of_results_loses_no_job_that_runs(lab: Lab, tmp_path: Path) -> None:
-    """Their user has moved the results to another disk. Those that come stay on their host till the link is gone."""
-    script = f'{SCRIPT}; mkdir -p out; echo whole >"out/$0"'
-    batch = Killed(lab, tmp_path, "--on", "h1", "--returns", "out/{}", script=script)
+    """Their user has moved the results to another disk. Those that come stay on their host till the link is gone.
+
+    In the tree of an agent the batch has a directory of its own there, which those who go on with it know.
+    """
+    script, tree = f'{SCRIPT}; mkdir -p out; echo whole >"out/$0"', new_session()
+    batch = Killed(lab, tmp_path, "--on", "h1", "--returns", "out/{}", script=script, tree=tree)
     (tmp_path / "out").rename(tmp_path / "disk")
     (tmp_path / "out").symlink_to("disk")
     batch.go()
@@ -131,6 +142,7 @@ def test_a_link_in_the_way_of_results_loses_no_job_that_runs(lab: Lab, tmp_path:
     assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == dict.fromkeys(
         "01234567", "whole\n"
     )
+    assert not (lab["h1"].home / "quine" / tree).exists()
 
 
 def test_what_has_ended_meanwhile_is_taken_over_too(lab: Lab, tmp_path: Path) -> None:
@@ -264,9 +276,9 @@ def test_other_hosts(lab: Lab, tmp_path: Path) -> None:
 def moved(journal: Path, **fields: object) -> None:
     """Let a journal have been written by another process, or on another machine."""
     head, _, rest = journal.read_text().partition("\n")
-    *words, word, tree = head.split(" ")
+    *words, word, tree, folder = head.split(" ")
     was = owner.parsed(word)._replace(**fields)
-    journal.write_text(" ".join([*words, was.word, tree]) + "\n" + rest)
+    journal.write_text(" ".join([*words, was.word, tree, folder]) + "\n" + rest)
 
 
 def test_a_log_of_another_machine_is_resumed_only_by_an_option(lab: Lab, tmp_path: Path) -> None:

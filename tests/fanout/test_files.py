@@ -214,13 +214,14 @@ def test_results_whose_host_is_away_again_stay_noted_with_their_place(tmp_path: 
     starter._journal = SimpleNamespace(unreturned={"id": note}, brought={})
     starter._work = SimpleNamespace(stage=lambda item, begun: stage)
     starter._where, starter._env, starter._cwd, starter.tree, starter._context = "h1", {}, None, "tree", {}
+    starter.folder = "apart"
     starter.files = Files(SimpleNamespace(start=start), None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
     starter.files.at = lambda when, call: None
     task = Task(SimpleNamespace(number=1, slot=0), Entry(1, "hash"))  # type: ignore[arg-type]
     ends: list[Status] = []
     starter.fetch(task, "id", lambda task, status: ends.append(status))
     later.pop()()
-    assert asked[0].cwd == "/there" and task.entry.unreturned == note
+    assert (asked[0].cwd, asked[0].folder) == ("/there", "apart") and task.entry.unreturned == note
     assert (ends[0].state, ends[0].hint) == ("lost", "the results are still on the host, in /there")
 
 

@@ -254,17 +254,30 @@ def test_the_files_of_a_batch_stay_where_its_first_run_has_them(
 ) -> None:
     """An agent has begun it, and another goes on with it: its jobs there are in the directories of the first one."""
     path = tmp_path / "log"
-    trees = []
+    places = []
     for root in ("first", "second", ""):
         monkeypatch.setenv("QUINE_ROOT_SESSION", root)
         log = Joblog(str(path), KEEP)
         log.journal.start("id", "h", 1)
-        trees.append(log.journal.tree)
+        places.append((log.journal.tree, log.journal.folder))
         log.close()
-    assert trees == ["first"] * 3
+    assert places == [("first", log.journal.batch)] * 3
+    journal = Path(f"{path}.started")
+    text = journal.read_text()
+    head = text.split("\n")[0]
+    journal.write_text(text.replace(head, head.rpartition(" ")[0], 1))
+    log = Joblog(str(path), KEEP)
+    assert (log.journal.tree, log.journal.folder) == ("first", ""), "of a build that had none"
+    log.close()
+    log = Joblog(str(path), KEEP)
+    assert (log.journal.tree, log.journal.folder) == ("first", "")
+    log.close()
+    journal.write_text(text.replace(head, f"{head}/../x", 1))
+    with pytest.raises(Misconfigured, match="line 1 of"):
+        Joblog(str(path), KEEP)
     monkeypatch.setenv("QUINE_ROOT_SESSION", "no session")
     log = Joblog(str(path))
-    assert log.journal.tree == log.journal.batch
+    assert log.journal.tree == log.journal.batch == log.journal.folder
     log.close()
 
 

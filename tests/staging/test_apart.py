@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from quine.base.sessions import new_session
+from quine.fanout.agents import AgentStarter
+from quine.fanout.input.items import Item
+from quine.fanout.input.rows import Row
+from quine.fanout.main import template
+from quine.fanout.options import parse
+from quine.fanout.starter import Starter
+from quine.fanout.tasks import Work
 from tests.lab import Lab
 from tests.support.agents import OK, PATIENCE, call, says, sh
 from tests.support.detached import detach, go, record
 from tests.support.remote_agents import environment
+from tests.support.waiting import until
 from transport.errors import ProtocolError
 from transport.job import order
 from transport.node import hosts
@@ -42,6 +52,41 @@ def test_commands_of_one_agent_have_directories_of_their_own(lab: Lab, tmp_path:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"b", b"")
     assert first.communicate(timeout=PATIENCE)[0] == b"a"
     assert ((a / "out").read_text(), (b / "out").read_text()) == ("a", "b")
+
+
+def test_batches_of_one_agent_have_directories_of_their_own(lab: Lab, tmp_path: Path, go: Path) -> None:
+    """The first one read the files of the second one, which removed them at its end."""
+    a, b = two(tmp_path)
+    up, env = tmp_path / "up", {"QUINE_ROOT_SESSION": new_session()}
+    words = ["xargs", "--on", "h1", "--cleanup", "--files", "in.csv", "--returns", "out", "--", "sh", "-c"]
+    running = lab.popen([*words, f"touch {up}; read x <{go}; cp in.csv out", ":::", "1"], cwd=a, env=env)
+    until(lambda: up.exists() or running.poll() is not None, "it has begun")
+    done = lab.run([*words, "cp in.csv out", ":::", "1"], cwd=b, env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    go.write_text("\n")
+    assert running.wait(PATIENCE) == 0
+    assert ((a / "out").read_text(), (b / "out").read_text()) == ("a", "b")
+    assert not (lab["h1"].home / "quine" / env["QUINE_ROOT_SESSION"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "apart"), [([], False), (["--files", "f"], True), (["--returns", "f", "--cwd", "/w"], False)]
+)
+def test_jobs_of_a_batch_with_files_have_one_directory_on_a_host(words: list[str], apart: bool) -> None:
+    options, command, _ = parse(["--on", "h1", *words, "--", "echo"])
+    work = Work(options, template(options, command), command)
+    crowd: Any = SimpleNamespace(left=None, agent=lambda *_: (Spawn(["x"], tree=ROOT), None, []))
+    sink: Any = SimpleNamespace(say=print)
+    none: Any = None
+    agents = AgentStarter(options, none, work, sink, none, crowd)
+    for starter in (Starter(options, none, work, sink, none), agents):
+        folders = set()
+        for _ in range(2):
+            spawn, services, _ = starter.make(work.task(Item(Row(("a",)), 1)), [])
+            folders.add(spawn.folder)
+            if services:
+                services.close()
+        assert len(folders) == 1 and any(folders) == apart
 
 
 def test_detached_commands_of_one_agent_have_directories_of_their_own(

@@ -247,6 +247,7 @@ class Cleanup:
             env=job.env,
             cwd=job.cwd,
             tree=job.tree,
+            folder=job.folder,
             context={**job.context, "control": True},
         )
         removal = self._batch.start(spawn, on_exit=on_exit)

@@ -273,13 +273,13 @@ def replacement_unnoted() -> contextlib.AbstractContextManager[None]:
     return replaced(Replaced, "add", restored)
 
 
-def tree_forgotten() -> contextlib.AbstractContextManager[None]:
+def directory_forgotten() -> contextlib.AbstractContextManager[None]:
     """Jobs of the client before are looked for in the directories of this one."""
 
-    def tree(self: Journal) -> str:
+    def folder(self: Journal) -> str:
         return os.environ.get("QUINE_ROOT_SESSION", "") or self.batch
 
-    return replaced(Journal, "tree", property(tree, lambda self, tree: None))
+    return replaced(Journal, "folder", property(folder, lambda self, folder: None))
 
 
 def arrival_forgotten() -> contextlib.AbstractContextManager[None]:
@@ -339,7 +339,7 @@ MUTATIONS = {
     "replacement-unnoted": TakenBack(
         replacement_unnoted, frozenset({"line", "twice", "input", "truth"}), 100
     ),
-    "tree-forgotten": TakenBack(tree_forgotten, frozenset({"truth", "returns", "twice"}), 100),
+    "directory-forgotten": TakenBack(directory_forgotten, frozenset({"truth", "returns", "twice"}), 100),
 }
 
 # Few seeds show them; each has courses of its own in `test_batch`.

@@ -143,7 +143,7 @@ def test_results_are_where_the_agent_before_had_its_jobs() -> None:
     faults = (Fault(3.0, "kill_client", BATCH),)
     items = (Job("i0", "", steps=(("sleep", 3.0),)),)
     course = Course(1, ("h1",), (), faults, 1, items=items, again=0.3, files=APART, moves=True)
-    fails_without("tree-forgotten", course)
+    fails_without("directory-forgotten", course)
 
 
 def test_a_result_is_not_replaced_by_the_files_of_the_next_item() -> None:
