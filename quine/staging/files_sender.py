@@ -136,28 +136,91 @@ class Giving:
 def covered(manifest: Manifest, patterns: Iterable[str], own: Collection[bytes]) -> list[int]:
     """Return the entries that patterns mean, but for those of `own` and all that a pattern means together with one.
 
-    There may be as many patterns as jobs run at one time: a name is compared with those whose matches begin as it does.
+    There may be as many patterns as jobs run at one time, and it is asked as others wait for their turn.
     """
-    names, wild = set[bytes](), dict[str, bytes]()  # of patterns what their matches begin with
+    names, wild = set[bytes](), list[str]()
     for pattern in patterns:
         plain = spec.name_of(pattern)
         if plain is None or plain == ".":
-            wild[pattern] = b"" if plain else os.fsencode(spec.fixed(pattern))
+            wild.append(pattern)
         else:
             names.add(os.fsencode(plain))
     names.intersection_update(manifest.names)
+    meant = Meant(wild)
+    apart: dict[bytes, Meant] = {}  # by one of `own`: the patterns that do not mean that
     found = []
     for index, name in enumerate(manifest.names) if names or wild else ():
         at = name
         while at and at not in own and at not in names:
             at = at.rpartition(b"/")[0]
-        top = at if at in own else b""
-        is_meant = (at and not top) or any(
-            name.startswith(begin)
-            and spec.allowed(name, [pattern])
-            and not (top and spec.allowed(top, [pattern]))
-            for pattern, begin in wild.items()
-        )
+        if at not in own:
+            is_meant = bool(at) or meant.has(name)
+        elif name == at or not meant.has(name):
+            is_meant = False
+        else:
+            if at not in apart:
+                others = [pattern for pattern in wild if not spec.allowed(at, [pattern])]
+                apart[at] = Meant(others) if meant.has(at) else meant
+            is_meant = apart[at].has(name)
         if is_meant and not manifest.modes[index] & IMPLIED:
             found.append(index)
     return found
+
+
+class Meant:
+    """The names that one of some patterns means, as `spec.allowed` has it.
+
+    A directory is compared once, and a part of a name only with those parts of patterns whose matches begin, or end,
+    as it does: with `data/*.{}.csv` all patterns have one beginning.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        patterns = list(patterns)
+        start = _Next((tuple(pattern.split("/")), 0) for pattern in patterns)
+        # By directory what comes next in patterns; None where they mean all of it.
+        self._in: dict[bytes, _Next | None] = {b"": None if "." in patterns else start}
+
+    def has(self, name: bytes) -> bool:
+        above, _, last = name.rpartition(b"/")
+        way = []
+        while above not in self._in:
+            way.append(above)
+            above = above.rpartition(b"/")[0]
+        there = self._in[above]
+        for each in reversed(way):
+            behind = None if there is None else there.behind(os.fsdecode(each.rpartition(b"/")[2]))
+            there = self._in[each] = None if behind is None else _Next(behind)
+        return there is None or there.behind(os.fsdecode(last)) is None
+
+
+class _Next:
+    """Places in patterns, `at` a part of one, by what matches of that part begin or end with."""
+
+    def __init__(self, places: Iterable[tuple[tuple[str, ...], int]]) -> None:
+        self._places: dict[str, dict[tuple[tuple[str, ...], int], None]] = {}
+        for words, at in places:
+            self._places.setdefault(words[at], {})[words, at] = None
+            while words[at] == "**" and at + 1 < len(words):  # which may match nothing
+                at += 1
+                self._places.setdefault(words[at], {})[words, at] = None
+        self._parts: dict[
+            tuple[bool, str], list[str]
+        ] = {}  # by whether it is the beginning, and what that is
+        for part in self._places:
+            begin = min((part.partition(char)[0] for char in spec.MAGIC), key=len)
+            end = part[max(map(part.rfind, "*?]")) + 1 :]
+            key = (True, begin) if len(begin) >= len(end) else (False, end)
+            self._parts.setdefault(key, []).append(part)
+        self._sizes = {(begins, len(text)) for begins, text in self._parts}
+
+    def behind(self, name: str) -> list[tuple[tuple[str, ...], int]] | None:
+        """Return the places behind a part of a name; None if that is the last one of a match."""
+        found = []
+        for begins, size in self._sizes:
+            text = name[:size] if begins else name[max(0, len(name) - size) :]
+            for part in self._parts.get((begins, text), ()):
+                if spec.is_like(name, part):
+                    found += [(words, at + (part != "**")) for words, at in self._places[part]]
+        if any(set(words[at:]) <= {"**"} for words, at in found):
+            return None
+        return found

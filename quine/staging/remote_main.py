@@ -200,7 +200,7 @@ def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
             if not digest or digest != record.digest or found.hash != record.hash:
                 _make(asked, feed, place, objects, digest, packed, own)
             if own is not None:  # a layout that asked for the results of others may not know of this job
-                with objects.turn("commit", scan.key_of(os.getcwd())):
+                with objects.alone():
                     pass
         except BrokenPipeError:
             return False  # the caller has given up, and knows why
@@ -253,7 +253,7 @@ def _make(
         try:
             _fill(layout, manifest, asked, feed, objects, digest)
             if isinstance(own, list) and layout.changes(set(map(os.fsencode, own))):
-                with objects.turn("commit", scan.key_of(os.getcwd())):
+                with objects.alone():
                     tell(asked, {"say": "others"})
                     layout.let_be(feed.hear(len(manifest) // 4 + 2)[1])
                     layout.commit()

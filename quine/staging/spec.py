@@ -369,7 +369,7 @@ def _states(parts: list[str], pattern: list[str]) -> set[int]:
     if deep:
         places = _reached(places, pattern)
     for part in parts:
-        behind = [at for at in places if at < len(pattern) and _is_like(part, pattern[at])]
+        behind = [at for at in places if at < len(pattern) and is_like(part, pattern[at])]
         places = {at if pattern[at] == "**" else at + 1 for at in behind}
         if deep:
             places = _reached(places, pattern)
@@ -386,7 +386,8 @@ def _reached(places: set[int], pattern: list[str]) -> set[int]:
     return places
 
 
-def _is_like(part: str, pattern: str) -> bool:
+def is_like(part: str, pattern: str) -> bool:
+    """Return whether a part of a name matches a part of a pattern."""
     if pattern == "**":
         return not part.startswith(".")
     text = text_of(pattern) if "[" in pattern else pattern

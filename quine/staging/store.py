@@ -17,15 +17,19 @@ import os
 import struct
 import time
 from bisect import bisect_left
+from math import inf
 
 from quine.base import dirs
+from quine.base.errors import say
 from quine.staging.manifest import SIZE
-from quine.staging.scan import cache
+from quine.staging.scan import cache, key_of
+from transport.text import harmless
 from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 BOUND = 4 << 30  # bytes of all packs
 MOST_PACKS = 512
@@ -91,10 +95,11 @@ class Objects:
         _drop(self.folder, self._found[digest][0])
 
     @contextlib.contextmanager
-    def turn(self, what: str, name: str) -> Iterator[None]:
+    def turn(self, what: str, name: str, late: Callable[[], None] | None = None) -> Iterator[None]:
         """Let one job at a time do `what` for `name`; a later job finds the result of an earlier one.
 
-        After PATIENCE seconds, or if the lock cannot be had at all, the work goes on without it.
+        After PATIENCE seconds the work goes on without the lock; or `late` is called, and the wait goes on: the lock
+        ends with its holder. Where no lock can be had at all the work goes on without it.
         """
         fd = -1
         with contextlib.suppress(OSError):
@@ -106,11 +111,16 @@ class Objects:
             )
         try:
             until = time.monotonic() + PATIENCE
-            while fd >= 0 and time.monotonic() < until:
+            while fd >= 0:
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
+                    if time.monotonic() >= until:
+                        if late is None:
+                            break
+                        until = inf
+                        late()
                     time.sleep(0.02)
                 except OSError:
                     break
@@ -118,6 +128,18 @@ class Objects:
         finally:
             if fd >= 0:
                 os.close(fd)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Let one job at a time ask for results of others in this directory, and put its files there."""
+        here = os.getcwd()
+
+        def late() -> None:
+            where = os.environ.get("QUINE_NODE_NAME", "")
+            say(
+                f"quine: {where}: another job is laying out its files in {harmless(here)}; this one waits for it\n"
+            )
+
+        return self.turn("commit", key_of(here), late)
 
     def close(self) -> None:
         for fd in self._open.values():

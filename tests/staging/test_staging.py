@@ -26,7 +26,7 @@ from quine.staging import apply, filling, remote_main, renames, scan, spec, stor
 from quine.staging.caller_side import Staging
 from quine.staging.claim import Claim
 from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
-from quine.staging.files_sender import covered
+from quine.staging.files_sender import Meant, covered
 from quine.staging.manifest import IMPLIED, SIZE, BadManifest, Manifest, digest_of, parse, stays
 from quine.staging.source import Tree, bits, set_bits
 from tests.lab.machine import readable
@@ -267,6 +267,57 @@ def test_entries_that_are_results_of_others(patterns: list[str], own: list[str],
         manifest.add(name.encode(), (stat.S_IFDIR if name == "d" else stat.S_IFREG) | 0o644, 0)
     indices = covered(manifest, patterns, [*map(str.encode, own)])
     assert [manifest.names[index].decode() for index in indices] == found
+
+
+PART = st.text("ab.", min_size=1, max_size=3).filter(lambda text: text not in (".", ".."))
+WORD = st.one_of(
+    st.just("**"), st.text("ab.*?", min_size=1, max_size=4), st.sampled_from(["[ab]", "a[??]", "[*]"])
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.lists(WORD, min_size=1, max_size=4).map("/".join), max_size=4),
+    st.lists(st.lists(PART, min_size=1, max_size=4).map("/".join), min_size=1, max_size=8),
+)
+def test_the_names_that_patterns_mean(patterns: list[str], names: list[str]) -> None:
+    meant = Meant(patterns)
+    for name in map(os.fsencode, names):
+        assert meant.has(name) == spec.allowed(name, patterns)
+
+
+def test_many_patterns_are_not_compared_with_each_of_many_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which took five seconds, while other jobs waited for their turn."""
+    compared = []
+    original = spec.is_like
+    monkeypatch.setattr(spec, "is_like", lambda *pair: compared.append(pair) or original(*pair))
+    manifest, patterns = Manifest(), [f"data/*.{number}.csv" for number in range(64)]
+    for number in range(2000):
+        manifest.add(b"data/x.%d.csv" % number, stat.S_IFREG | 0o644, 0)
+    assert covered(manifest, patterns, [b"data/x.7.csv"]) == [*range(7), *range(8, 64)]
+    assert len(compared) < 4 * len(manifest)
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_no_job_asks_for_results_of_others_as_another_one_lays_out_its_files(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, changes: bool
+) -> None:
+    """After a minute it went on: over a result of a job that had been told of its files meanwhile."""
+    (here / "a").write_text("a")
+    around = Around([], [], [] if changes else [b"a"])
+    held, said = store.Objects().turn("commit", scan.key_of(str(there))), []
+    held.__enter__()
+
+    def say(text: str) -> None:
+        said.append((text, around.asked, list(there.glob("a"))))
+        held.__exit__(None, None, None)
+
+    monkeypatch.setattr(store, "PATIENCE", 0.0)
+    monkeypatch.setattr(store, "say", say)
+    stage(here, there, "a", around=around)
+    ((text, asked, found),) = said
+    assert f"another job is laying out its files in {there}" in text
+    assert (asked, len(found)) == (0, not changes) and facts(there) == facts(here)
 
 
 def test_a_job_does_not_ask_for_results_of_others_if_nothing_changes_there_but_its_own_file(
