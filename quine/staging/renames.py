@@ -3,7 +3,8 @@
 Laws
 1. A name is reached from the base, one directory at a time, each opened without following a symlink.
 2. With a journal, the process that began the renames undoes them on failure, and the next process finishes them after
-   a crash. A private directory that no process holds is removed; one whose renames cannot be finished stays.
+   a crash. A private directory that no process holds is removed; one whose renames cannot be finished stays. That may
+   be late: a file that has come to one of the names since is newer, and stays.
 3. An archive, a repository or an agent elsewhere can bring such a directory. Nothing in it is obeyed, and it is not
    removed, without the seal of the user: over inode and ctime of a file in it, which no copy has and nobody can set,
    and over the bytes of the journal. That of the directory is the name of an empty file: a file that is written may
@@ -303,9 +304,24 @@ def _finish(words: list[bytes], base: int, top: int) -> None:
             for spot, path in zip(words[::2], words[1::2]):
                 if _is_there(spot, new):
                     folder, last = parents.of(path)
-                    os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
+                    if not _is_newer(last, folder, spot, top):
+                        os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
     finally:
         os.close(new)
+
+
+def _is_newer(last: bytes, folder: int, spot: bytes, top: int) -> bool:
+    """Return whether a file has come to this name since the journal was written."""
+    try:
+        there = os.stat(last, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(there.st_mode):
+        return False
+    try:
+        return not os.path.samestat(there, os.stat(b"old/" + spot, dir_fd=top, follow_symlinks=False))
+    except FileNotFoundError:  # there was none, or one that could not be linked
+        return there.st_ctime_ns > os.stat("journal", dir_fd=top, follow_symlinks=False).st_ctime_ns
 
 
 def _read(name: str, top: int) -> bytes | None:

@@ -29,6 +29,7 @@ from tests.staging.wired import Relay, bring, inside, killed_before_b, sealed, t
 from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
 from tests.staging.wired import there as there
+from tests.support.waiting import until
 
 LINES = int(os.environ.get("QUINE_TEST_LINES", 4))  # from one line to the next at which a signal comes
 
@@ -161,6 +162,31 @@ def test_what_a_crash_left_is_finished_and_cleared_away(here: Path) -> None:
     aside(here, b"x")
     renames.recover(os.fsencode(here))
     assert [(path.name, path.read_text()) for path in here.iterdir()] == [("x", "new")]
+
+
+@pytest.mark.parametrize("was", ["there", "not there"])
+@pytest.mark.parametrize("comes", [True, False])
+def test_what_has_come_since_a_crash_is_not_replaced_by_what_that_left(
+    here: Path, was: str, comes: bool
+) -> None:
+    """A folder is not looked through each time: results that came in between were put back to those before."""
+    x = here / "x"
+    if was == "there":
+        x.write_text("old")
+    top = aside(here, b"x")
+    (top / "old").mkdir()
+    if was == "there":
+        os.link(x, top / "old" / "0")
+
+    def newer() -> bool:
+        (here / "y").write_text("newer")
+        (here / "y").rename(x)
+        return x.stat().st_ctime_ns > (top / "journal").stat().st_ctime_ns
+
+    if comes:
+        until(newer, "the clock of the disk goes on")
+    assert renames.recover(os.fsencode(here)) == []
+    assert [(path.name, path.read_text()) for path in here.iterdir()] == [("x", "newer" if comes else "new")]
 
 
 def test_a_folder_with_many_results_is_not_looked_through_for_each_item(
