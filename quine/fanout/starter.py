@@ -395,7 +395,6 @@ class Starter:
 
     def _note(self, note: dict[str, object]) -> None:
         """Tell of a link that is lost; that jobs wait for a slot is usual here."""
-        if note.get("waiting"):
-            return
-        self.heard(host := str(note.get("host")), note)
-        self._notes.setdefault(host, Notes(self._options, raw=False, say=self._sink.say)).hear(note)
+        if not note.get("waiting"):
+            self.heard(host := str(note.get("host")), note)
+            self._notes.setdefault(host, Notes(self._options, raw=False, say=self._sink.say)).hear(note)
