@@ -9,7 +9,8 @@ Laws
 3. A handler that outlives the sending job accepts nothing more, and does not wait for its words.
 4. The umask holds: a file that is 0777 on a host is open to nobody whom the user keeps out.
 5. A host that sends no byte for `patience` seconds, while this end waits for it, is given up. It may read all of the
-   results for their digests before it sends the first byte.
+   results for their digests before it sends the first byte. Before it has begun to send them it may have to be dialled:
+   that has START seconds, after which they may be asked for again.
 6. A host may test guesses: a file that is here already is not asked for. So a sending job has no more conversations
    than an honest one needs, whose files change meanwhile, and each tests one guess of a file that was asked for.
 """
@@ -33,7 +34,7 @@ from quine.staging.returns_limit import Bound, TooMuch
 from quine.staging.source import bits
 from transport.client import client
 from transport.client.overtime import GRACE, NEVER
-from transport.client.time_limits import LOOK, Patience
+from transport.client.time_limits import LOOK, START, Patience
 from transport.errors import Abandoned, RequestError
 from transport.rpc.incoming import Streaming
 from transport.status import signal_name
@@ -81,6 +82,7 @@ class Taking:
         self._over = False
         self._conversations: dict[Incoming, None] = {}  # whose handlers have no end yet
         self._heard = Heard()
+        self._begun = False  # a job that sends them is heard
         self._rounds = 0  # conversations so far
         self.patience = self._bound.patience
         self.late = False  # its host was silent for longer than that
@@ -107,7 +109,7 @@ class Taking:
         null = os.open(os.devnull, os.O_RDWR)
         try:
             self.begin()
-            self._quiet = Patience(self.patience, self.heard, time.monotonic())
+            self._quiet = Patience(START, None, time.monotonic())
             services, told, left = self.services, self._told, self._left
             self.end(client.run(out, null, null, stderr, services, on_fatal=told, left=left))
         except Exception as error:
@@ -136,8 +138,8 @@ class Taking:
     def _left(self) -> float:
         """Return the seconds until the sending job is to be ended, as `client.run` asks for them; a few at most."""
         left = self._quiet.left(time.monotonic(), 2 * (LOOK + GRACE))
-        self.late = left <= 0
-        return -NEVER if self.late else min(left, LOOK)
+        self.late = self._begun and left <= 0
+        return min(left, LOOK) if left > 0 else -NEVER
 
     def end(self, ended: Status) -> None:
         """The sending job has ended: put in place what came."""
@@ -212,6 +214,9 @@ class Taking:
     def taken(self, incoming: Incoming) -> None:
         """Answer one request `stage` of the sending job."""
         self._conversations[incoming] = None
+        if not self._begun:
+            self._quiet = Patience(self.patience, self.heard, time.monotonic())
+            self._begun = True
         try:
             self._in_turn(incoming)
         finally:

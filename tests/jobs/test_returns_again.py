@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 from quine.fanout.timers import Timers
 from quine.jobs import staged
 from quine.jobs.staged import Bringing
+from quine.staging import returns_receiver
 from quine.staging.caller_side import Staging
+from transport.client import client
+from transport.spawn import Spawn
 from transport.status import Status
 
 
@@ -113,6 +117,30 @@ def test_a_host_that_did_not_begin_to_send_is_asked_again(monkeypatch: pytest.Mo
     course.job.overdue, course.job.pid = True, 0
     course.cut()
     assert course.ended == 1 and len(course.begun) == 5
+
+
+@pytest.mark.parametrize(("begins", "seconds"), [(None, 120), (0, 60), (110, 170)])
+def test_a_host_that_has_to_be_dialled_has_time_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: float | None, seconds: int
+) -> None:
+    """Behind a deadline one that took 70 s was said to be silent, and its results were not asked for again."""
+    now = [0.0]
+    monkeypatch.setattr(returns_receiver, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    taking = Staging([], ["x"], str(tmp_path)).taking()
+    taking.patience = 60.0
+    monkeypatch.setattr(taking, "_in_turn", lambda incoming: None)
+
+    def run(*_: object, left: Callable[[], float], **__: object) -> Status:
+        while True:
+            if now[0] == begins:
+                taking.taken(object())  # type: ignore[arg-type]
+            if left() < 0:
+                return Status("lost", 74, detail="it was ended")
+            now[0] += 1
+
+    monkeypatch.setattr(client, "run", run)
+    taking.bring(Spawn(["x"]), 2)
+    assert (now[0], taking.late, taking.is_cut) == (seconds, begins is not None, begins is None)
 
 
 def test_how_long_a_host_was_waited_for_is_said(tmp_path: Path) -> None:
