@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,10 @@ def test_a_directory_that_is_kept_is_named_once(lab: Lab, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("how", ["", "files", "inside"])
 def test_a_detached_job_holds_it_as_long_as_it_runs(lab: Lab, go: Path, how: str) -> None:
-    """Another job of the tree left it, and it was removed: it was empty, and nobody else held it."""
+    """Another job of the tree left it, and it was removed: it was empty, and nobody else held it.
+
+    With files it has one of its own.
+    """
     tree = new_session()
     env, place = {"QUINE_ROOT_SESSION": tree}, lab["h1"].home / "quine" / tree
     line = f"{'rm f;' * (how == 'files')} echo >started; rm started; read x <{go}; echo x >out"
@@ -56,7 +60,11 @@ def test_a_detached_job_holds_it_as_long_as_it_runs(lab: Lab, go: Path, how: str
     os.write(fd, b"\n")
     os.close(fd)
     assert lab.run(["wait", "--on", "h1", job]).returncode == 0
+    place = place.parent / job if how == "files" else place
     assert (place / "out").read_text() == "x\n"
+    if how == "files":
+        shutil.rmtree(place)
+        return
     job = detach(lab, "--on", "h1", "--", "rm", "out", env=env)
     assert lab.run(["wait", "--on", "h1", job]).returncode == 0
     waiting.until(lambda: not place.exists(), "the last one has removed it")
