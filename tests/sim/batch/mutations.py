@@ -190,6 +190,7 @@ def results_removed() -> contextlib.AbstractContextManager[None]:
 
         def removing() -> None:
             if self._cleanup and held and held.own and task.unreturned is not None:
+                self._forget_left(task, status.host)  # which keep their names from every removal
                 task.after = self._cleanup.remove(held.own, spawn, status.host, over)
             else:
                 over()
