@@ -196,9 +196,8 @@ class Host:
     time: str | None = None
     constraint: str | None = None
     account: str | None = None
-    own: frozenset[str] = field(
-        default=frozenset(), compare=False
-    )  # keys of its own table; the others are defaults
+    # Keys of its own table: the others are defaults.
+    own: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         for key in KEYS:

@@ -47,10 +47,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 OWN = ("id", "argv", "capability")  # the fields that each job has for itself
 _SHARED = tuple(name for name in _TYPES if name not in OWN)
-_RARE: dict[str, object] = {
-    "merged": False,
-    "folder": "",
-}  # fields that are absent where they have this value
+_RARE: dict[str, object] = {"merged": False, "folder": ""}  # fields that are absent with this value
 _SETTLED = tuple(
     name for name in _SHARED if name not in ("where", "context")
 )  # as the host of a job gets them

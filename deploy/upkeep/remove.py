@@ -4,9 +4,9 @@
                                            <-     MARKER removed COUNT used NAME… left NAME…
 
 Laws
-1. An installation that a process runs stays, and is named: its path stands in the command line of that process. With
-   `now` its node is asked to end before, which it refuses while it has jobs. Its
-   layers stay, too; `layer-` sorts behind the names of installations, so that these have gone or stayed before.
+1. An installation that a process runs stays, and is named: its path stands in the command line of that process. Its
+   layers stay, too; `layer-` sorts behind the names of installations, so that these have gone or stayed before. With
+   `now` each node is asked to end before, which it refuses while it has jobs.
 2. Only that is removed which quine made: directories with the file of an installation in them, interpreters and
    layers that were brought, and leftovers of installers. The cache itself goes if nothing else is in it.
 3. Any login shell passes the command on as it is, and no Python is needed for it: see `probe.py`.

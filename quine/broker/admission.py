@@ -16,7 +16,7 @@ Laws
    forgotten when nothing needs them: no member, no connection, and no living maker of a purse, each looked for again.
    The purses of a tree are bounded.
 6. This knowledge outlives a worker: it is in memory that the keeper made (quine/budget/kept_records.py), and each
-   worker reads it first. Whatever could not be noted there has no effect: nobody is admitted, and nothing is paid.
+   worker reads it first. A change that could not be noted there is not made: the process, or the payment, is refused.
    The members and purses of one tree have a SHARE of it. A process for which there is no room is refused.
 """
 

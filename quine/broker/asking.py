@@ -76,7 +76,7 @@ def detach(path: str, pid: int) -> None:
 
 
 def _all_asked(question: dict[str, object], seconds: float) -> dict[str, dict[str, Any] | str]:
-    """Return the answer of each living broker by its path; a text where there is none within so many seconds."""
+    """Return the answer of each living broker by its path; the reason, as text, if none came within `seconds`."""
     from threading import Thread
 
     directory = runtime_directory()
@@ -109,7 +109,7 @@ def _all_asked(question: dict[str, object], seconds: float) -> dict[str, dict[st
 
 
 def _asked_again(path: str, question: dict[str, object], over: float) -> dict[str, Any]:
-    """Ask a broker whose workers may end in the middle, as one does that has been killed or has nobody to serve."""
+    """Ask a broker, again if its worker ends in the middle: a worker may be killed, or may have become idle."""
     while True:
         try:
             return _asked(path, question, max(PAUSE, over - time.monotonic()))

@@ -46,7 +46,9 @@ class Client:
         self.pid, self.uid = wire.peer(line)
         wire.name_senders(line)
         self._process = pinned(self.pid) if self.pid else None
-        self._speaks = not _readable_now(line)  # the process itself, and nobody in its place
+        self._speaks = not _readable_now(
+            line
+        )  # False: data came before the pin, perhaps from another process
         self.fds: list[int] = []  # received, and not yet handed on: they are closed at the end
         self.proved = False
         self.over = False  # see `end`

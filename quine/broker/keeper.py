@@ -32,13 +32,7 @@ if TYPE_CHECKING:
 BACKLOG = 1024
 TRIES = 5  # workers that may die within SOON seconds of their start, one after the other
 SOON = 2.0
-LIMITS = (
-    "FSIZE",
-    "CPU",
-    "AS",
-    "DATA",
-    "NPROC",
-)  # of the first agent, that do not bind those which come later
+LIMITS = ("FSIZE", "CPU", "AS", "DATA", "NPROC")  # those of the first agent do not bind later ones
 LOADS = 60.0  # seconds that the keeper may take to load its modules
 
 

@@ -10,7 +10,7 @@ Laws
 3. The numbers outlive this process: `save` gets it with each change, and the next process is given it as `former`.
    A reservation that the next process does not find in the file as it was is charged: a kill gains nothing. A write
    that fails gains nothing either, and costs nothing: numbers that were not saved are saved later, a reservation
-   counts until the totals have it, and one that could not be saved is none.
+   counts until the totals have it, and a reservation that could not be saved is taken back.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class PinnedProcess:
 
 
 def pinned(pid: int) -> PinnedProcess | None:
-    """Pin the process that has this number now; None if there is none."""
+    """Pin the process that has this number now; None if no process has it."""
     try:
         fd = os.pidfd_open(pid)
     except (OSError, OverflowError):

@@ -129,7 +129,7 @@ def parser() -> Any:
 
 
 def _load(path: str, own: bool = False) -> dict[str, Price]:
-    """Read a file of prices. `own`: the user's, which nobody else may have put there."""
+    """Read a file of prices. `own`: that of the user, which must be his by owner and mode."""
     try:
         tomllib = parser()
     except ImportError:  # tomli comes to an older host that makes inferences itself

@@ -50,7 +50,7 @@ class Cap(NamedTuple):
 
 
 def least(one: Cap, other: Cap) -> Cap:
-    """Return the narrower caps, where 0 is none."""
+    """Return the narrower caps; 0 means no cap."""
     pairs = zip(one, other)
     tokens, cost, deadline = (min((value for value in pair if value), default=0) for pair in pairs)
     return Cap(int(tokens), float(cost), float(deadline))

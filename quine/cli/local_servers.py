@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PORTS = (11434, 1234, 8080, 8000)  # of Ollama, LM Studio, llama.cpp and vLLM, where nobody has chosen others
+PORTS = (11434, 1234, 8080, 8000)  # the default ports of Ollama, LM Studio, llama.cpp and vLLM
 MOMENT, TOGETHER = 0.3, 1.0  # seconds for one to say something, and for all to answer
 MOST, LONGEST = 1 << 20, 100  # bytes of an answer, and characters of a name
 SHOWN = 3  # models

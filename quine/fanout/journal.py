@@ -15,7 +15,7 @@ Laws
    and has the exit status that the item gets: the job's own may hide that some were not there. As long as a job has a
    note, so have the names over there of its own files and of its results: no other item gets them.
 7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
-   nobody goes on with it. It also names the tree of the first run, whose directories hold the files of all jobs, and
+   no other one does. It also names the tree of the first run, whose directories hold the files of all jobs, and
    the directory in place of that which is of this batch alone.
 """
 

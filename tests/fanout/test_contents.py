@@ -87,32 +87,33 @@ def test_results_change_no_item_and_every_change_of_the_user_does(some: list[tup
         batch.contents.replaced.close()
 
 
-def test_a_link_that_was_named_counts_as_its_file_until_a_result_replaces_it(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("text")
-    (tmp_path / "link").symlink_to("file")
+def with_a_link(folder: Path) -> tuple[Contents, Replaced, list[bytes]]:
+    """Make `file`, `link` to it, and the result `comes`; return contents with a record, and the parts of the link."""
+    (folder / "file").write_text("text")
+    (folder / "link").symlink_to("file")
     contents = Contents()
-    contents.replaced = Replaced(str(tmp_path / "log"))
-    before = list(contents.parts([(str(tmp_path / "link"), b"link")]))
-    (tmp_path / "comes").write_text("result")
+    contents.replaced = replaced = Replaced(str(folder / "log"))
+    before = list(contents.parts([(str(folder / "link"), b"link")]))
+    (folder / "comes").write_text("result")
+    return contents, replaced, before
+
+
+def test_a_link_that_was_named_counts_as_its_file_until_a_result_replaces_it(tmp_path: Path) -> None:
+    contents, replaced, before = with_a_link(tmp_path)
     link = os.fsencode(tmp_path / "link")
     contents.replace([(link, os.fsencode(tmp_path / "comes"))], [link])
     os.replace(tmp_path / "comes", link)
     assert list(contents.parts([(str(tmp_path / "link"), b"link")])) == before
-    contents.replaced.close()
+    replaced.close()
 
 
 def test_a_result_that_replaces_the_target_of_a_link_that_was_named_is_on_record(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("text")
-    (tmp_path / "link").symlink_to("file")
-    contents = Contents()
-    contents.replaced = Replaced(str(tmp_path / "log"))
-    before = list(contents.parts([(str(tmp_path / "link"), b"link")]))
-    (tmp_path / "comes").write_text("result")
+    contents, replaced, before = with_a_link(tmp_path)
     pair = os.fsencode(tmp_path / "file"), os.fsencode(tmp_path / "comes")
     contents.replace([pair], [os.fsencode(tmp_path / "link")])
     os.replace(tmp_path / "comes", tmp_path / "file")
     assert list(contents.parts([(str(tmp_path / "link"), b"link")])) == before
-    contents.replaced.close()
+    replaced.close()
 
 
 def test_a_damaged_record_is_an_error_and_a_cut_line_is_none(tmp_path: Path) -> None:

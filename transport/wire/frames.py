@@ -62,9 +62,7 @@ class Kind:
     REPLY = 12  # how the request ended: JSON {"error": text or null, "lost": true where nobody knows}
     PING = 13  # stream 0 asks, stream 1 answers with the same offset
     SEEN = 14  # so many bytes of the other end's frames have arrived, over all connections of the link
-    NOTE = (
-        15  # the link behind a channel: JSON {"up": bool, "seconds": since when, "left": of its lease, "why"}
-    )
+    NOTE = 15  # the link behind a channel: JSON {"up", "seconds": since when, "left": of its lease, "why"}
     LEND = 17  # move the bytes of this stream by the descriptor that came: JSON {"fd", "at", "length"}
     RETURN = 18  # `offset` bytes were moved: JSON {"acked": stream offset, "errno": 0 or reason, "window"}
     TEMPLATE = 19  # `offset` is the number by which spawns will name it: the fields that they share, JSON

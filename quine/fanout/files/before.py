@@ -33,11 +33,10 @@ class Before:
         self._notes: dict[str, Noted] = {}  # of those whose items may be read at any time
         self._staying: dict[str, Noted] = {}  # of those whose items are not among those that were read
         self._lasting = Names(lambda text: None)  # of `_staying`
-        self._unfetched: dict[
-            str, None
-        ] = {}  # the ids, in any of the two, of jobs whose results did not come
+        # The ids, in either of the two, of jobs whose results did not come.
+        self._unfetched: dict[str, None] = {}
         self._unplaced: dict[str, list[str]] = {}  # the results of jobs whose hosts are not known yet
-        self._waiting: list[Callable[[], None]] = []  # called once there are none
+        self._waiting: list[Callable[[], None]] = []  # called once each host is known
 
     def __bool__(self) -> bool:
         """Whether names are held until items are read."""
@@ -97,7 +96,7 @@ class Before:
             self._names.retry()
 
     def no_more(self, exhausted: bool) -> None:
-        """No more items are read, at least for now; `exhausted`: there are none."""
+        """No more items are read, at least for now; `exhausted`: the input has ended."""
         if not exhausted:
             self.stay(self._unfetched)
         while exhausted and self._unfetched:

@@ -47,7 +47,7 @@ class Intake:
         self.fault: Exception | None = None
 
     def next(self) -> Task | None:
-        """Return the next item to be started; None if there is none now. The poll of the batch wakes for it."""
+        """Return the next item to be started; None if none has come yet, or no more come. A new one ends the poll."""
         if not self.ahead:
             return self._unstarted()
         task = self.ahead.popleft()
