@@ -22,6 +22,7 @@ from transport.address import closed_since, pass_over
 from transport.lean import Any, NamedTuple, prctl
 from transport.provenance.memory_file import FIRST_FD as FIRST_FD
 from transport.provenance.memory_file import inode_at as inode_at
+from transport.provenance.memory_file import link as link
 from transport.provenance.memory_file import reopened as reopened
 
 TYPE_CHECKING = False
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "QUINE_CREDENTIALS_FD"
 NAME = "quine-credentials"
-LINK = f"/memfd:{NAME} (deleted)"
+LINK = link(NAME)
 APART = "quine-apart"  # name of the memfd that marks a daemon, see `stand_apart`
 PR_SET_CHILD_SUBREAPER = 36
 LIMIT = 64 << 20  # bytes; a memo is a few keys, and over exec a session with its mission
@@ -253,12 +254,12 @@ def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list
     daemon has closed those of its starter, and its jobs get others. With `whole` it ends none: for a decision that is
     wrong without a file from above, and right with one of another tree.
     """
-    wanted = {_link(name): name for name in names}
+    wanted = {link(name): name for name in names}
     parts: list[dict[str, list[MemoryFile]]] = [{name: [] for name in names}]  # and one for each mark
     for each, _ in ancestors(pid or os.getpid()):
         marked = False
         for target, path in _open_files(each):
-            marked = marked or target == _link(APART)
+            marked = marked or target == link(APART)
             if target in wanted and (inode := _finished(path, target)):
                 parts[-1][wanted[target]].append(MemoryFile(each, inode, path))
         if each == _first:
@@ -280,7 +281,7 @@ def _finished(path: str, target: str) -> int:
         pass_over(error, hidden=error.filename == path)
         return 0
     try:
-        sealed = target == _link(APART) or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL
+        sealed = target == link(APART) or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL
         return os.fstat(fd).st_ino if sealed else 0
     finally:
         os.close(fd)
@@ -329,10 +330,6 @@ def _open_files(pid: int) -> Iterator[tuple[str, str]]:
             pass_over(error, hidden=True)
             continue  # closed since
         yield target, path
-
-
-def _link(name: str) -> str:
-    return f"/memfd:{name} (deleted)"
 
 
 def adopt_orphans(adopt: bool = True) -> None:

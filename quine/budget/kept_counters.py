@@ -20,7 +20,7 @@ import fcntl
 import os
 
 from quine.budget.ledger import Ledger
-from quine.budget.shared_counters import INFER, NAME, PUT, Kind, Numbers, SharedCounters
+from quine.budget.shared_counters import INFER, LINK, PUT, Kind, Numbers, SharedCounters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def inode_of(fd: int) -> int:
     except OSError:
         return 0
     needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-    whole = name == f"/memfd:{NAME} (deleted)" and seals & needed == needed and facts.st_size >= PUT.end
+    whole = name == LINK and seals & needed == needed and facts.st_size >= PUT.end
     return facts.st_ino if whole else 0
 
 

@@ -21,7 +21,7 @@ from quine.base import procs
 from quine.base.errors import Misconfigured
 from quine.budget.shared_counters import MOST, Numbers, SharedCounters, amount, inherited
 from transport.address import boot_clock
-from transport.inherit import reopened
+from transport.inherit import link, reopened
 from transport.lean import NamedTuple
 
 TYPE_CHECKING = False
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 NAME = "quine-purse"
-LINK = f"/memfd:{NAME} (deleted)"
+LINK = link(NAME)
 _RECORD = struct.Struct("<36s4xQQdQQddQdQQdQQH")
 _SIZE = 4096  # bytes: one page
 _TEXT = _SIZE - _RECORD.size  # of the command

@@ -23,7 +23,7 @@ import time
 
 from quine.base.errors import DEFECT, Failure, Misconfigured
 from quine.base.sessions import LEDGER
-from transport.inherit import reopened
+from transport.inherit import link, reopened
 from transport.lean import Any, NamedTuple, contextlib, signal
 
 TYPE_CHECKING = False
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 NAME = LEDGER
+LINK = link(NAME)
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two tries for a free slot
 PATIENCE = 60.0  # seconds to wait for the lock of the numbers, which is held for microseconds
 

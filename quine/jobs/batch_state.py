@@ -17,7 +17,7 @@ import os
 import time
 
 from transport import quickjson
-from transport.inherit import reopened
+from transport.inherit import link, reopened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 NAME = "quine-batch"
-LINK = f"/memfd:{NAME} (deleted)"
+LINK = link(NAME)
 MOST = 1 << 20  # bytes of a state
 HOSTS = 256  # hosts in a state; of more there is the number alone
 TEXT = 4096  # characters of a text in it

@@ -19,6 +19,11 @@ _SIZE, _DEVICE = 256, slice(136, 144)  # of struct statx, and of stx_dev_major a
 _memory: dict[bool, str] = {}  # the mount of all memfds, and their device, see `_place`
 
 
+def link(name: str) -> str:
+    """Return the text of the link in /proc to a memfd with this name."""
+    return f"/memfd:{name} (deleted)"
+
+
 def reopened(path: str, flags: int, inode: int = 0, target: str = "") -> int:
     """Open `path` at a descriptor above those that shells redirect. Raises OSError.
 

@@ -132,7 +132,7 @@ def everyone() -> list[Found]:
     purses: dict[int, str] = {}
     holders: dict[int, set[int]] = {}
     for one in held:
-        into = {purse.LINK: purses, f"/memfd:{shared_counters.NAME} (deleted)": ledgers}.get(one.target)
+        into = {purse.LINK: purses, shared_counters.LINK: ledgers}.get(one.target)
         if into is not None:
             try:
                 inode = inode_at(one.path, one.target)

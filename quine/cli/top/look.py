@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from quine.base import procs
 from quine.base.sessions import SHOWN
-from quine.budget.shared_counters import NAME, PUT, SharedCounters
+from quine.budget.shared_counters import LINK, PUT, SharedCounters
 from quine.cli.ps_table import facts_of, progress_of
 from quine.jobs import batch_state, census, foreign, remote
 from quine.tape import registry
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     Facts = dict[str, Any]
     Progress = tuple[int | None, float | None, str]
-
-LEDGER = f"/memfd:{NAME} (deleted)"
 
 
 class Tree(NamedTuple):
@@ -192,14 +190,14 @@ def _proxy_of(row: Facts, pids: set[tuple[str, int]]) -> bool:
 
 def _trees(files: list[Held], rows: list[Facts], batches: list[Facts]) -> dict[str, Tree]:
     """Return the totals of the trees of these agents whose origin is this machine."""
-    ledgers = {held.pid: held.path for held in files if held.target == LEDGER}
+    ledgers = {held.pid: held.path for held in files if held.target == LINK}
     found: dict[str, Tree] = {}
     for row in rows:
         root = row["root"] or row["id"]
         if root in found or row["pid"] not in ledgers or row["kind"] == "job":
             continue
         try:
-            fd = reopened(ledgers[row["pid"]], os.O_RDONLY, target=LEDGER)
+            fd = reopened(ledgers[row["pid"]], os.O_RDONLY, target=LINK)
         except OSError:
             continue
         try:

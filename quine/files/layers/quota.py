@@ -28,6 +28,7 @@ from quine.budget.shared_counters import Numbers, SharedCounters
 from quine.files.api import Entry, Reader, Tier, Writer, error
 from quine.files.layers.account import Account, Slot
 from quine.files.room import AHEAD, Room, cost
+from transport.inherit import link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _for_process(limit: int) -> SharedCounters:
 
 def _is_open(fd: int) -> bool:
     with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/self/fd/{fd}") == f"/memfd:{NAME} (deleted)"
+        return os.readlink(f"/proc/self/fd/{fd}") == link(NAME)
     return False
 
 
