@@ -121,6 +121,15 @@ class Spawn:
         self.capability = capability
         self.template: Template | None = None  # that it came by, or is sent by
 
+    @property
+    def directory(self) -> str:
+        """The name of its directory in workdir, if it has no cwd."""
+        return self.folder or self.tree
+
+    def apart(self, files: bool) -> None:
+        """With files it has a directory of its own: others of its tree may have other files under the same names."""
+        self.folder = self.id if files and self.cwd is None else ""
+
     def facts(self) -> dict[str, object]:
         """Return facts that tell people which job it is, cut short. `own` says that the command is quine itself."""
         from transport.status import clip  # here: a client that has no job yet needs none of it

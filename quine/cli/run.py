@@ -99,8 +99,7 @@ def by_node(options: RunOptions, command: list[str], stage: Staging | None = Non
         # --idempotent tells output from messages: a job that has sent output is not tried again.
         merged=not (terminal or options.idempotent) and is_one_file(1, 2),
     )
-    if stage and spawn.cwd is None:
-        spawn.folder = spawn.id  # other jobs of its tree may have other files under the names of its own
+    spawn.apart(bool(stage))
     return show(spawn, options, services(spawn.context), stage=stage)
 
 

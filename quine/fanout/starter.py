@@ -214,7 +214,7 @@ class Starter:
             return
         self._note_hosts()
         self._batch.reach()  # a node that was there before the job was sent can vouch for it: see `adoption`
-        entry, names = task.entry, Noted(stage.alone, stage.patterns) if stage else None
+        entry, names = task.entry, Noted.of(stage) if stage else None
         self._journal.start(spawn.id, entry.hash, task.tries, task.sent, entry.renews or "", names)
         task.sent, task.adopted = spawn.id, None
         if task.kept:

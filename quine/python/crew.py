@@ -185,7 +185,7 @@ class Crew:
         if isinstance(task.args, str):
             spawn, answers, held = self._agents().agent(task.args, stdin, avoid, task.facts)
             spawn.env, spawn.cwd, spawn.limits = place.env, place.cwd, place.limits
-            spawn.folder = spawn.id if task.stage and spawn.cwd is None else ""
+            spawn.apart(bool(task.stage))
             return spawn, answers, held
         context = {**place.context, "avoid": avoid} if avoid else place.context
         spawn = Spawn(

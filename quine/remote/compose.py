@@ -134,7 +134,7 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     spawn.limits = limits(options)
     spawn.context = {**caller(options), "detached": detached}
     spawn.cwd, stage = starting_directory(options), staging(options)
-    spawn.folder = spawn.id if stage and spawn.cwd is None else ""
+    spawn.apart(bool(stage))
     facts: dict[str, object] = {"session": spec.session, "tokens_in": 0, "tokens_out": 0}
     environ = {**given, **settled, **policy.of_the_store(settings.secrets)}  # this proxy opens the store
     keeps = _keeps(settings, settled)
@@ -150,7 +150,7 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     def renew(spawn: Spawn) -> Services:
         again = another(spec)  # a lost session may have a tape
         spawn.id, spawn.tree, facts["session"] = again.session, again.root, again.session
-        spawn.folder = spawn.folder and spawn.id
+        spawn.apart(bool(stage))
         keeps(again)
         return serve(again)
 
@@ -248,8 +248,7 @@ def proxy(
     spawn = agent_spawn(where, spec)
     spawn.context = caller(RunOptions())
     spawn.limits, spawn.cwd = dict(spec.rlimits), cwd or None
-    # Its brothers on that host may have other files under the names of its own.
-    spawn.folder = spawn.id if (files or returns) and not cwd else ""
+    spawn.apart(bool(files or returns))
     if os.environ.get(MOUNT):
         spawn.env[MOUNT] = MOUNT_WANTED  # a mount here has another path there
     services = services_of(spec, ledger, environ, spawn.context, masked, facts)

@@ -145,7 +145,7 @@ class Staging:
         if self.sources:
             phase = "agent" if spawn.own else "in"
             # A directory made for this job alone is never staged again, so it needs no record.
-            key = scan.ONCE if job.cwd is None and (job.folder or job.tree) == job.id else self.key
+            key = scan.ONCE if job.cwd is None and job.directory == job.id else self.key
             job.argv = ["node", "--stage", phase, key, "--", *spawn.argv]
             job.own = True
             assert services, "whoever gives files answers requests"
@@ -199,7 +199,7 @@ class Staging:
             status.state, status.signal, status.code = "signaled", signal_name(number), 128 + number
         self._add(status, "it was not to finish, and nothing was brought back")
         # A directory of its own is `left` if anything is in it.
-        shared = "" if (job.folder or job.tree) == job.id else f"workdir/{job.folder or job.tree}"
+        shared = "" if job.directory == job.id else f"workdir/{job.directory}"
         if not status.hint and (place := status.left or job.cwd or shared):
             status.hint = f"{STILL_THERE} {shown_path(place)}"
 

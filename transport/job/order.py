@@ -67,5 +67,5 @@ def _directory(spawn: Spawn) -> tuple[str, str]:
         return cwd, ""
     if spawn.workdir is None:
         return os.path.join(Path.home(), cwd), ""
-    folder = os.path.join(spawn.workdir, spawn.folder or spawn.tree)
+    folder = os.path.join(spawn.workdir, spawn.directory)
     return os.path.join(os.path.expanduser(folder), cwd), folder

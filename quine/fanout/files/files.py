@@ -159,7 +159,7 @@ class Files:
         self._take(task, held)
 
     def _take(self, task: Task, held: Held) -> None:
-        names = held.stage.sources, Noted(held.stage.alone, held.stage.patterns).uses
+        names = held.stage.sources, Noted.of(held.stage).uses
         again = partial(self._take, task, held)
         if not self._waits(task, held) or self.before.waits(held.stage.sources, again):
             return
@@ -193,7 +193,7 @@ class Files:
         if task in self._held:
             return  # it was cut off in this run
         held = self._held[task] = Held(task, stage, self._say_once)
-        held.names = stage.sources, Noted(stage.alone, stage.patterns).uses
+        held.names = stage.sources, Noted.of(stage).uses
         self._names.hold(*held.names)
         self._use(task, held)
         self._is_read(task.sent, task.entry.fetched)

@@ -19,6 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from quine.staging.caller_side import Staging
+
     Sources = list[tuple[bytes, bytes]]  # (path here, name over there)
 
     Uses = list[tuple[bytes, bytes]]  # (FILE or RESULT, name over there)
@@ -34,6 +36,10 @@ class Noted(NamedTuple):
 
     own: list[tuple[bytes, bytes]]  # (path here, name over there)
     results: list[str]
+
+    @classmethod
+    def of(cls, stage: Staging) -> Noted:
+        return cls(stage.alone, stage.patterns)
 
     @property
     def uses(self) -> Uses:
