@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import os
+import random
 import subprocess
 import sys
 import time
@@ -65,7 +66,7 @@ def test_what_a_killed_installer_left_goes_when_it_is_stale(tmp_path: Path, pref
     assert (stale.exists(), fresh.exists()) == (False, True)
 
 
-BINARY = os.urandom(3 * installer.CHUNK + 1)
+BINARY = random.Random(1).randbytes(3 * installer.CHUNK + 1)
 DIGEST = hashlib.sha256(BINARY).hexdigest()
 
 
@@ -96,7 +97,7 @@ def test_what_came_before_a_cut_is_kept_and_not_asked_for_again(tmp_path: Path) 
 def test_damaged_bytes_are_not_kept(tmp_path: Path, offset: int) -> None:
     (tmp_path / ".part-name").write_bytes(b"?" * offset)
     with pytest.raises(installer.Failure) as failure:
-        receive(tmp_path, b"?" + BINARY[offset + 1 :], offset)
+        receive(tmp_path, bytes([BINARY[offset] ^ 1]) + BINARY[offset + 1 :], offset)
     assert failure.value.word == "corrupt" and not list(tmp_path.iterdir())
 
 
