@@ -68,6 +68,7 @@ _home = pytest.StashKey[str]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make one temporary directory for this process (each xdist worker), so that litter is seen and is its own."""
+    gc.disable()  # while tests are collected: nearly all that is made then stays, and is looked through again and again
     # a short name: Unix sockets are made below it
     directory = tempfile.mkdtemp(prefix="qt-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
     config.stash[_home] = directory
@@ -146,6 +147,7 @@ def pytest_collection_finish() -> None:
     """Take the tests out of the collector's sight: each full collection would go through all of them."""
     gc.collect()  # of garbage that is there by now an open file is still reported
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -38,6 +38,7 @@ def node(words: list[str]) -> int:
     inherit.stand_apart()
     for name in [name for name in os.environ if name.startswith("QUINE_") and name not in NODE_VARIABLES]:
         del os.environ[name]  # of the agent or shell that started this node: no job may inherit it
+    complete_login()
     bound = rendezvous.bind()
     if bound is None:
         if ready >= 0:
@@ -56,6 +57,29 @@ def node(words: list[str]) -> int:
         beside.begin()
     serve_node(beside, *bound)
     return 0
+
+
+def complete_login() -> None:
+    """Add the variables that sshd gives to each login, where they are missing: a container or `env -i` gives none.
+
+    Programs start `$SHELL script`. GNU parallel did so with an empty one, and started the script's name as a program.
+    """
+    import pwd
+
+    try:
+        user = pwd.getpwuid(os.getuid())
+    except KeyError:  # the number of a container's user, who has no name
+        return
+    refuses = os.path.basename(user.pw_shell) in (
+        "",
+        "nologin",
+        "false",
+    )  # of an account that nobody logs in to
+    shell = "/bin/sh" if refuses else user.pw_shell
+    names = {"USER": user.pw_name, "LOGNAME": user.pw_name}
+    for name, value in {**names, "HOME": user.pw_dir, "SHELL": shell}.items():
+        if not os.environ.get(name):
+            os.environ[name] = value
 
 
 def serve_node(beside: Beside, listener: object, seat: Mapping[str, object]) -> None:

@@ -52,6 +52,7 @@ def read_outputs(pipe: IO[bytes], count: int) -> list[int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(0 if ITEMS > 1000 else 150)
 @pytest.mark.parametrize("options", [[], ["-k"]])
 def test_a_consumer_that_stops_for_a_while(lab: Lab, tmp_path: Path, options: list[str]) -> None:

@@ -19,7 +19,7 @@ from tests.vendors.server import KEY, Fault, Provider, Said, Seen, Turn
 HI = Said("hi")
 THOUGHT = Message("assistant", "a", raw={"chat": {"content": "a", "reasoning_content": "hm"}})
 ASKED = Request([Message("system", "be"), Message("user", "do"), THOUGHT, Message("user", "go on")], ())
-AGENTS = 200
+AGENTS = 50
 
 
 class Lenient:

@@ -283,10 +283,9 @@ def test_what_is_renamed_is_renamed_by_a_process_that_no_signal_to_ours_reaches(
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # a process for each of 780 lines, if it is each
-@pytest.mark.parametrize(
-    ("step", "again"), [(LINES, False), pytest.param(3, True, marks=[pytest.mark.long, pytest.mark.whole])]
-)
+@pytest.mark.parametrize(("step", "again"), [(LINES, False), pytest.param(3, True, marks=pytest.mark.whole)])
 def test_a_signal_at_any_line_leaves_nothing_aside(
     here: Path, there: Path, cache: Path, step: int, again: bool
 ) -> None:

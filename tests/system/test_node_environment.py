@@ -1,15 +1,19 @@
-"""The node that a command of an agent starts is the user's: the command does not choose its programs."""
+"""The environment of a node: the user's, whoever starts it, with what every login has."""
 
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from quine.remote.node_entry import complete_login
+from tests.lab import Lab
 from tests.support.agents import OK, Agents, says, sh
 
 
@@ -40,3 +44,37 @@ def test_a_command_does_not_choose_the_carriers(agents: Agents, runtime: str, be
     assert [name for name, place in places.items() if Path(place / "ran").exists()] == ["good"], (
         agents.results()
     )
+
+
+def test_a_way_without_a_login_has_its_variables_too(own_lab: Callable[..., Lab]) -> None:
+    """As sshd gives them. GNU parallel starts `$SHELL script` over there."""
+    lab = own_lab(["h1"])
+    lab.by_command("bare", "h1")
+    user = pwd.getpwuid(os.getuid())
+    shown = lab.run(
+        ["run", "--on", "bare", "--", "sh", "-c", 'echo "$SHELL $USER $LOGNAME $HOME"'], check=True
+    )
+    assert shown.stdout.decode().split() == [user.pw_shell, user.pw_name, user.pw_name, str(lab["h1"].home)]
+
+
+@pytest.mark.parametrize(
+    ("of", "shell"), [("/bin/zsh", "/bin/zsh"), ("/usr/sbin/nologin", "/bin/sh"), ("", "/bin/sh")]
+)
+def test_an_account_that_nobody_logs_in_to_has_a_shell(
+    monkeypatch: pytest.MonkeyPatch, of: str, shell: str
+) -> None:
+    user = pwd.struct_passwd(("u", "x", 7, 7, "", "/u", of))
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: user)
+    monkeypatch.setattr(os, "environ", {"USER": "given", "LOGNAME": ""})
+    complete_login()
+    assert os.environ == {"USER": "given", "LOGNAME": "u", "HOME": "/u", "SHELL": shell}
+
+
+def test_a_user_without_a_name_has_what_the_way_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(number: int) -> NoReturn:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(os, "environ", {"HOME": "/"})
+    complete_login()
+    assert os.environ == {"HOME": "/"}

@@ -56,7 +56,13 @@ READING = (
 LISTING = (("tape ls", 0), ("tape cost", 2), ("tape verify", 1), ("tape archive", 0), ("ps --all", 0))
 
 
-@pytest.mark.parametrize("head", ["", meta("SESSION") + "\n"], ids=["hole", "line and hole"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param("", id="hole", marks=pytest.mark.long),
+        pytest.param(meta("SESSION") + "\n", id="line and hole"),
+    ],
+)
 def test_a_tape_that_is_a_hole_costs_one_line(agents: Agents, head: str) -> None:
     session = planted(agents.data, head)
     for words, status in (*((f"{verb} {session}", status) for verb, status in READING), *LISTING):

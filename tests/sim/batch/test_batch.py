@@ -16,10 +16,10 @@ from tests.sim.marks import by_seeds
 from tests.sim.run import report, run_seeds
 from tests.sim.scenario import ORIGIN, Fault, Job
 
-SEEDS, LONG, SHORT = 1000, 400, 50  # before a release, in `make test-more`, and in `make test`
+SEEDS, LONG, SHORT = 1000, 400, 25  # before a release, in `make test-more`, and in `make test`
 PART = 25  # of one test, so that workers share them
 MANY = int(os.environ.get("QUINE_TEST_SEEDS", 0))
-SLOW, QUICK = 100, 20  # a mutation that so many seeds show is tried in these two
+SLOW, QUICK = 100, 10  # a mutation that so many seeds show is tried in these two
 
 
 @pytest.mark.parametrize("first", [by_seeds(n, n + PART, SHORT, LONG) for n in range(0, SEEDS, PART)])

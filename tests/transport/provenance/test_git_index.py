@@ -194,7 +194,7 @@ def number(value: int) -> bytes:
     return found
 
 
-@pytest.mark.parametrize("letter", ["x", "\u00e9", "\ufdfa"])
+@pytest.mark.parametrize("letter", ["x", "\u00e9", pytest.param("\ufdfa", marks=pytest.mark.long)])
 def test_what_an_index_costs_has_a_bound(clone: Path, letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 MiB of it are a million names of 4 KB each: they took gigabytes and an hour."""
     monkeypatch.setattr(git_index, "_FOLDED", 100_000)
