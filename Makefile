@@ -68,7 +68,8 @@ $(COLLECTED): | $(READY)
 demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
-# A lane that is red does not keep the next one from being run.
+# A lane that is red does not keep the next one from being run. Files of these tests are in memory, those of all others on disk.
+test: export QUINE_TEST_MEMORY = 1
 test: setup
 	$(PYTEST) -n $(WORKERS) -m "$(DAILY) and not clock"; red=$$?; $(PYTEST) -n0 -m "$(DAILY) and clock" $(CLOCKED) && exit $$red
 

@@ -36,7 +36,7 @@ from tests.files.tiers import SERVERS
 from tests.lab import Lab, Settings, forks, processes
 from tests.lab.host import Host
 from tests.lab.lab import CARRIER, LEASE
-from tests.lab.machine import RUN, SSHD, can_mount
+from tests.lab.machine import RUN, SSHD, can_mount, place_of_files
 from tests.support.agents import Agents
 
 # Seconds that a dying process, thread or descriptor of a test may take to be gone.
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make one temporary directory for this process (each xdist worker), so that litter is seen and is its own."""
     gc.disable()  # while tests are collected: nearly all that is made then stays, and is looked through again and again
     # a short name: Unix sockets are made below it
-    directory = tempfile.mkdtemp(prefix="qt-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
+    directory = tempfile.mkdtemp(prefix="qt-", dir=place_of_files())
     config.stash[_home] = directory
     name, _, value = RUN.partition("=")
     os.environ[name] = value

@@ -30,7 +30,7 @@ from typing import IO, Self
 from deploy.host import OF_SSH
 from tests.lab import forks, image, processes
 from tests.lab.host import Host, Settings
-from tests.lab.machine import RUN, SSHD, make_key, remove, toml
+from tests.lab.machine import RUN, SSHD, make_key, place_of_files, remove, toml
 from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
 
@@ -64,8 +64,7 @@ class Lab:
         self.hosts: dict[str, Host] = {}
         self._aliases: dict[str, dict[str, object]] = {}
         # Unix socket names hold at most 107 bytes: sockets always lie under a short name.
-        short = "/tmp" if os.access("/tmp", os.W_OK) else None
-        self._short = Path(tempfile.mkdtemp(prefix="ql-", dir=short))
+        self._short = Path(tempfile.mkdtemp(prefix="ql-", dir=place_of_files()))
         self.directory = directory.resolve() if directory else self._short / "d"
         self._lock = -1
         self.home = self.directory / "origin"

@@ -129,9 +129,8 @@ def test_a_file_that_is_there_is_not_replaced_by_a_part_of_another(mount: Mount,
         path.unlink()
 
 
-def test_what_could_be_kept_nowhere_else_is_named_in_the_log(tmp_path: Path) -> None:
-    state, spools, aside = tmp_path / "state", tmp_path / "spools", tmp_path / "aside"
-    spools.mkdir()
+def test_what_could_be_kept_nowhere_else_is_named_in_the_log(tmp_path: Path, spools: Path) -> None:
+    state, aside = tmp_path / "state", tmp_path / "aside"
     with Mount(tmp_path, tmp_path / "store", XDG_STATE_HOME=str(state), TMPDIR=str(spools)) as mount:
         fd = os.open(mount.path / "f", os.O_CREAT | os.O_WRONLY)
         os.write(fd, b"content")

@@ -366,11 +366,9 @@ def test_what_no_file_of_the_tier_can_have_is_refused_as_it_is_written(tmp_path:
 
 
 def test_what_could_not_be_committed_is_not_said_to_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, spools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor by the second fsync; and what the last close could not commit is there."""
-    spools = tmp_path / "spools"
-    spools.mkdir()
     monkeypatch.setenv("TMPDIR", str(spools))
     with serving(tmp_path, FULL) as path:
         fd = os.open(path / "large", os.O_CREAT | os.O_WRONLY)
