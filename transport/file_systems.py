@@ -11,7 +11,7 @@ import select
 # Where a file system has another one below it (overlay), that one is local on any host that starts from it.
 TYPES = {
     *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs"),
-    *("overlay", "tmpfs", "ramfs", "rootfs", "squashfs", "erofs", "iso9660", "vfat"),
+    *("overlay", "tmpfs", "devtmpfs", "ramfs", "rootfs", "squashfs", "erofs", "iso9660", "vfat"),
 }
 MOUNTS = "/proc/self/mountinfo"
 _ESCAPES = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}

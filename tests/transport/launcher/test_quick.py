@@ -561,6 +561,8 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"24 22 0:50 / {str(found).replace(' ', chr(92) + '040')} rw - nfs4 server:/x rw,vers=4.2",
         "25 22 0:51 / /over rw - nfs server:/y rw",
         "26 22 0:52 / /over rw - tmpfs tmpfs rw",
+        "27 22 0:6 / /dev rw - devtmpfs udev rw",
+        "28 27 0:23 / /dev/shm rw - tmpfs tmpfs rw",
     ]
     table.write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(file_systems, "MOUNTS", str(table))
@@ -571,7 +573,7 @@ def test_paths_below_a_mount_of_another_machine_are_not_local(remote: Path, tmp_
     (tmp_path / "link").symlink_to(remote)
     for path in (remote, remote / "below", tmp_path / "link", tmp_path / "link" / "x", Path("relative")):
         assert not file_systems.is_local(["/", str(path)]), path
-    for path in (tmp_path, Path(f"{remote} 2"), Path("/over/x"), Path("/")):
+    for path in (tmp_path, Path(f"{remote} 2"), Path("/over/x"), Path("/dev/shm/x"), Path("/")):
         assert file_systems.is_local([str(path)]), path
 
 
