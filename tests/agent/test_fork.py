@@ -256,7 +256,8 @@ def test_depth_cannot_be_bought(agents: Agents) -> None:
 def descriptors(listing: str) -> list[str]:
     """Return the targets of descriptors in the output of `ls -l /proc/PID/fd`, without those of every process."""
     names = [line.split(" -> ")[1] for line in listing.splitlines() if " -> " in line]
-    return sorted(name for name in names if "quine-ledger" in name or name.endswith(".txt"))
+    books = [name for name in names if "quine-ledger" in name]
+    return books + [name for name in names if name.endswith(".txt")]
 
 
 def test_a_child_holds_nothing_of_its_siblings(agents: Agents) -> None:
