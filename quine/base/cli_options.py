@@ -81,13 +81,7 @@ TABLE: tuple[Row, ...] = (
     ("limit", "", "NAME=VALUE", "agent run", "as core cpu data fsize nofile nproc stack; may be repeated"),
     ("terminal", "t", "", "run", "give it a terminal over there, as ssh -t; ~. leaves"),
     ("retry", "", "N", "agent run", "try again up to N times, on another host first, if it never started"),
-    (
-        "idempotent",
-        "",
-        "",
-        "agent run",
-        "with --retry: running it twice is harmless; also retry when its outcome was lost",
-    ),
+    ("idempotent", "", "", "agent run", "with --retry: twice is harmless; retry also if its end is lost"),
     ("detach", "", "", "agent run", "let it run on without this process; its id is printed"),
     (
         "job",
@@ -120,6 +114,7 @@ TABLE: tuple[Row, ...] = (
     ("stderr", "", "", "logs", "print the job's stderr instead of its stdout"),
     ("both", "", "", "logs", "its stdout to stdout and its stderr to stderr"),
     ("offset", "", "N", "logs", "leave out the first N bytes"),
+    ("tail", "n", "N", "logs", "only the last N lines; with --follow and what comes after them"),
     ("signal", "s", "NAME", "kill", "the signal: a name or a number; also as -NAME; 0 only looks (TERM)"),
     ("list", "l", "", "kill", "the names of signals; with a number its name"),
     (
@@ -222,6 +217,7 @@ class RunOptions:
     model: str = ""
     mount: bool = False
     offset: str = ""
+    tail: str = ""
     on: str = ""
     output_limit: str = ""
     quiet: bool = False

@@ -79,7 +79,7 @@ def _output(verb: str, job: Agent | Remote, options: RunOptions) -> int:
     if not isinstance(job, Agent):
         from quine.jobs import batch_view, remote
 
-        passed = as_words(options, ("from", "offset", "follow", "stderr", "both", "stdin"))
+        passed = as_words(options, ("from", "offset", "tail", "follow", "stderr", "both", "stdin"))
         return remote.show([verb, *passed], job, options, batch_view.far() if verb == "attach" else {})
     from quine.jobs import attach_logs
     from quine.jobs.client import leave

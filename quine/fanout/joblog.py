@@ -40,13 +40,16 @@ from quine.fanout.outcome import LOST, NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from quine.fanout.outcome import Unreturned
 
 PARALLEL = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand"
 HEAD = PARALLEL + "\tNode\tId\tAttempt\tState\tHash\n"
 COLUMNS = HEAD.count("\t") + 1
+STRANGE = (
+    20  # items, at most, behind which an edited command is told: it ran all of them again without a word
+)
 NO_LOG = "--resume and --resume-failed need --joblog FILE"
 EVERY = 1.0  # seconds between fsyncs
 PATIENCE = 2.0  # seconds until the lock is said to be another batch's
@@ -106,7 +109,7 @@ class Past:
         self._renewed: Counter[tuple[str, str]] = Counter()  # hash and State of lines that have a new one
         self.replaced = Replaced(path)
         self.replaced.read()
-        self.count = 0
+        self.count = self._strange = 0
         journal.read()
         if next(whole_lines(path), HEAD) != HEAD:
             raise OSError(errno.EINVAL, "not a log that can be resumed")
@@ -177,6 +180,11 @@ class Past:
         if ids := self._unreturned.get(hash):
             return UNRETURNED, ids.pop(0)
         return "", ""
+
+    def strangers(self, known: bool) -> int:
+        """Count one more of the first items; return their number, once, where these runs have none of them."""
+        self._strange = -1 if known or self._strange < 0 else self._strange + 1
+        return self._strange if self._strange == min(STRANGE, self.count) else 0
 
     def is_over(self, hash: str) -> bool:
         """Whether the next one of these items has an end that counts."""
@@ -267,12 +275,14 @@ class Joblog:
         """See `Past.take`."""
         return self._past.take(hash) if self._past else ("", "")
 
-    def found(self, entry: Entry) -> tuple[str, str]:
+    def found(self, entry: Entry, note: Callable[[str], None] = lambda _: None) -> tuple[str, str]:
         """Return what `before` does for the item of an entry, which gets the line that its own will be in place of."""
         kind, id = self.before(entry.hash)
         if self._past and kind in ("", RUNNING, UNRETURNED):
             renews = self.journal.sent[id].renews if kind == RUNNING else kind
             entry.renews = "" if kind == RUNNING and not renews else self._past.claim(entry.hash, renews)
+        if self._past and (count := self._past.strangers(bool(kind or entry.renews))):
+            note(f"none of the first {count} items is in {self._path}: their command or files are other ones")
         return kind, id
 
     def is_over(self, hash: str) -> bool:

@@ -77,17 +77,16 @@ class Run:
         self._delay, self._next_start = options.seconds("delay"), 0.0
         self._timers = Timers()
         self.at = self._timers.at
-        self._intake = Intake(items, batch, work.task, self._leaves_out, self.at)
+        self._intake = Intake(items, batch, work.task, self._leaves_out, self.at, view.counts)
         self._again = Retries(options, self._timers)
         self._orphans = Orphans(self, batch, starter, log.journal) if log else None
         starter.files.repeats, starter.files.at = self._repeats, self.at
         starter.heard = lambda host, note: self._progress.linked(host, note, time.monotonic())
-        self._unrecorded = 0  # items that have ended, and have no line in the log yet
         self._messages = Messages(sink, options.spawn.quiet)
         self.unfinished = self._messages.unfinished
         self._under_way = UnderWay(starter, self._progress, self._timeout, self._messages, self.at)
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
-        self.ended_by = 0  # the signal that stopped them
+        self.ended_by = self._unrecorded = 0  # the signal that stopped them; ended items without a line
         self.fault: Exception | None = None  # of the input, or of what is kept
         self._ending = self._said_waiting = self.killed = False  # killed: by a signal, which ends what runs
 
@@ -148,7 +147,8 @@ class Run:
             self._under_way.time_out(task)
         self._sink.pump()
         self._check()
-        self._progress.under_way = len(self._under_way) + len(self._again)
+        self._intake.count(self._progress)
+        self._progress.under_way = len(self._under_way) + len(self._again) + len(self._intake.ahead)
         self._progress.waits = self._waits_for()
         self._view.tick(now)
 
@@ -210,7 +210,7 @@ class Run:
         """Leave out an item that has its end from a run before, or is looked for; False if it is to be run."""
         self._progress.read = task.item.number
         self._report.name(task)
-        kind, id = self._log.found(task.entry) if self._log else ("", "")
+        kind, id = self._log.found(task.entry, self._messages.note) if self._log else ("", "")
         if not kind:
             return False
         if kind == RUNNING and self._orphans:

@@ -54,6 +54,13 @@ class View:
         self.progress = progress
         self._items: Items | None = items  # until they were counted
         self.terminal = not quiet and streams.terminal
+        # A list that comes by a pipe is read on for its length. Not where the contents of files make an item what it
+        # is: they are read when it is about to be started.
+        self.counts = (
+            self.terminal
+            and not options.pipe
+            and not (options.joblog and (options.spawn.files or options.stdin))
+        )
         self.totals: Callable[[], tuple[int, int, float]] | None = (
             None  # agents, tokens and dollars of their tree
         )
@@ -115,7 +122,7 @@ class View:
         return self.progress.left()
 
     def _count(self) -> None:
-        if self._items:
+        if self._items and self.progress.total is None:
             self.progress.total = self._items.total
             self._items = None
 

@@ -268,10 +268,12 @@ def logs(agent: Agent, options: RunOptions) -> int:
         )
         raise Failure(FAILED, f"the output of {agent.id} is not kept", hint)
     _check_started(agent)
-    offset = _offset(options)
+    offset, tail = _number(options.offset, "offset", "bytes"), _number(options.tail, "tail", "lines")
     both, err = options.both, options.stderr
     if both and (err or offset):
         raise Misconfigured("--both goes with neither --stderr nor --offset")
+    if options.tail and options.offset:
+        raise Misconfigured("--tail goes without --offset")
     wanted = [("stdout", 1), ("stderr", 2)] if both else [("stderr" if err else "stdout", 1)]
     with contextlib.ExitStack() as stack:
         opened = []
@@ -287,7 +289,7 @@ def logs(agent: Agent, options: RunOptions) -> int:
                         FAILED, what, f"it is kept there once it has ended: quine wait {agent.id}"
                     ) from None
                 raise Failure(FAILED, f"{name} of {agent.id}: {(error.strerror or '').lower()}") from None
-            file.seek(offset)
+            file.seek(_last_lines(file.fileno(), tail) if options.tail else offset)
             opened.append((file.fileno(), target))
         held = agent.holds() if options.follow else []
         for pidfd in held:
@@ -304,11 +306,28 @@ def logs(agent: Agent, options: RunOptions) -> int:
     return OK
 
 
-def _offset(options: RunOptions) -> int:
-    text = options.offset or "0"
+def _number(text: str, name: str, of: str) -> int:
+    text = text or "0"
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise Misconfigured(f"--offset must be a number of bytes, not {text}")
+        raise Misconfigured(f"--{name} must be a number of {of}, not {text}")
     return int(text)
+
+
+def _last_lines(fd: int, count: int) -> int:
+    """Return the position from which on a file has so many lines; the last one may have no newline yet."""
+    at = end = os.fstat(fd).st_size
+    stop = end - 1  # a newline at the very end is that of the last line
+    while at and count:
+        size = min(STEP, at)
+        at -= size
+        data = os.pread(fd, size, at)
+        found = stop - at
+        while (found := data.rfind(b"\n", 0, found)) >= 0:
+            count -= 1
+            if not count:
+                return at + found + 1
+        stop = at
+    return 0 if count else end
 
 
 def _copy(source: int, target: int) -> None:

@@ -77,6 +77,24 @@ def test_on_a_terminal_the_view_is_below_the_output_and_is_gone_at_the_end(lab: 
         assert not any(" running, " in line for line in lines[:-2]), "no view is left above"
 
 
+def test_a_list_that_comes_by_a_pipe_is_counted_as_far_as_it_has_come(lab: Lab, tmp_path: Path) -> None:
+    """Its end is known long before its last item is started."""
+    read, write = os.pipe()
+    with Screen(columns=80) as screen, open(write, "wb", 0) as lines:
+        words = ["xargs", "-P1", *SH, 'until test -e "$0"; do sleep 0.01; done']
+        process = screen.start(lab, words, stdin=read, cwd=tmp_path, env={"TERM": "xterm"})
+        os.close(read)
+        lines.write(b"1\n2\n3\n")
+        screen.wait(b"0 done, 1 running, 0.0/s")
+        lines.write(b"4\n5\n")
+        lines.close()
+        screen.wait(b"0 of 5: 0 done, 1 running, ")
+        process.send_signal(signal.SIGINT)
+        (tmp_path / "1").touch()
+        assert process.wait(PATIENCE) == -signal.SIGINT
+        screen.wait(b"4 of 5 items were not started")
+
+
 def test_on_a_terminal_messages_are_above_the_view_too(lab: Lab, tmp_path: Path) -> None:
     with Screen() as screen:
         script = "until test -e go; do sleep 0.01; done"

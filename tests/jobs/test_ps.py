@@ -22,6 +22,7 @@ from quine.base import procs
 from quine.base.cli_options import RunOptions
 from quine.base.sessions import new_session
 from quine.cli import ps_table
+from quine.jobs import attach_logs
 from quine.tape import registry
 from tests.support.agents import OK, QUINE, Agents, Started, call, running, says, sh, until
 from tests.support.values import JSON
@@ -379,10 +380,33 @@ def test_logs(agents: Agents) -> None:
         assert following.communicate(timeout=120)[0] == "more\n"
         assert following.returncode == 0
         assert agents.quine("logs", "--both", job).stderr == "warned\nwhy\n"
-        for words in (("--both", "--offset=1"), ("--offset=-1",), ("--both", "--stderr")):
+        assert agents.quine("logs", "-n", "1", "--both", job).stdout == "more\n"
+        for words in (
+            ("--both", "--offset=1"),
+            ("--offset=-1",),
+            ("--both", "--stderr"),
+            ("-n1", "--offset=1"),
+        ):
             assert agents.quine("logs", *words, job).returncode == 2
     root = listed(agents)["work"]["id"]
     assert "is not kept" in agents.quine("logs", root).stderr
+
+
+@given(
+    st.lists(st.sampled_from(["", "a", "bc" * 9]), max_size=9),
+    st.integers(0, 9),
+    st.integers(1, 7),
+    st.booleans(),
+)
+def test_the_last_lines(lines: list[str], count: int, step: int, ended: bool) -> None:
+    text = "\n".join(lines) + "\n" * ended
+    whole = text.splitlines(keepends=True)
+    with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attach_logs, "STEP", step)
+        file.write(text.encode())
+        file.flush()
+        expected = whole[max(0, len(whole) - count) :]
+        assert text[attach_logs._last_lines(file.fileno(), count) :] == "".join(expected)
 
 
 def test_logs_into_a_pipe_that_nobody_reads(agents: Agents) -> None:

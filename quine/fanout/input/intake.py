@@ -2,7 +2,8 @@
 
 Laws
 1. Items that have their ends from a run before are left out, at most SKIPPED in one turn: a signal waits for its end.
-2. A job that was found holds its slot until its item is read: its output and its stdin wait for that. So items are read
+2. Items are read on for their number, where a view is shown: at most COUNTED of them, or some LARGEST bytes, are held.
+3. A job that was found holds its slot until its item is read: its output and its stdin wait for that. So items are read
    ahead of their room then, one in a turn. At most AHEAD of them, or some LARGEST bytes, are held in memory.
 """
 
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from quine.fanout.input.items import Item, Items
+    from quine.fanout.progress import Progress
     from quine.fanout.tasks import Task
     from transport.client.batch import Batch
 
 SKIPPED = 256
-AHEAD = 1 << 16
+AHEAD, COUNTED = 1 << 16, 10_000
 LARGEST = 64 << 20
 
 
@@ -35,12 +37,16 @@ class Intake:
         make: Callable[[Item], Task],
         leave_out: Callable[[Task], bool],
         at: Callable[[float, Callable[[], None]], None],
+        counts: bool = False,
     ) -> None:
-        """`leave_out` is called once with each, and tells whether it is not to be started. `at` calls at a time."""
+        """`leave_out` is called once with each, and tells whether it is not to be started. `at` calls at a time.
+
+        `counts`: items are read on for their number.
+        """
         self._source = items
         self._items: Iterator[Item | None] = iter(items)
         self._batch, self._make, self._leave_out, self._at = batch, make, leave_out, at
-        self._waits = False
+        self._waits, self._counts = False, counts
         self.ahead: deque[Task] = deque()
         self._size = 0  # bytes of those
         self.exhausted = False
@@ -60,6 +66,13 @@ class Intake:
             self.ahead.append(task)
             self._size += task.item.size
             self._at(0.0, lambda: None)
+
+    def count(self, progress: Progress) -> None:
+        """Set the number of items once it is known."""
+        if self.exhausted and not self.fault and progress.total is None:
+            progress.total = progress.read
+        elif self._counts and not self.exhausted and len(self.ahead) < COUNTED:
+            self.read_ahead()
 
     @property
     def reads_no_more(self) -> bool:
@@ -99,6 +112,7 @@ class Intake:
 
     def close(self) -> None:
         """Wait for no more input."""
+        self._counts = False
         self._wait(False)
 
     def _wait(self, waits: bool) -> None:
