@@ -650,7 +650,7 @@ def test_a_log_that_cannot_be_written_still_tells_what_was_done_before() -> None
         tried.append(entry)
         raise Failure(74, "log: no space left on device")
 
-    run._log = SimpleNamespace(end=end, found=lambda entry: ("done", ""))
+    run._log = SimpleNamespace(end=end, found=lambda *_: ("done", ""))
     run._torn, run._unrecorded, run._orphans = False, 2, None
     run._progress, run.tally = SimpleNamespace(skipped=0), SimpleNamespace(lost_before=0)
     did: list[str] = []
@@ -658,7 +658,7 @@ def test_a_log_that_cannot_be_written_still_tells_what_was_done_before() -> None
         SimpleNamespace(skip=lambda number: None),
         SimpleNamespace(name=lambda task: None),
     )
-    run._messages = SimpleNamespace(unlogged=lambda task: did.append("named"))
+    run._messages = SimpleNamespace(unlogged=lambda task: did.append("named"), note=None)
     task = a_task()
     with pytest.raises(Failure):
         run._written(task)
