@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 
 from transport.errors import Refused
 
@@ -23,10 +22,16 @@ _NOSUID, _NODEV = 2, 4
 _DETACH, _NOFOLLOW = 2, 8
 
 
-def lacking() -> tuple[str, str]:
-    """Return why nothing can be mounted here, and the cure; ("", "") if it can, as far as visible without trying."""
+def lacking(opens: bool = True) -> tuple[str, str]:
+    """Return why nothing can be mounted here, and the cure; ("", "") if it can, as far as visible without trying.
+
+    `opens`: also the device is opened, for which the kernel may load a module.
+    """
     try:
-        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+        if opens:
+            os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+        elif not os.stat(DEVICE) or not os.access(DEVICE, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except FileNotFoundError:
         return f"there is no {DEVICE}", "modprobe fuse; a container needs --device /dev/fuse"
     except OSError as error:
@@ -125,7 +130,10 @@ def _may_mount() -> bool:
 
 
 def _helper() -> str | None:
-    return shutil.which("fusermount3") or shutil.which("fusermount")
+    """As shutil.which, whose module takes a node longer to load than all of this takes."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    paths = (os.path.join(folder, name) for name in ("fusermount3", "fusermount") for folder in folders)
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
 
 def _options(fd: int) -> str:

@@ -89,6 +89,13 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "a description",
         ),
         Row(
+            "hello: `mount`",
+            "text",
+            "80 characters",
+            "`doctor HOST`",
+            "a host that says why it cannot is the last one chosen for `--mount`",
+        ),
+        Row(
             "hello: `processors`",
             "integer",
             f"1 to {numbers.PROCESSORS}; else 1",

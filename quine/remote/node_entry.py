@@ -92,6 +92,7 @@ def serve_node(beside: Beside, listener: object, seat: Mapping[str, object]) -> 
     import asyncio  # noqa: F401
 
     del sys.modules["ssl"]
+    from quine.mount.mounts import lacking
     from quine.remote.placement import Placer
     from transport.job.launcher_client import Launching
     from transport.node.daemon import IDLE, serve
@@ -106,4 +107,4 @@ def serve_node(beside: Beside, listener: object, seat: Mapping[str, object]) -> 
     logging._srcfile = None
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
     idle = float(os.environ.get("QUINE_NODE_IDLE") or IDLE)
-    serve(Launching(beside), Placer(), listener, idle, seat)
+    serve(Launching(beside), Placer(), listener, idle, seat, {"mount": lacking(opens=False)[0]})

@@ -42,6 +42,7 @@ class Placer:
             str, tuple[Inventory, Inventory]
         ] = {}  # by WHERE: one that was read, and it with named hosts
         self._none: Inventory | None = None
+        self._mountless: set[str] = set()  # hosts, by group, whose nodes have said that they cannot mount
 
     def __call__(self, spawn: Spawn, loads: Loads) -> Target:
         from transport.errors import NoSuchHost
@@ -56,6 +57,8 @@ class Placer:
         asking = spawn.context.get("from")  # the host of the requesting job; set only by our node
         asking = asking if isinstance(asking, str) else None
         here = f"{inventory.path}\0"  # another inventory may have other hosts of these names
+        if _needs_mount(spawn):
+            failed = [*failed, *(group[len(here) :] for group in self._mountless if group.startswith(here))]
 
         def loads_of(hosts: Sequence[Host]) -> list[int]:
             return loads([here + host.name for host in hosts])
@@ -92,15 +95,17 @@ class Placer:
         def moved() -> bool:
             return self._way(host, inventory, True) != way
 
-        settings, met = partial(settle, host=host), partial(self._met, host)
+        settings, met = partial(settle, host=host), partial(self._met, host, group)
         ask = partial(dial, brings=False)
         return Target(host.name, group, key, dial, settings, host.slots, met, news, ask, moved)
 
-    def _met(self, host: Host, facts: Mapping[str, object]) -> None:
-        """Keep the system facts of a remote node's greeting; agents are told them."""
+    def _met(self, host: Host, group: str, facts: Mapping[str, object]) -> None:
+        """Keep the system facts of a remote node's greeting, of which agents are told, and whether it can mount."""
         import asyncio
 
         from deploy.hosts_for_agents import remember
+
+        (self._mountless.add if facts.get("mount") else self._mountless.discard)(group)
 
         def write() -> None:
             with self._writing:
@@ -245,6 +250,13 @@ def _layer(spawn: Spawn, host: Host) -> str:
 def _infers(spawn: Spawn, host: Host) -> bool:
     """Return whether this is an agent that has its inferences made over there, by keys of that host."""
     return host.inference == "direct" and spawn.own and spawn.argv[:1] == ["--"]
+
+
+def _needs_mount(spawn: Spawn) -> bool:
+    """Return whether an option asks for a mount: hosts that cannot are the last to be chosen."""
+    from quine.base.cli_options import MOUNT, MOUNT_NEEDED
+
+    return spawn.env.get(MOUNT) == MOUNT_NEEDED or (spawn.own and spawn.argv[:2] == ["run", "--mount"])
 
 
 def _mounted(spawn: Spawn, needed: bool) -> None:

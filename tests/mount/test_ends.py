@@ -204,6 +204,19 @@ def test_a_mount_ends_with_a_command_that_is_killed(tmp_path: Path, store: Path)
     until(lambda: not mounts.is_mounted(path) and not left(mount))
 
 
+def test_why_nothing_can_be_mounted_is_seen_without_opening_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node tells it to all that dial it; to open the device would load a module of the kernel."""
+    device = tmp_path / "fuse"
+    monkeypatch.setattr(mounts, "DEVICE", str(device))
+    assert mounts.lacking(opens=False)[0] == f"there is no {device}"
+    os.mkfifo(device)
+    assert mounts.lacking(opens=False) == ("", "")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert mounts.lacking(opens=False)[0] == f"{device} cannot be opened: permission denied"
+
+
 def test_where_nothing_can_be_mounted_nothing_is_started(tmp_path: Path, store: Path) -> None:
     """`$QUINE_MOUNT/x` of a command that was started without a mount is `/x`."""
     mount = without_a_place(tmp_path, store, "/somewhere/old")

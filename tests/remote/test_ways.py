@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,14 @@ from subprocess import PIPE
 import pytest
 
 import deploy.inventory
+from quine.base.cli_options import MOUNT, MOUNT_NEEDED
 from quine.remote import ways
 from quine.remote.placement import Placer
 from tests.lab import Lab
 from tests.lab.lab import SSH_CONFIG
 from tests.support.loads import idle
 from transport.errors import Misconfigured
+from transport.node.host import Target
 from transport.spawn import Spawn
 
 pytestmark = [pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd"), reason="needs sshd")]
@@ -143,6 +146,35 @@ def test_a_batch_keeps_its_way_while_the_configuration_is_wrong(
     assert second != first
     config.write_text("Host one\n Port eight\n")
     assert key(late=False) != second
+
+
+@pytest.mark.parametrize("way", ["option", "agent"])
+def test_a_host_that_cannot_mount_is_the_last_one_for_a_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    inventory = tmp_path / "inventory.toml"
+    inventory.write_text("[hosts.one]\n[hosts.two]\n[hosts.three]\n")
+    place, context = Placer(), {"inventory": str(inventory)}
+
+    def target(where: str = "any", mount: bool = True) -> Target:
+        spawn = Spawn(["x"], where=where, context=context)
+        if mount and way == "option":
+            spawn.argv, spawn.own = ["run", "--mount", "--", "x"], True
+        elif mount:
+            spawn.env[MOUNT] = MOUNT_NEEDED
+        return place(spawn, idle)
+
+    async def meet(where: str, why: object) -> None:
+        met = target(where).met
+        assert met
+        met({"system": "Linux x86_64", "mount": why})
+
+    asyncio.run(meet("one", "there is no /dev/fuse"))
+    asyncio.run(meet("two", ""))
+    assert (target().name, target(mount=False).name, target("one").name) == ("two", "one", "one")
+    asyncio.run(meet("one", ""))
+    assert target().name == "one"
 
 
 def test_a_batch_keeps_its_hosts_while_the_inventory_is_missing_empty_or_wrong(

@@ -64,16 +64,17 @@ class Node:
         place: Place | None = None,
         idle: float = IDLE,
         seat: Mapping[str, object] | None = None,
+        told: Mapping[str, object] | None = None,
     ) -> None:
-        """`seat` identifies this node to the nodes that it dials: see `rendezvous.seat`."""
+        """`seat` identifies this node to the nodes that it dials: see `rendezvous.seat`. All are `told` the others."""
         self._launcher = launcher
-        self._facts = {
+        self._facts: dict[str, object] = {
+            **(told or {}),
             "build": this_build.build_hash(),
             "node": os.uname().nodename,
             "system": f"{os.uname().sysname} {os.uname().machine}",
             "processors": os.cpu_count() or 1,
-            "boot": address.boot_id(),
-            "pid": os.getpid(),
+            **{"boot": address.boot_id(), "pid": os.getpid()},
         }
         self._hosts = Hosts(place, self._link, {**self._facts, **(seat or {})})
         self._idle, self._path = idle, node_socket.socket_path()
@@ -84,8 +85,7 @@ class Node:
         self._ids: set[str] = set()  # of these jobs
         self._attic = Attic()
         self._tasks: set[asyncio.Task[None]] = set()  # greetings, and answers to status requests
-        self._stopped = asyncio.Event()
-        self._job_gone = asyncio.Event()
+        self._stopped, self._job_gone = asyncio.Event(), asyncio.Event()
         self._last_use = self._started = asyncio.get_running_loop().time()
         found = inherit.scrubbed(os.environ).items()  # the base of jobs from elsewhere: that of the login
         self._environ = {name: value for name, value in found if rendezvous.PYPY.get(name) != value}
@@ -366,8 +366,7 @@ class Node:
             **self._facts,
             "seconds": round(asyncio.get_running_loop().time() - self._started, 3),
             "cpu": round(usage.ru_utime + usage.ru_stime, 3),
-            "launcher": self._launcher.pid,
-            **{"jobs": len(self._jobs), "links": len(self._links)},
+            **{"launcher": self._launcher.pid, "jobs": len(self._jobs), "links": len(self._links)},
             "hosts": self._hosts.status(),
             "lines": [{**link.status(), "host": names.get(link)} for link in self._links if link.remote],
             "kept": {**self._attic.status(), "settling": self._served.settling},
@@ -390,11 +389,12 @@ def serve(
     listener: socket.socket,
     idle: float,
     seat: Mapping[str, object],
+    told: Mapping[str, object],
 ) -> None:
     """Run a node on a bound and listening socket (see `rendezvous.bind`) until it is stopped or idle."""
     listener.setblocking(False)
 
     async def main() -> None:
-        await Node(launcher, place, idle, seat).run(listener)
+        await Node(launcher, place, idle, seat, told).run(listener)
 
     asyncio.run(main())

@@ -92,6 +92,9 @@ async def _greet(duplex: object, steps: Steps) -> None:
         node, system, version, pid = (str(peer.get(name, "?"))[:80] for name in names)
         build = "this build" if peer.get("build") == this_build.build_hash() else "another build"
         steps(step, f"{build}, protocol {version}, {system}, pid {pid} on {node}")
+        steps(step := "mount the files tier")
+        lacks = str(peer.get("mount", "it does not say whether it can"))[:80]
+        steps(step, f"no QUINE_MOUNT there: {lacks}" if lacks else "it can be a directory there: --mount")
         steps(step := "ping the node")
         seconds = await round_trip(greeter, ANSWER)
         steps(step, f"round trip {seconds * 1000:.1f} ms")

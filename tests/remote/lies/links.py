@@ -77,6 +77,13 @@ LINKS: dict[str, tuple[Lie, ...]] = {
             0,
         ),
     ),
+    "hello: `mount`": (
+        Lie(
+            lambda _: [HAVE, ["greet", {"mount": ["9\x07" * 5_000]}], MARK, ["jobs", ["attach"], EXIT]],
+            BATCH,
+            0,
+        ),
+    ),
     "hello: `processors`": (
         Lie(
             lambda _: [HAVE, ["greet", {"processors": 1 << 60}], MARK, ["jobs", ["attach"], EXIT]],
