@@ -28,6 +28,7 @@ from tests.support.detached import go as go
 from tests.support.waiting import read_until, wait_for
 from tests.vendors import chat
 from tests.vendors.server import KEY, Provider, Said, Seen, Silent, Turn
+from transport import inherit
 
 BUDGET = [*QUINE, "budget"]
 AGENT = f"{sys.executable} -P -m quine"
@@ -259,6 +260,24 @@ def test_live_agents_are_counted_over_all(agents: Agents, go: Path) -> None:
     assert "too many agents: the limit of the tree is 11" in done.stderr
     done = budget(agents, "--", "sh", "-c", "$AGENT work")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["MY_TOKEN=t-1234567", "DATABASE_URL=postgres://ada:pw@db/x", "https_proxy=http://ada:pw@p:3128"],
+)
+def test_a_budget_is_open_to_those_below_whatever_holds_a_secret(
+    cold: None, agents: Agents, secret: str
+) -> None:
+    """A process with a secret is closed to others, which see no descriptor of it: agents found no budget above.
+
+    It begins anew without the secret, with a note for itself.
+    """
+    name, _, value = secret.partition("=")
+    agents.env[name] = value
+    script = 'until grep -zqs "^$0=" /proc/$PPID/environ; do sleep 0.1; done; echo open'
+    with start(agents, "--max-tokens", "9", "--", "sh", "-c", script, inherit.VARIABLE) as process:
+        assert process.stdout and process.stdout.readline() == b"open\n"
 
 
 @pytest.mark.clock  # two seconds are enough for an agent to start its command

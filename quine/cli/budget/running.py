@@ -64,7 +64,7 @@ def _leave_secrets(pid: int) -> None:
     A process with secrets is closed to others. An agent that had lost its descriptors found no purse above it.
     """
     clean = inherit.scrubbed(os.environ)
-    if any(map(inherit.is_secret, os.environ)):
+    if clean.keys() != os.environ.keys() - {inherit.VARIABLE}:  # of those with a secret in the value, too
         if inherit.VARIABLE in os.environ:
             clean[inherit.VARIABLE] = os.environ[inherit.VARIABLE]
         with contextlib.suppress(OSError):  # then it waits as it is
