@@ -35,7 +35,7 @@ from itertools import chain
 from quine.base.errors import Misconfigured
 from quine.fanout.files.replaced import SUFFIX, Replaced
 from quine.fanout.input.seen import Seen
-from quine.fanout.journal import Journal, replaced, unrecorded, whole_lines, written
+from quine.fanout.journal import NEW, Journal, replaced, unrecorded, whole_lines, written
 from quine.fanout.outcome import LOST, NEVER
 
 TYPE_CHECKING = False
@@ -359,7 +359,7 @@ class Joblog:
 def files_of(path: str) -> list[str]:
     """Return the paths of the files that a batch with this log writes."""
     path = os.path.realpath(path)
-    return [path + suffix for suffix in ("", ".started", ".outputs", SUFFIX)]
+    return [path + suffix + new for suffix in ("", ".started", ".outputs", SUFFIX) for new in ("", NEW)]
 
 
 def check_free(path: str) -> None:

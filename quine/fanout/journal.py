@@ -45,6 +45,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+NEW = ".quine-new"  # behind the name of a file that is being written in place of it
 JOURNAL = "quine batch"  # first words of the file
 EXIT_STATUS = re.compile("[0-9]{1,3}").fullmatch
 COMPACT = 20_000  # lines of it after which it is written anew, if most of them are of jobs that have ended
@@ -348,11 +349,10 @@ class Journal:
 
 def replaced(path: str, texts: Iterable[str], mode: int) -> int:
     """Replace a file as a whole, or not at all, also where the machine loses its power. Return it, to append to."""
-    new = path + ".quine-new"
+    new = path + NEW
     try:
-        os.unlink(
-            new
-        )  # of a run that was killed; a link or a file of somebody else is not written to, either
+        # of a run that was killed; a link or a file of somebody else is not written to, either
+        os.unlink(new)
     except FileNotFoundError:
         pass
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC

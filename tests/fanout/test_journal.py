@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from quine.base.errors import Misconfigured
 from quine.fanout.files.files import Files
 from quine.fanout.files.names import LONGEST, Names, Noted
-from quine.fanout.joblog import RUNNING, UNRETURNED, Entry, Joblog
+from quine.fanout.joblog import RUNNING, UNRETURNED, Entry, Joblog, files_of
 from quine.fanout.journal import Sent, hash_of
 from quine.fanout.outcome import Unreturned
 from quine.fanout.starter import Starter
@@ -103,6 +104,25 @@ def test_a_note_of_returns_goes_with_the_line_of_their_item(tmp_path: Path) -> N
     log = Joblog(str(path), KEEP)
     assert not log.journal.brought
     log.close()
+
+
+def test_each_file_that_a_log_makes_is_one_of_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result with the name of one that is being written, a directory perhaps, ended the batch and each later one."""
+    made: set[str] = set()
+    opened = os.open
+
+    def opening(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & os.O_CREAT:
+            made.add(str(path))
+        return opened(path, flags, *rest, **more)
+
+    path = str(tmp_path / "log")
+    monkeypatch.setattr(os, "open", opening)
+    Joblog(path, KEEP).close()
+    Joblog(path, KEEP).close()
+    assert f"{path}.started.quine-new" in made and made <= set(files_of(path))
 
 
 def test_equal_items_that_are_done_are_so_many_in_each_run(tmp_path: Path) -> None:
