@@ -3,8 +3,9 @@
 Laws
 1. A name is reached from the base, one directory at a time, each opened without following a symlink.
 2. With a journal, the process that began the renames undoes them on failure, and the next process finishes them after
-   a crash. A private directory that no process holds is removed; one whose renames cannot be finished stays. That may
-   be late: a file that has come to one of the names since is newer, and stays.
+   a crash, also one in the middle of the undoing. A private directory that no process holds is removed; one whose
+   renames cannot be finished stays. That may be late: a file that has come to one of the names since is newer, and
+   stays. The journal tells it from the one before, which has no link in `old` any more where it was put back.
 3. An archive, a repository or an agent elsewhere can bring such a directory. Nothing in it is obeyed, and it is not
    removed, without the seal of the user: over inode and ctime of a file in it, which no copy has and nobody can set,
    and over the bytes of the journal. That of the directory is the name of an empty file: a file that is written may
@@ -36,7 +37,8 @@ NO_LINKS = (
     errno.EMLINK,
 )  # errors of link() that mean: this file cannot be linked
 BEGUN, SEAL = "begun", "seal-"  # in a private directory; the latter is a prefix
-LONGEST = 256 << 20  # bytes of a journal: two million names
+LONGEST = 256 << 20  # bytes of a journal: a million names and more
+NONE = b"-"  # in place of facts: nothing is there
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -171,12 +173,14 @@ def keep_old(top: int, moves: list[tuple[bytes, bytes]], parents: Parents, folde
     replaced; for that moment its name does not exist.
     """
     device = os.fstat(top).st_dev
+    noted: list[tuple[bytes, bytes, bytes]] = []
     for spot, name in moves:
         folder, last = parents.of(name)
         if os.fstat(folder).st_dev != device:
             raise OSError(errno.EXDEV, "is on another filesystem than the directory that it goes to", name)
         if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        noted.append((spot, name, NONE if spot in folders else facts_at(last, folder)))
         if spot in folders:
             continue
         try:
@@ -186,12 +190,25 @@ def keep_old(top: int, moves: list[tuple[bytes, bytes]], parents: Parents, folde
         except OSError as refused:
             if refused.errno not in NO_LINKS:
                 raise
-    write_journal(top, moves)
+    write_journal(top, noted)
 
 
-def write_journal(top: int, moves: list[tuple[bytes, bytes]]) -> None:
-    """Write the journal of a private directory, synced: a line with its seal, then the moves."""
-    text = b"".join(spot + b"\0" + name + b"\0" for spot, name in moves)
+def facts_at(last: bytes, folder: int) -> bytes:
+    """Return what tells the file at a name from others that come there. Raises OSError."""
+    try:
+        return _facts(os.stat(last, dir_fd=folder, follow_symlinks=False))
+    except FileNotFoundError:
+        return NONE
+
+
+def _facts(there: os.stat_result) -> bytes:
+    """Return what neither a rename nor a link changes, as both change the ctime."""
+    return b"%d" % there.st_ino
+
+
+def write_journal(top: int, moves: list[tuple[bytes, bytes, bytes]]) -> None:
+    """Write the journal of a private directory, synced: a line with its seal, then (spot, name, facts before)."""
+    text = b"".join(b"%b %b\0%b\0" % (spot, facts, name) for spot, name, facts in moves)
     with open(os.open("journal.new", NEW, 0o600, dir_fd=top), "wb") as file:
         file.write(data_directory.seal(_sealed(top, text)).encode() + b"\n" + text)
         file.flush()
@@ -269,7 +286,7 @@ def _recover(name: bytes, base: int) -> bool:
             if not _is_sealed(top, digest.decode("ascii", "replace"), text):
                 return False
             words = text.split(b"\0")[:-1]
-            if len(words) % 2 or not all(map(bytes.isdigit, words[::2])) or not all(map(_stays, words[1::2])):
+            if len(words) % 2 or not all(map(_is_spot, words[::2])) or not all(map(_stays, words[1::2])):
                 return False  # of another version
             _finish(words, base, top)
         elif not any(map(partial(_is_sealed, top), _seals(top))) and not _is_bare(top):
@@ -301,27 +318,23 @@ def _finish(words: list[bytes], base: int, top: int) -> None:
         return  # all were done, and it was killed while it removed the rest
     try:
         with Parents(base) as parents:
-            for spot, path in zip(words[::2], words[1::2]):
+            for word, path in zip(words[::2], words[1::2]):
+                spot, _, before = word.partition(b" ")
                 if _is_there(spot, new):
                     folder, last = parents.of(path)
-                    if not _is_newer(last, folder, spot, top):
+                    if not _is_newer(last, folder, before):
                         os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
     finally:
         os.close(new)
 
 
-def _is_newer(last: bytes, folder: int, spot: bytes, top: int) -> bool:
+def _is_newer(last: bytes, folder: int, before: bytes) -> bool:
     """Return whether a file has come to this name since the journal was written."""
     try:
         there = os.stat(last, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    if stat.S_ISDIR(there.st_mode):
-        return False
-    try:
-        return not os.path.samestat(there, os.stat(b"old/" + spot, dir_fd=top, follow_symlinks=False))
-    except FileNotFoundError:  # there was none, or one that could not be linked
-        return there.st_ctime_ns > os.stat("journal", dir_fd=top, follow_symlinks=False).st_ctime_ns
+    return not stat.S_ISDIR(there.st_mode) and _facts(there) != before
 
 
 def _read(name: str, top: int) -> bytes | None:
@@ -335,6 +348,11 @@ def _read(name: str, top: int) -> bytes | None:
     with open(fd, "rb") as file:
         facts = os.fstat(fd)
         return file.read() if stat.S_ISREG(facts.st_mode) and facts.st_size <= LONGEST else b""
+
+
+def _is_spot(word: bytes) -> bool:
+    spot, _, before = word.partition(b" ")
+    return spot.isdigit() and bool(before)
 
 
 def _stays(path: bytes) -> bool:

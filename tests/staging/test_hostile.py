@@ -25,7 +25,7 @@ from quine.staging.content import Feed, tell
 from quine.staging.manifest import IMPLIED, SIZE, Manifest, digest_of, parse
 from quine.staging.returns_receiver import Taking
 from quine.staging.source import Tree
-from tests.staging.wired import Relay, bring, inside, killed_before_b, sealed, stage, three
+from tests.staging.wired import Relay, bring, inside, killed_before_b, refused_link, sealed, stage, three
 from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
 from tests.staging.wired import there as there
@@ -201,6 +201,41 @@ def test_who_renames_and_is_killed_in_the_middle_has_it_finished(
 ) -> None:
     three(here, there)
     killed_before_b(monkeypatch)
+    assert bring(here, there, "*") == ("", [])
+    assert contents(here) == dict.fromkeys("abc", "new")
+
+
+@pytest.mark.parametrize("step", range(6))
+@pytest.mark.parametrize("links", [True, False])
+def test_who_takes_renames_back_and_is_killed_has_them_finished(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, links: bool, step: int
+) -> None:
+    """The old files were in place again, and were taken for newer: the new ones were gone, and said to be in place."""
+    if not links:
+        monkeypatch.setattr(os, "link", refused_link)
+    three(here, there)
+    caller, rename, unlink, left = os.getpid(), os.rename, os.unlink, [-1]
+
+    def failing(source: bytes, target: bytes, **more: int) -> None:
+        if target == b"c" and source != b"old/2" and left[0] < 0 and os.getpid() != caller:
+            left[0] = step
+            raise OSError(5, "Input/output error", target)
+        dying()
+        rename(source, target, **more)
+
+    def unlinked(path: str, **more: int) -> None:
+        if path == "journal":
+            dying(last=True)
+        unlink(path, **more)
+
+    def dying(last: bool = False) -> None:
+        if os.getpid() != caller and left[0] >= 0:
+            if last or not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+
+    monkeypatch.setattr(os, "rename", failing)
+    monkeypatch.setattr(os, "unlink", unlinked)
     assert bring(here, there, "*") == ("", [])
     assert contents(here) == dict.fromkeys("abc", "new")
 

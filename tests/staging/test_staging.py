@@ -30,7 +30,7 @@ from quine.staging.files_sender import Meant, covered
 from quine.staging.manifest import IMPLIED, SIZE, BadManifest, Manifest, digest_of, parse, stays
 from quine.staging.source import Tree, bits, set_bits
 from tests.lab.machine import readable
-from tests.staging.wired import Relay, bring, stage
+from tests.staging.wired import Relay, bring, refused_link, stage
 from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
 from tests.staging.wired import there as there
@@ -574,10 +574,6 @@ def test_nothing_comes_back_where_one_thing_cannot(here: Path, there: Path) -> N
     assert "b: a directory stands where it should go" in failure
     assert (here / "a").read_text() == (here / "c").read_text() == "old"
     assert sorted(path.name for path in here.iterdir()) == ["a", "b", "c"]
-
-
-def refused_link(*_: object, **__: object) -> None:
-    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])

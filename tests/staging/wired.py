@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import signal
@@ -122,7 +123,11 @@ def sealed(top: Path, moves: list[tuple[bytes, bytes]]) -> None:
     fd = os.open(top, os.O_RDONLY)
     try:
         renames.seal(fd)
-        renames.write_journal(fd, moves)
+        around = os.open(top.parent, os.O_RDONLY)
+        try:
+            renames.write_journal(fd, [(*move, renames.facts_at(move[1], around)) for move in moves])
+        finally:
+            os.close(around)
     finally:
         os.close(fd)
 
@@ -194,6 +199,10 @@ def three(here: Path, there: Path) -> None:
     for name in ("a", "b", "c"):
         (there / name).write_text("new")
         (here / name).write_text("old")
+
+
+def refused_link(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def killed_before_b(monkeypatch: pytest.MonkeyPatch) -> None:
