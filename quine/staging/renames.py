@@ -4,8 +4,9 @@ Laws
 1. A name is reached from the base, one directory at a time, each opened without following a symlink.
 2. With a journal, the process that began the renames undoes them on failure, and the next process finishes them after
    a crash, also one in the middle of the undoing. A private directory that no process holds is removed; one whose
-   renames cannot be finished stays. That may be late: a file that has come to one of the names since is newer, and
-   stays. The journal tells it from the one before, which has no link in `old` any more where it was put back.
+   renames cannot be finished stays. That may be late: a file that has come to one of the names since, or was written
+   in place, is newer, and stays. The journal tells it from the one before: a link in `old` is the same file as one
+   that was written in place, and there is none where the one before was put back.
 3. An archive, a repository or an agent elsewhere can bring such a directory. Nothing in it is obeyed, and it is not
    removed, without the seal of the user: over inode and ctime of a file in it, which no copy has and nobody can set,
    and over the bytes of the journal. That of the directory is the name of an empty file: a file that is written may
@@ -194,7 +195,7 @@ def keep_old(top: int, moves: list[tuple[bytes, bytes]], parents: Parents, folde
 
 
 def facts_at(last: bytes, folder: int) -> bytes:
-    """Return what tells the file at a name from others that come there. Raises OSError."""
+    """Return what tells the file at a name from others that come there, and from its later versions. Raises OSError."""
     try:
         return _facts(os.stat(last, dir_fd=folder, follow_symlinks=False))
     except FileNotFoundError:
@@ -203,7 +204,7 @@ def facts_at(last: bytes, folder: int) -> bytes:
 
 def _facts(there: os.stat_result) -> bytes:
     """Return what neither a rename nor a link changes, as both change the ctime."""
-    return b"%d" % there.st_ino
+    return b"%d %d %d" % (there.st_ino, there.st_size, there.st_mtime_ns)
 
 
 def write_journal(top: int, moves: list[tuple[bytes, bytes, bytes]]) -> None:
@@ -329,7 +330,7 @@ def _finish(words: list[bytes], base: int, top: int) -> None:
 
 
 def _is_newer(last: bytes, folder: int, before: bytes) -> bool:
-    """Return whether a file has come to this name since the journal was written."""
+    """Return whether a file has come to this name, or was written there, since the journal was written."""
     try:
         there = os.stat(last, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -189,6 +189,34 @@ def test_what_has_come_since_a_crash_is_not_replaced_by_what_that_left(
     assert [(path.name, path.read_text()) for path in here.iterdir()] == [("x", "newer" if comes else "new")]
 
 
+@pytest.mark.parametrize("how", ["appended", "of the same size"])
+@pytest.mark.parametrize("links", [True, False])
+def test_what_was_written_in_place_since_a_crash_is_not_replaced_by_what_that_left(
+    here: Path, how: str, links: bool
+) -> None:
+    """Days may have gone by. It is the same inode, so it was replaced without a word."""
+    x = here / "x"
+    x.write_text("old")
+    before = x.stat().st_mtime_ns
+    top = aside(here, b"x")
+    (top / "old").mkdir()
+    if links:
+        os.link(x, top / "old" / "0")
+
+    def written() -> bool:
+        if how == "appended":
+            with open(x, "a") as file:
+                file.write("er")
+        else:
+            x.write_text("own")
+        return x.stat().st_mtime_ns > before
+
+    until(written, "the clock of the disk goes on")
+    text = x.read_text()
+    assert renames.recover(os.fsencode(here)) == []
+    assert [(path.name, path.read_text()) for path in here.iterdir()] == [("x", text)]
+
+
 def test_a_folder_with_many_results_is_not_looked_through_for_each_item(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
