@@ -187,11 +187,10 @@ def noted(note: Unreturned) -> Status:
 
 def unfetched(error: Misconfigured, note: Unreturned) -> Status:
     """Return the end of an item whose returns, of a run before, cannot be asked for."""
-    from quine.base.text import shown_path
-    from quine.staging.caller_side import STILL_THERE
+    from quine.staging.caller_side import still_there
     from transport.status import Status
 
-    hint = f"{STILL_THERE} {shown_path(note.place)}" if note.place else error.hint
+    hint = still_there(note.place) if note.place else error.hint
     return Status("lost", errors.LOST, host=note.host, detail=error.detail, hint=hint)
 
 

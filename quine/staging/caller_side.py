@@ -26,6 +26,7 @@ from transport.client import client
 from transport.lean import signal
 from transport.spawn import Spawn
 from transport.status import Status, clip, signal_name, signal_number
+from transport.text import harmless
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0
 SOONEST = 60.0  # seconds for which a host may say nothing, also when the deadline of its job is over
-STILL_THERE = "the results are still on the host, in"
+
+
+def still_there(place: str) -> str:
+    """Return the hint about results in a directory of a host, which may have any name."""
+    return f"the results are still on the host, in {shown_path(harmless(place))}"
 
 
 def pause_of_returns(failed: int) -> float:
@@ -201,7 +206,7 @@ class Staging:
         # A directory of its own is `left` if anything is in it.
         shared = "" if job.directory == job.id else f"workdir/{job.directory}"
         if not status.hint and (place := status.left or job.cwd or shared):
-            status.hint = f"{STILL_THERE} {shown_path(place)}"
+            status.hint = still_there(place)
 
     def sender(self, job: Spawn, status: Status) -> Spawn:
         """Return the job that sends the returns of `job`."""
@@ -307,7 +312,7 @@ class Staging:
             status.state, status.code, status.signal = "lost", LOST, None
         if not status.hint and (place := taking.place or status.left):
             more = "; --returns-limit SIZE,NAMES, 0 = no limit" if taking.is_too_much else ""
-            status.hint = f"{STILL_THERE} {shown_path(place)}{more}"
+            status.hint = f"{still_there(place)}{more}"
 
     def brought_before(self, status: Status, code: int) -> None:
         """The process before brought the returns, and noted the exit status `code` with them."""

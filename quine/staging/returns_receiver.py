@@ -37,6 +37,7 @@ from transport.client.overtime import GRACE, NEVER
 from transport.client.time_limits import LOOK, START, Patience
 from transport.errors import Abandoned, RequestError
 from transport.rpc.incoming import Streaming
+from transport.spawn import encodable
 from transport.status import signal_name
 
 TYPE_CHECKING = False
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     OnPut = Callable[[Iterator[tuple[bytes, bytes]]], str]
 
 
+PATH_MAX = 4096  # bytes of a path that a process can enter by it, with the NUL behind it
 EVERY = 10.0  # seconds until a folder is looked through again for what killed processes have left
 # When that is due, by folder: a batch has its results in one, with all those of the batches before.
 _looked: dict[bytes, float] = {}
@@ -89,7 +91,7 @@ class Taking:
         self.layout: Layout | None = None
         self.failure = "nothing came"
         self.is_too_much = False  # of what is within the limit, nothing came either
-        self.place = ""  # directory of the sending job
+        self.place = ""  # directory of the sending job, as it is: the next may be started in it
         self.signal = ""  # the signal that this process was told to end by meanwhile
         self.beaten = False  # the claim was not to be had, or they are withheld: they stay where they are
         self._settled = False  # the failure is none of the way here, and would be the same again
@@ -243,7 +245,7 @@ class Taking:
             self._rounds += 1
             if self._rounds > content.ROUNDS:
                 raise Broken(f"their job has tried more than {content.ROUNDS} times")
-            self.place = text_field(asked, "in")
+            self.place = _place(asked)
             self.failure, self._settled = "nothing came", False  # until this conversation succeeds
             without, own = self._places.names, self._own.names
             tell(incoming, {"returns": self._returns, "without": without, "own": own})
@@ -335,6 +337,13 @@ def _listed(message: dict[str, object], field: str, known: Callable[[str], bool]
     listed = message.get(field)
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     return [name for name in dict.fromkeys(names) if known(name)]
+
+
+def _place(message: dict[str, object]) -> str:
+    """Return the directory that a sending job tells; "" for what cannot be one."""
+    place = message.get("in")
+    good = isinstance(place, str) and os.path.isabs(place) and encodable(place)
+    return str(place) if good and len(os.fsencode(str(place))) < PATH_MAX else ""
 
 
 def _apart(layout: Layout, folder: bytes) -> str:

@@ -175,6 +175,22 @@ def test_results_whose_way_is_a_link_now_stay_on_their_host(lab: Lab, inputs: Pa
     assert (inputs / "out" / "a").stat().st_size == 4098
 
 
+@pytest.mark.parametrize("name", ["d" * 210, "\udce9\u202e d"])
+def test_results_in_any_directory_can_be_asked_for(lab: Lab, inputs: Path, there: Path, name: str) -> None:
+    """Its text for people was noted: cut short, and with escapes. No run could ask in it."""
+    (there / name).mkdir(parents=True)
+    words = ["--on", "h1", "--joblog", "log", "--cwd", str(there / name), "--returns", "out"]
+    script = [*SH, "echo 12345678901 >out", "{}", ":::", "a"]
+    done = lab.run(["xargs", *words, "--returns-limit", "10", *script], cwd=inputs)
+    assert done.returncode == 74
+    hint = done.stderr.decode().partition("hint: the results are still on the host, in ")[2]
+    escaped = "'{}'".format(f"{there}/\\xe9\\u202e d")
+    assert hint.startswith(escaped if " " in name else str(there / name))
+    done = lab.run(["xargs", "--resume", *words, *script], cwd=inputs)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (inputs / "out").read_text() == "12345678901\n"
+
+
 @pytest.mark.parametrize("place", ["/there", ""])
 def test_results_that_cannot_be_asked_for_stay_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

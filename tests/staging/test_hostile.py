@@ -262,6 +262,21 @@ def test_what_can_neither_be_renamed_nor_taken_back_is_left_to_the_next(
     assert contents(here) == dict.fromkeys("abc", "new")
 
 
+@pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        ("/d\udce9/\n", "/d\udce9/\n"),
+        ("/" + "d" * 4094, "/" + "d" * 4094),
+        *(
+            (bad, "")
+            for bad in (None, 7, "", "d", "(unreachable)/d", "/\0", "/\ud800", "/" + "\udce9" * 4095)
+        ),
+    ],
+)
+def test_the_place_of_a_sending_job_is_a_directory_or_not_known(told: object, place: str) -> None:
+    assert returns_receiver._place({"in": told}) == place
+
+
 def test_what_was_brought_is_not_the_next_conversations(here: Path, there: Path) -> None:
     """It ends by something that nobody has thought of, after a first one that was good."""
     three(here, there)
