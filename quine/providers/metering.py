@@ -3,6 +3,7 @@
 Laws
 1. An inference that cannot be paid is not begun: Spent is raised before the guest is called.
 2. A guest that reports no usage is charged an estimate, so that it uses up a budget too.
+3. An estimate counts what is sent, also where a command has written it: the raw form of a reply, and the tools.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from quine.base.messages import Guest, GuestError, Message, Remaining, Reply, Re
 from quine.budget.ledger import LEAST_REPLY, Ledger
 from quine.providers.relay import BrokeredGuest
 from quine.providers.vendors import FILES, Config
+from transport import quickjson
 from transport.lean import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
 
 LETTERS = 4  # bytes of a token, about
 LOANS = 3  # for one inference, whose price may turn out higher than thought
-TOOLS = 1500  # tokens of the tool definitions, which precede every conversation
+TOOLS = 1500  # tokens of the tool definitions of this build, which precede every conversation
 
 
 class Price(NamedTuple):
@@ -83,7 +86,7 @@ class Due(NamedTuple):
 
 def due(request: Request, ledger: Ledger, price: Price | None, known: int = 0) -> Due:
     """Return the bill of `request`. `known` is a lower bound of the prompt in tokens, with the tools."""
-    prompt = max(tokens(request.messages) + TOOLS, known)
+    prompt = max(_sent(request), known)
     within = Remaining(prompt + request.output if request.output else None, request.cost or None)
     money = price.about if price and (ledger.mark.cost or within.cost) else None
     return Due(prompt, money, within, bool(ledger.mark.tokens or ledger.mark.cost))
@@ -156,10 +159,29 @@ def cost_of(guest: object, used: Usage, price: Price | None) -> float:
 
 def tokens(messages: Sequence[Message]) -> int:
     """Estimate the tokens of messages for which there is no count."""
-    size = 0
-    for message in messages:
-        texts = [message.result.text] if message.result else [message.text, message.reasoning]
-        texts += [call.raw or str(call.args) for call in message.tool_calls]
-        # Bytes, not characters: a Chinese character has three bytes and is about one token.
-        size += sum(len(t) if t.isascii() else len(t.encode("utf-8", "replace")) for t in texts)
-    return size // LETTERS
+    return sum(map(_said, messages)) // LETTERS
+
+
+def _sent(request: Request) -> int:
+    """Estimate the tokens of a prompt by all that a dialect may send of it: a raw form goes in place of the text."""
+    raw = [
+        max(map(_of_json, message.raw.values()), default=0) if message.raw else 0
+        for message in request.messages
+    ]
+    size = sum(map(max, map(_said, request.messages), raw))
+    return size // LETTERS + max(TOOLS, _of_json(request.tools) // LETTERS)
+
+
+def _said(message: Message) -> int:
+    texts = [message.result.text] if message.result else [message.text, message.reasoning]
+    texts += [call.raw or str(call.args) for call in message.tool_calls]
+    return sum(map(_bytes, texts))
+
+
+def _of_json(value: Any) -> int:
+    return _bytes(quickjson.readable(value))
+
+
+def _bytes(text: str) -> int:
+    # Bytes, not characters: a Chinese character has three bytes and is about one token.
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))

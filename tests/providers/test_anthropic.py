@@ -164,6 +164,15 @@ def test_marks_do_not_stay_on_what_is_kept() -> None:
     assert json.dumps(message.raw) == kept and "cache_control" not in kept
 
 
+def test_a_breakpoint_in_a_reply_is_not_sent() -> None:
+    """A command may have written it: the API takes four in all, and one may ask for an hour, which costs more."""
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    said = Message("assistant", "x", raw={"anthropic": [{"type": "text", "text": "x", **mark}]})
+    (first, second, third) = body(said, Message("user", "go on"))["messages"]
+    assert second["content"] == [{"type": "text", "text": "x"}]
+    assert "cache_control" in first["content"][-1] and "cache_control" in third["content"][-1]
+
+
 # -- odd answers -----------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quine.agent.signals import Terminated
-from quine.base.messages import Message, Reply, Request, Spent, Unavailable, Usage, unheard
+from quine.base.messages import Message, Reply, Request, Spent, Tool, Unavailable, Usage, unheard
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.providers import metering
@@ -71,3 +71,35 @@ def test_an_inference_that_a_signal_cuts_short_is_charged_its_prompt(infer: Infe
         infer(Terminated(15))
     assert ledger.totals()[1] == PROMPT
     assert ledger.left() == (100_000 - PROMPT, None)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"anthropic": [{"type": "text", "text": "x" * 40_000}]},
+        {"chat": {"content": "x" * 40_000}, "gemini": []},
+        {"responses": [{"arguments": {"x" * 40_000: 1}}]},
+    ],
+)
+def test_what_is_sent_in_place_of_a_text_is_in_the_estimate(ledger: Ledger, raw: dict[str, object]) -> None:
+    """The raw form of a reply is the requester's to choose, and it is sent as it is."""
+    due = metering.due(Request([Message("assistant", "y", raw=raw)], ()), ledger, None)
+    assert 0 <= due.prompt - 10_000 - metering.TOOLS < 20
+    assert due.cancelled(None).input == due.prompt
+
+
+def test_a_text_is_estimated_once_and_also_where_nothing_of_it_is_in_the_raw_form(ledger: Ledger) -> None:
+    """A dialect sends a reply of another one as text."""
+    due = metering.due(Request([Message("assistant", "x" * 4000, raw={"chat": {}})], ()), ledger, None)
+    assert due.prompt == PROMPT
+
+
+def test_a_letter_of_many_bytes_is_no_longer_in_a_raw_form(ledger: Ledger) -> None:
+    due = metering.due(Request([Message("assistant", raw={"chat": "\u4e2d" * 4000})], ()), ledger, None)
+    assert due.prompt == 3000 + metering.TOOLS
+
+
+def test_tools_are_estimated_by_their_size(ledger: Ledger) -> None:
+    tools = (Tool("sh", "x" * 40_000, {"type": "object"}),)
+    due = metering.due(Request([Message("user", "y")], tools), ledger, None)
+    assert 10_000 < due.prompt < 10_050

@@ -245,6 +245,8 @@ def _assistant(reply: Message, thoughts: bool) -> list[dict[str, Any]]:
             {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments(call)}
             for call in reply.tool_calls
         ]
+    # No reply has breakpoints: with others than ours the API finds too many, or bills an hour of cache.
+    blocks = [{key: b[key] for key in b if key not in CACHE} for b in blocks]
     if not thoughts:
         blocks = [b for b in blocks if b.get("type") not in THOUGHTS]
     blocks = [b for b in blocks if b.get("type") != "text" or str(b.get("text") or "").strip()]
