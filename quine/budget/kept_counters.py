@@ -8,9 +8,9 @@ Laws
    A total is never less than it was. The limits of a share are those of the file, where its origin lends to it.
 2. A reservation that was made here counts until it is paid here, whatever has become of its record.
 3. The numbers outlive this process: `save` gets it with each change, and the next process is given it as `former`.
-   A reservation that the next process does not find in the file as it was is charged: a kill gains nothing. A write
-   that fails gains nothing either, and costs nothing: numbers that were not saved are saved later, a reservation
-   counts until the totals have it, and a reservation that could not be saved is taken back.
+   It charges each reservation, whatever the file says of it, and whoever has locked its slot since: a kill gains
+   nothing. A write that fails gains nothing either, and costs nothing: numbers that were not saved are saved later, a
+   reservation counts until the totals have it, and a reservation that could not be saved is taken back.
 """
 
 from __future__ import annotations
@@ -92,10 +92,17 @@ class KeptCounters(SharedCounters):
             return facts
         former = facts._replace(**self._former["numbers"])
         found = dict(super()._written(INFER))
+        left = []  # not in the totals of the file: on top of these, and not a second time by their records
         for index, values in self._former["own"]:
-            if _packed(found.get(index)) != _packed(values):
-                former = former._replace(tokens=former.tokens + int(values[0]), cost=former.cost + values[1])
-        return stricter(former, facts)
+            if _packed(found.get(index)) == _packed(values) and facts.paid != index + 1:
+                left.append(values)
+                super().note(INFER, self._writer, index, 0, 0.0, 0, 0.0)
+            else:
+                former = _charged(former, values)
+        first = stricter(former, facts)
+        for values in left:
+            first = _charged(first, values)
+        return first
 
     def _tell(self) -> None:
         if self._kept is not None:
@@ -143,6 +150,10 @@ def stricter(kept: Numbers, facts: Numbers) -> Numbers:
         return facts._replace(**totals, ident=kept.ident)
     limits = {name: narrower(getattr(kept, name), getattr(facts, name)) for name in LIMITS}
     return facts._replace(**totals, **limits, depth=min(kept.depth, facts.depth), ident=kept.ident)
+
+
+def _charged(facts: Numbers, values: tuple[float, ...]) -> Numbers:
+    return facts._replace(tokens=facts.tokens + int(values[0]), cost=facts.cost + values[1])
 
 
 def narrower(one: Any, other: Any) -> Any:

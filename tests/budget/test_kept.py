@@ -17,7 +17,7 @@ from quine.budget.kept_counters import KeptCounters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.budget.loans import Loan, Wanted
-from quine.budget.shared_counters import COUNTS, INFER, MOST, SharedCounters
+from quine.budget.shared_counters import _HEADER, COUNTS, INFER, MOST, SharedCounters
 
 LIMIT = 4000
 
@@ -39,6 +39,12 @@ class Payer:
     def rewrite(self, **numbers: Any) -> None:
         with self.file.changing() as facts:
             self.file.put(facts._replace(**numbers))
+
+    def rewrite_header(self, **numbers: Any) -> None:
+        """Rewrite numbers with no lock held, and without what a change of them does first."""
+        fd = self.file.again()
+        os.pwrite(fd, _HEADER.pack(*self.file.numbers()._replace(**numbers)), 0)
+        os.close(fd)
 
     def wipe_records(self) -> None:
         with self.file.changing():
@@ -86,6 +92,38 @@ def test_what_a_killed_process_had_reserved_is_charged_once(payer: Payer, wiped:
     payer.next_worker()
     payer.ledger.collect()
     assert payer.ledger.totals()[1] == 2500
+
+
+@pytest.mark.parametrize("paid", [False, True], ids=["locked", "locked and called paid"])
+def test_a_lock_on_the_slot_of_a_killed_process_keeps_no_reservation_from_the_bill(
+    payer: Payer, paid: bool
+) -> None:
+    """Any process can lock the slot once its holder is dead, wipe the record meanwhile, and let go."""
+    payer.ledger.settle(payer.ledger.reserve(0, 100), 500)
+    killed = payer.ledger.reserve(0, 1000, within=Remaining(2000))
+    os.close(killed.fd)
+    lock, index = payer.file.slot(INFER, 1)
+    assert index == killed.index
+    if paid:
+        payer.rewrite_header(paid=index + 1)
+    payer.next_worker()
+    payer.ledger.collect()
+    assert payer.ledger.totals()[1] == 2500
+    payer.wipe_records()
+    os.close(lock)
+    payer.ledger.collect()
+    assert payer.ledger.totals()[1] == 2500 and payer.ledger.left() == Remaining(1500, None)
+
+
+def test_a_reservation_of_a_killed_process_comes_on_top_of_what_others_have_paid_since(payer: Payer) -> None:
+    os.close(payer.ledger.reserve(0, 1000, within=Remaining(2000)).fd)
+    payer.rewrite(tokens=700)
+    payer.next_worker()
+    payer.ledger.collect()
+    assert payer.ledger.totals()[1] == 2700
+    payer.next_worker()
+    payer.ledger.collect()
+    assert payer.ledger.totals()[1] == 2700
 
 
 def price(prompt: int, reply: int) -> float:
