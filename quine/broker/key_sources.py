@@ -2,7 +2,7 @@
 
 Laws
 1. The key of a command is kept for some minutes, as a command may ask a person or a server, and so is its failure for
-   some seconds. A file is read for each client that comes.
+   some seconds. A file is read for each client that comes, and is a regular one.
 2. The output of a command is a socket. Any process of the user can open a pipe of another one by its name in /proc.
 """
 
@@ -17,6 +17,7 @@ import time
 from quine.base.errors import Misconfigured
 from quine.broker.credentials import COMMAND, FILE
 from quine.providers.choice import KEYS
+from transport.provenance import regular_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class Given:
 
     def _read(self) -> str:
         try:
-            with open(os.path.expanduser(self._file), "rb") as file:
-                return _checked(FILE, file.read(LONGEST))
+            # One thread reads for all: a pipe in the place of the file would hold up every client.
+            return _checked(FILE, regular_file.content(os.path.expanduser(self._file), LONGEST))
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             raise Misconfigured(f"{FILE} {self._file} cannot be read: {why}") from None

@@ -300,6 +300,22 @@ def test_a_key_from_a_file(served: Served, tmp_path: Path) -> None:
     assert done.returncode == 2 and b"QUINE_API_KEY_FILE" in done.stderr
 
 
+def test_a_key_is_read_from_no_pipe(tmp_path: Path) -> None:
+    """A command can put one in the place of the file, and its open or its end may never come."""
+    file = tmp_path / "key"
+    os.mkfifo(file)
+    pipe = os.open(file, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        os.write(pipe, KEY.encode().ljust(key_sources.LONGEST))
+        with pytest.raises(Misconfigured, match="cannot be read: no regular file"):
+            Given({"QUINE_API_KEY_FILE": str(file)}).key()
+    finally:
+        os.close(pipe)
+    file.unlink()
+    file.write_text(f"{KEY}\n")
+    assert Given({"QUINE_API_KEY_FILE": str(file)}).key() == KEY
+
+
 def test_a_key_from_a_command(served: Served, tmp_path: Path) -> None:
     """It runs once for two agents, and a nested one."""
     del served.env["QUINE_API_KEY"]
