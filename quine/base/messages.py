@@ -18,6 +18,7 @@ Errors
 from __future__ import annotations
 
 from quine.base.errors import FAILED
+from quine.base.strict import MAX_VALUES, too_many
 from transport import quickjson
 from transport.lean import Any, Mapping, NamedTuple, Protocol, TypeVar
 
@@ -59,6 +60,8 @@ class ToolCall(NamedTuple):
     @classmethod
     def parse(cls, id: str, name: str, raw: str) -> ToolCall:
         """Return the call for an argument string, which may hold anything."""
+        if too_many(raw):
+            return cls(id, name, {}, raw, f"the arguments have more than {MAX_VALUES} values")
         try:
             value, repair = _read(raw)
         except _Unreadable as error:
@@ -106,6 +109,8 @@ def _read(raw: str) -> tuple[Any, str]:
     if value is None:
         return {}, "null for no arguments"
     if isinstance(value, str) and value.lstrip().startswith("{"):
+        if too_many(value):
+            raise _Unreadable(f"the arguments have more than {MAX_VALUES} values")
         try:
             return quickjson.loads(value), "encoded twice"
         except (ValueError, RecursionError):

@@ -131,9 +131,16 @@ def parse(model: type[Model], body: bytes) -> Model:
 
 def loads(body: bytes) -> Any:
     """Return the value of a JSON text. Raises ValueError, also if it has more than MAX_VALUES values."""
-    if _values(body) > MAX_VALUES:
+    if too_many(body):
         raise ValueError(f"more than {MAX_VALUES} values")
     return quickjson.loads(body)
+
+
+def too_many(text: str | bytes) -> bool:
+    """Return whether a JSON text has more than MAX_VALUES values. It tells in a moment, before anything is parsed."""
+    if len(text) <= MAX_VALUES:
+        return False
+    return _values(text if isinstance(text, bytes) else text.encode("utf-8", "replace")) > MAX_VALUES
 
 
 def _values(body: bytes) -> int:

@@ -8,6 +8,7 @@ import re
 import time
 
 from quine.base.messages import DEEPEST, Unavailable, too_deep
+from quine.base.strict import too_many
 from quine.providers.dialects import sse
 from quine.providers.dialects.dialect import Stream
 from quine.providers.dialects.faults import printable
@@ -81,7 +82,12 @@ def _value(data: str) -> Any:
 
 
 def parse(text: str | bytes) -> Any:
-    """Return the JSON value, with NaN and infinities as null, as they could not be sent back. ValueError if invalid."""
+    """Return the JSON value, with NaN and infinities as null, as they could not be sent back. ValueError if invalid.
+
+    Also if it has more values than a request may have: a command can name the server, and the broker has other trees.
+    """
+    if too_many(text):
+        raise ValueError("too many values")
     try:
         data = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
     except RecursionError:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.agent.tools import TOOLS
+from quine.base import strict
 from quine.base.errors import Misconfigured
 from quine.base.messages import Message, Overflow, Refused, Reply, Request, Unavailable
 from quine.providers import http
@@ -194,6 +195,8 @@ def test_a_signal_ends_an_inference_and_its_connection(after: int) -> None:
 DEEP = b'{"choices": [{"%b": {"reasoning_details": [{"a": ' + b"[" * 500 + b"]" * 500
 DEEP += b'}]}, "finish_reason": "stop"}]}'
 
+VALUES = {"extra": [[]] * (strict.MAX_VALUES // 2)}  # two separators each: more than are read
+
 CUTS: dict[str, Turn] = {
     "cut in good order": Cut(HI, 3),
     "torn in an event": Cut(HI, 3, torn=True),
@@ -214,7 +217,17 @@ CUTS: dict[str, Turn] = {
     "much too deep": Raw(200, b"[" * 100_000),
     "an event too deep": Raw(200, b"data: %b\n\n" % (DEEP % b"delta"), "text/event-stream"),
     "an event much too deep": Raw(200, b"data: " + b"[" * 100_000 + b"\n\n", "text/event-stream"),
+    "too many values": Raw(200, json.dumps(chat.reply_json(HI) | VALUES).encode()),
+    "an event of too many values": Raw(
+        200, f"data: {json.dumps(chat.reply_json(HI) | VALUES)}\n\n".encode(), "text/event-stream"
+    ),
 }
+
+
+def test_a_long_answer_of_few_values_is_read() -> None:
+    long = Said(',[{"' * strict.MAX_VALUES)
+    reply, guest, _ = infer(Raw(200, json.dumps(chat.reply_json(long)).encode()))
+    assert (reply.message.text, guest.notes) == (long.text, [])
 
 
 @pytest.mark.parametrize("turn", CUTS.values(), ids=CUTS)

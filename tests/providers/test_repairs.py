@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quine.agent import tools
 from quine.base.messages import Message, Request, ToolCall, ToolResult
+from quine.base.strict import MAX_VALUES
 from quine.providers.dialects import turns
 from quine.providers.dialects.chat import ChatDialect
 from quine.providers.dialects.responses import ResponsesDialect
@@ -43,6 +44,14 @@ def test_what_is_not_guessed(raw: str) -> None:
     call = ToolCall.parse("c", "sh", raw)
     assert call.fault and not call.args and call.raw == raw
     assert json.loads(turns.argument_text(call)) == {"unreadable": raw}
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_arguments_of_too_many_values_are_not_read(twice: bool) -> None:
+    raw = json.dumps({"a": [0] * (MAX_VALUES + 1)})
+    raw = json.dumps(raw) if twice else raw
+    call = ToolCall.parse("c", "sh", raw)
+    assert call.fault == f"the arguments have more than {MAX_VALUES} values" and not call.args
 
 
 @given(
