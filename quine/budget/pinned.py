@@ -40,15 +40,16 @@ class PinnedProcess:
     def chain(self) -> list[tuple[int, int]]:
         """Return (pid, start) of this process and of all above it, as they are at one time.
 
-        Return [] if it has ended, or if the processes above it are not known up to the top.
+        Return [] if it has ended, or if the processes above it are not known up to the top, or are too many.
         """
         last: list[tuple[int, int]] = []
         for _ in range(WALKS):
             try:
-                now = list(islice(ancestors(self.pid), HIGHEST))
+                now = list(islice(ancestors(self.pid), HIGHEST + 1))
             except Unseen:
                 return []
-            if not self.lives:
+            # Below so many it is refused after one walk: a command makes them, and an event loop waits for this.
+            if not self.lives or len(now) > HIGHEST:
                 return []
             if now and now == last and _is_top(now[-1][0]):
                 return now

@@ -185,6 +185,28 @@ def test_nothing_is_raised_for_a_process_whose_ancestors_are_not_known(
         assert caller.may_not_raise(kept, 1, None) == caller.UNKNOWN
 
 
+def test_the_processes_above_one_are_walked_once_if_they_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command can start shells in each other, and greet from the lowest again and again."""
+    walks = []
+
+    def walked(pid: int) -> Iterator[tuple[int, int]]:
+        walks.append(pid)
+        return ancestors(pid)
+
+    monkeypatch.setattr(pinned, "ancestors", walked)
+    with Registers() as registers:
+        command = registers.pinned(registers.command)
+        chain = command.chain()
+        assert chain[0][0] == command.pid and len(walks) == 2
+        monkeypatch.setattr(pinned, "HIGHEST", len(chain))
+        assert command.chain() == chain
+        monkeypatch.setattr(pinned, "HIGHEST", len(chain) - 1)
+        walks.clear()
+        assert command.chain() == [] and len(walks) == 1
+
+
 def test_a_broker_that_an_agent_in_a_job_has_made_sees_the_node_above_it() -> None:
     """So that no command of that job raises a budget. The agent itself ends its walks at the job."""
     mark, (ends, told) = os.memfd_create(inherit.APART), os.pipe()
