@@ -29,6 +29,7 @@ from quine.budget.caller import purses_around
 from quine.budget.kept_counters import inode_of
 from quine.budget.limits import Limits
 from quine.budget.purse import Cap
+from quine.budget.shared_counters import release
 from quine.providers import metering
 from quine.providers.relay import error_to_json
 from transport import quickjson
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from quine.budget.kept_records import KeptRecords
+    from quine.budget.pinned import PinnedProcess
 
 KEPT = ("QUINE_PRICES",)
 IDLE, IDLE_VARIABLE = 60.0, "QUINE_BROKER_IDLE"  # seconds without a process to serve after which it ends
@@ -276,7 +278,7 @@ class _Worker:
         if hello.get("build") != build_hash():
             raise Denied("it is of another build")
         # Whatever waits comes first: a ledger is closed when no living process has it.
-        client.fds += await asyncio.to_thread(purses_around, client.process)
+        client.fds += await _purses(client.process)
         try:
             cap = _cap(hello["mark"])
             concurrent, limited = int(hello["concurrent"]), bool(hello["limited"])
@@ -326,6 +328,21 @@ class _Worker:
             self._seat.log.write(error)
             return quickjson.dumps(error_to_json(GuestError(f"a defect in the broker: {error!r}"))).encode()
         return task.result()
+
+
+async def _purses(process: PinnedProcess) -> list[int]:
+    """Return the purses around a process, found by a thread. That outlives a greeting, and then they are closed."""
+    looking = asyncio.ensure_future(asyncio.to_thread(purses_around, process))
+    try:
+        return await asyncio.shield(looking)
+    except asyncio.CancelledError:
+        looking.add_done_callback(_let_go)
+        raise
+
+
+def _let_go(looking: asyncio.Future[list[int]]) -> None:
+    if not looking.cancelled() and not looking.exception():
+        release(looking.result())
 
 
 def _cap(told: Any) -> Cap:

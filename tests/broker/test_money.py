@@ -6,17 +6,20 @@ import asyncio
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from unittest import mock
 
 import pytest
 
 from quine.broker import server
 from quine.broker.admission import Denied, Register
+from quine.broker.connection import Client
 from quine.broker.keeper_log import LONGEST, Log
 from quine.budget import purse
 from quine.budget.caller import purses_around
@@ -25,7 +28,7 @@ from quine.budget.pinned import pinned
 from quine.budget.purse import Cap
 from tests.broker.admitting import Greeted, Registers, forget_books
 from tests.broker.serving import BYE, FIRST, Served, said
-from tests.support.agents import QUINE, Started
+from tests.support.agents import PATIENCE, QUINE, Started
 from tests.support.detached import go as go
 from tests.support.waiting import wait_for
 from tests.vendors.server import KEY, Said
@@ -299,6 +302,52 @@ def test_a_client_that_is_refused_leaves_no_descriptor_in_the_broker(monkeypatch
             asyncio.run(greeted.run())
         finally:
             greeted.close()
+
+
+class GivenUp(Greeted):
+    """A greeting is given up while a thread looks for purses. That ends, and has opened some, when `told` is set."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory)
+        self.told = Event()
+
+    async def run(self, looking: asyncio.Event) -> None:
+        ours, theirs = socket.socketpair()
+        client = Client(theirs)
+        greeting = asyncio.create_task(self.worker._greet(client, "", {"build": build_hash()}))
+        await looking.wait()
+        greeting.cancel()
+        await asyncio.wait((greeting,))
+        client.close()
+        ours.close()
+        self.told.set()
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+
+
+def test_a_greeting_that_is_given_up_leaves_no_descriptor_in_the_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command can make the thread look for long."""
+    with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short:
+        given_up, before = GivenUp(short), len(os.listdir("/proc/self/fd"))
+        try:
+
+            async def greet() -> None:
+                looking, loop = asyncio.Event(), asyncio.get_running_loop()
+
+                def around(process: object) -> list[int]:
+                    loop.call_soon_threadsafe(looking.set)
+                    assert given_up.told.wait(PATIENCE)
+                    return list(map(os.dup, given_up.purses))
+
+                monkeypatch.setattr(server, "purses_around", around)
+                await given_up.run(looking)
+
+            asyncio.run(greet())
+            assert len(os.listdir("/proc/self/fd")) == before
+        finally:
+            given_up.close()
 
 
 def test_the_log_of_a_broker_is_bounded(tmp_path: Path) -> None:
