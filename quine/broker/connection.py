@@ -7,7 +7,9 @@ Laws
 2. A client speaks after the broker has. Data that was there before may be that of an earlier process with this number,
    so then no process counts as the client.
 3. A client gives memory files alone. Another descriptor is not even looked at: its file system may not answer, and a
-   close may ask it, too. The event loop would wait for that, and all clients with it.
+   close may ask it, too, or wait for a peer, as of a socket with SO_LINGER. The event loop would wait for that, and all
+   clients with it. So no descriptor is closed there that may be such a one, by the kernel neither: all that come are
+   taken, and a line is closed apart if something is left in it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import fcntl
 import os
 import socket
 import struct
+from collections import deque
+from functools import partial
 from threading import Thread
 
 from quine.broker import wire
@@ -33,8 +37,10 @@ if TYPE_CHECKING:
 
     from quine.budget.pinned import PinnedProcess
 
-FDS = struct.Struct(f"{1 + wire.MOST_PURSES}i")
+FDS = struct.Struct("253i")  # SCM_MAX_FD of Linux: the kernel itself closes those that come without room
 ANCILLARY = socket.CMSG_SPACE(wire.CREDENTIALS.size) + socket.CMSG_SPACE(FDS.size)
+
+_waiting: deque[Callable[[], None]] = deque()  # closes that may take long, see `_apart`
 
 
 class Client:
@@ -42,6 +48,8 @@ class Client:
 
     def __init__(self, line: socket.socket) -> None:
         line.setblocking(False)
+        # Else the kernel closes the descriptors that come with such data when it skips it.
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         self.line = line
         self.pid, self.uid = wire.peer(line)
         wire.name_senders(line)
@@ -119,7 +127,7 @@ class Client:
         others = [fd for fd in received if not _has_seals(fd)]
         self.fds += [fd for fd in received if fd not in others]
         if others:
-            Thread(target=release, args=(others,), daemon=True).start()
+            _apart(partial(release, others))
             raise OSError("a descriptor that is no memory file")
 
     async def send(self, body: bytes) -> None:
@@ -154,11 +162,34 @@ class Client:
     def close(self) -> None:
         for fd in self.fds:
             os.close(fd)
-        self.line.close()
+        close_line(self.line)
         if self._process:
             self._process.close()
         if self.closed:
             self.closed()
+
+
+def close_line(line: socket.socket) -> None:
+    """Close a line that nobody reads to its end: the kernel closes the descriptors that are left in it."""
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RD)  # so nothing comes after the look at it
+    if _readable_now(line):
+        _apart(line.close)
+    else:
+        line.close()
+
+
+def _apart(close: Callable[[], None]) -> None:
+    """Have a thread do what may take long. Each has one, so that none waits for another."""
+    _waiting.append(close)
+    with contextlib.suppress(RuntimeError):  # no more threads: the next one does this as well
+        Thread(target=_close_waiting, daemon=True).start()
+
+
+def _close_waiting() -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            _waiting.popleft()()
 
 
 def _readable_now(line: socket.socket) -> bool:

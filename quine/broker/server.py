@@ -19,7 +19,7 @@ from quine.base.errors import DENIED, Failure, NoGuest
 from quine.base.messages import GuestError, Tool
 from quine.broker import wire
 from quine.broker.admission import Denied, Register
-from quine.broker.connection import Client
+from quine.broker.connection import Client, close_line
 from quine.broker.credentials import GUEST, Credentials
 from quine.broker.inference import Inferences, Payer
 from quine.broker.keeper_log import Log
@@ -179,7 +179,7 @@ class _Worker:
                     self._loop.call_later(FULL, self._loop.add_reader, self._listener.fileno(), self._accept)
                 return
             if self._closing:  # its name is gone, so processes below that client would not find this broker
-                line.close()
+                close_line(line)
                 continue
             self._begin(self._serve(Client(line)))
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from unittest import mock
 import pytest
 
 from quine.base.errors import Failure
-from quine.broker import admission, keeper, server, wire
+from quine.broker import admission, connection, keeper, server, wire
 from quine.broker.admission import Denied
 from quine.broker.client import connected
 from quine.broker.connection import Client
@@ -170,6 +171,50 @@ def test_a_descriptor_that_is_no_memory_file_is_not_taken() -> None:
         assert [os.fstat(fd).st_ino for fd in client.fds] == [os.fstat(given.fileno()).st_ino]
         assert file.read() == b""  # it was closed
     client.close()
+
+
+@pytest.mark.parametrize("how", ["behind many", "out of band"])
+def test_all_descriptors_that_come_are_taken(how: str) -> None:
+    """Else the kernel closes them at once: a socket with SO_LINGER would hold the broker as long as a command likes."""
+    ours, theirs = socket.socketpair()
+    client, frame = Client(theirs), wire.packed({"build": ""})
+    ends, kept = os.pipe()
+    with ours, open(os.memfd_create("x"), "rb") as given, open(ends, "rb") as file:
+        if how == "behind many":
+            wire.send(ours, frame, [*[given.fileno()] * 252, kept])
+        else:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", kept))
+            try:
+                ours.sendmsg([frame[:1]], [rights], socket.MSG_OOB)
+            except OSError:
+                pytest.skip("this kernel sends nothing out of band")
+            wire.send(ours, frame[1:])
+        ours.shutdown(socket.SHUT_WR)
+        os.close(kept)
+        with pytest.raises(OSError, match="no memory file"):
+            asyncio.run(client.receive_json())
+        assert file.read() == b""
+    client.close()
+
+
+def test_what_a_client_leaves_in_its_line_is_closed_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = mock.Mock(side_effect=[RuntimeError("can't start new thread"), mock.Mock()])
+    monkeypatch.setattr(connection, "Thread", threads)
+    for _ in range(2):
+        ours, theirs = socket.socketpair()
+        client = Client(theirs)
+        ends, kept = os.pipe()
+        os.set_blocking(ends, False)
+        with ours, open(ends, "rb", buffering=0) as file:
+            wire.send(ours, b"x", [kept])
+            os.close(kept)
+            client.close()
+            with pytest.raises(BrokenPipeError):
+                ours.send(b"x")
+            assert file.read() is None  # it is still open
+            if threads.call_count == 2:
+                threads.call_args.kwargs["target"]()
+                assert file.read() == b"" and not connection._waiting
 
 
 def test_nothing_is_raised_for_a_process_whose_ancestors_are_not_known(
