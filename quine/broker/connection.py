@@ -20,7 +20,7 @@ import os
 import socket
 import struct
 from collections import deque
-from functools import partial
+from functools import cache, partial
 from threading import Thread
 
 from quine.broker import wire
@@ -124,7 +124,7 @@ class Client:
         return data
 
     def _take(self, received: Sequence[int]) -> None:
-        others = [fd for fd in received if not _has_seals(fd)]
+        others = [fd for fd in received if not _is_memory_file(fd)]
         self.fds += [fd for fd in received if fd not in others]
         if others:
             _apart(partial(release, others))
@@ -199,12 +199,25 @@ def _readable_now(line: socket.socket) -> bool:
         return False
 
 
-def _has_seals(fd: int) -> bool:
-    """Return whether a file is in memory. Its file system is not asked."""
+def _is_memory_file(fd: int) -> bool:
+    """Return whether a file is a memfd. No other file system is asked.
+
+    The numbers of these files are kept as their names. Files of a tmpfs, which have seals as well, and of huge pages
+    are counted anew on each device: a command can make one with any number.
+    """
     try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) >= 0
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) >= 0 and os.fstat(fd).st_dev == _device()
     except OSError:
         return False
+
+
+@cache
+def _device() -> int:
+    fd = os.memfd_create("quine-place", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
 
 
 async def _readable(line: socket.socket) -> None:

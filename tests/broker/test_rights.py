@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import socket
 import struct
@@ -170,6 +171,33 @@ def test_a_descriptor_that_is_no_memory_file_is_not_taken() -> None:
             asyncio.run(client.receive_json())
         assert [os.fstat(fd).st_ino for fd in client.fds] == [os.fstat(given.fileno()).st_ino]
         assert file.read() == b""  # it was closed
+    client.close()
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "huge pages"])
+def test_a_file_that_is_numbered_apart_from_memory_files_is_not_taken(kind: str) -> None:
+    """It has seals, and a command can choose its number: that of a budget which is made later."""
+    if kind == "tmpfs":
+        if not os.access("/dev/shm", os.W_OK):
+            pytest.skip("no tmpfs here")
+        made, path = tempfile.mkstemp(dir="/dev/shm")
+        os.unlink(path)
+    else:
+        try:
+            made = os.memfd_create(purse.NAME, os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)
+        except OSError:
+            pytest.skip("this kernel has no huge pages")
+    ours, theirs = socket.socketpair()
+    client = Client(theirs)
+    with ours, open(made, "rb") as file:
+        try:
+            assert fcntl.fcntl(file, fcntl.F_GET_SEALS) >= 0
+        except OSError:
+            pytest.skip("a file without seals")
+        wire.send(ours, wire.packed({"build": ""}), [file.fileno()])
+        with pytest.raises(OSError, match="no memory file"):
+            asyncio.run(client.receive_json())
+        assert client.fds == []
     client.close()
 
 
