@@ -20,6 +20,7 @@ from transport.inherit import ancestors
 
 HIGHEST = 256  # processes above one that are looked at
 WALKS = 20  # until two of them, one after the other, are equal
+MOST = 4 * HIGHEST  # processes that all walks may look at: an event loop waits, some 50 us for each
 
 
 class PinnedProcess:
@@ -43,6 +44,7 @@ class PinnedProcess:
         Return [] if it has ended, or if the processes above it are not known up to the top, or are too many.
         """
         last: list[tuple[int, int]] = []
+        left = MOST
         for _ in range(WALKS):
             try:
                 now = list(islice(ancestors(self.pid), HIGHEST + 1))
@@ -54,6 +56,9 @@ class PinnedProcess:
             if now and now == last and _is_top(now[-1][0]):
                 return now
             last = now
+            left -= len(now)
+            if left < len(now):  # a command may end one of many after each walk
+                break
         return []
 
     def copy(self) -> PinnedProcess:

@@ -258,7 +258,7 @@ def test_nothing_is_raised_for_a_process_whose_ancestors_are_not_known(
         assert caller.may_not_raise(kept, 1, None) == caller.UNKNOWN
 
 
-def test_the_processes_above_one_are_walked_once_if_they_are_too_many(
+def test_the_walks_above_a_process_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A command can start shells in each other, and greet from the lowest again and again."""
@@ -278,6 +278,11 @@ def test_the_processes_above_one_are_walked_once_if_they_are_too_many(
         monkeypatch.setattr(pinned, "HIGHEST", len(chain) - 1)
         walks.clear()
         assert command.chain() == [] and len(walks) == 1
+        monkeypatch.setattr(pinned, "HIGHEST", len(chain))
+        monkeypatch.setattr(pinned, "MOST", 4 * len(chain))
+        monkeypatch.setattr(pinned, "_is_top", lambda pid: False)  # as if all differed
+        walks.clear()
+        assert command.chain() == [] and len(walks) == 4
 
 
 def test_a_broker_that_an_agent_in_a_job_has_made_sees_the_node_above_it() -> None:
