@@ -350,7 +350,7 @@ class Work:
 
         Raises Misconfigured.
         """
-        from quine.staging.spec import placed
+        from quine.fanout.files.uses import placed
 
         files, returns = (_texts(words, item, shared) for words in (self._files, self._returns))
         return placed(files, returns, os.getcwd())

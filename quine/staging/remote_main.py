@@ -4,8 +4,7 @@
     node --stage agent KEY -- WORDS… lay out the files, then become quine with WORDS
     node --stage out KEY [JOB]       send the returns from this directory, or from that of a detached job
     node --stage unbegun NAME        0 if the command of a job has certainly not begun, by the note of this name
-    node --stage clean N -- NAME…    remove the first N names below this directory, which may be patterns, and of the
-                                     others, which are directories, those that are empty
+    node --stage clean N -- NAME…    remove N names or patterns below this directory, and of the others empty ones
 
 Laws
 1. Before the command, this process becomes it, so nothing stands between the command and its streams, signals and
@@ -134,8 +133,7 @@ def _become(phase: str, command: list[str]) -> int:
         complain(f"command not found: {command[0]}", "", os.environ.get("QUINE_NODE_NAME", ""))
         return 127
     except OSError as error:
-        what = f"cannot execute {command[0]}: {error.strerror}"
-        complain(what, "", os.environ.get("QUINE_NODE_NAME", ""))
+        complain(f"cannot execute {command[0]}: {error.strerror}", "", os.environ.get("QUINE_NODE_NAME", ""))
         return 126
 
 
@@ -306,7 +304,9 @@ def _clean(names: list[str], directories: list[str]) -> int:
     from quine.staging import spec
 
     here, status = os.path.realpath(os.getcwd()), 0
-    for path, _ in spec.matching([name for name in names if name != "."], here, Places(OBEYED))[0]:
+    found = spec.matching([name for name in names if name != "."], here, Places(OBEYED))[0]
+    exact = [os.fsencode(os.path.join(here, spec.text_of(name))) for name in names]
+    for path in [*(path for path, _ in found), *filter(os.path.islink, exact)]:  # some links lead nowhere now
         if not _inside(path, here):
             continue  # through a symbolic link that leads out of this directory
         try:

@@ -20,7 +20,7 @@ import stat
 
 from quine.base.errors import Misconfigured
 from quine.files import paths
-from quine.files.exclusions import ASIDE, OBEYED, Places, naming
+from quine.files.exclusions import ASIDE, Places, naming
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -265,29 +265,6 @@ def check_names(words: Iterable[str], folder: str) -> None:
                 f"--files {text_of(word)}: the job runs in this directory, where the file has its own name",
                 "a copy with that name, or --on HOST",
             )
-
-
-def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:
-    """Return the names over there of --files, as far as they are here, as patterns, and the patterns of --returns.
-
-    Of a directory that becomes the job's directory they are those of its entries, without the places that the patterns
-    leave out. Raises Misconfigured.
-    """
-    found = []
-    try:
-        meant = sources(words, folder)
-    except Misconfigured:
-        meant = []  # nothing was brought
-    for path, name in meant:
-        found += [os.fsdecode(name)] if name else sorted(os.listdir(os.fsdecode(path)))
-    back = returns(patterns)
-    places = Places(OBEYED)
-
-    def stays(name: str) -> bool:
-        place = places.at(name)
-        return bool(place) and allowed(os.fsencode(place), back) and not _naming(place, back)
-
-    return [*(literal(name) for name in found if not stays(name)), *back]
 
 
 def matching(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 from quine.fanout.files import cleanup as cleanup_module
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.files import Files
+from quine.fanout.files.uses import placed
 from quine.fanout.joblog import Entry
 from quine.fanout.journal import Sent
 from quine.fanout.outcome import Unreturned
 from quine.fanout.tasks import Task
-from quine.staging import spec
+from quine.staging import remote_main, spec
 from quine.staging.caller_side import Staging
 from transport.spawn import Spawn
 from transport.status import Status
@@ -205,6 +207,50 @@ def test_very_many_results_are_compared_and_removed_in_pieces(monkeypatch: pytes
     assert max(lengths) < cleanup_module.BYTES + 4096
     assert sum(uses.compared for uses in (cleanup._used, cleanup._going)) == 20_000  # with *.x alone
     assert not cleanup._going._names
+
+
+@pytest.mark.parametrize("files", ["src", "."])
+@pytest.mark.parametrize("when", ["item", "item, in pieces", "used meanwhile", "batch"])
+def test_of_a_directory_that_was_brought_nothing_else_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, files: str
+) -> None:
+    """With --cwd it is a directory of the user over there, which has files of its own."""
+    here, over_there = tmp_path / "here", tmp_path / "there"
+    for place in (here, over_there):
+        (place / "src" / ".git" / "deep").mkdir(parents=True)
+        (place / "src" / "a[*").mkdir()
+        for name in ("x", "a[*/y*", ".git/deep/z"):
+            (place / "src" / name).touch()
+        (place / "src" / "to").symlink_to("x")
+        (place / "src" / "a[*" / "up").symlink_to("../x")
+    kept = ["src/.git/commits", "src/weights", "src/yy", "other"]
+    for name in kept:
+        (over_there / name).touch()
+    (over_there / "src" / "empty").mkdir()
+    there = There()
+    work: Any = SimpleNamespace(placed=lambda item, shared: placed([files], [], str(here)))
+    cleanup = Cleanup(there, work, print)  # type: ignore[arg-type]
+    monkeypatch.setattr(cleanup_module, "BYTES", 8 if "pieces" in when else 1 << 16)
+    monkeypatch.chdir(over_there)
+    names = work.placed(None, False)
+    assert names == ["src"]
+    used = ["src/x"] if when == "used meanwhile" else []
+    cleanup.begin(used)
+    cleanup.remove([] if when == "batch" else names, Spawn(["x"]), "h1", lambda: None)
+
+    def play() -> None:
+        while there.ended < len(there.jobs):
+            _, _, _, count, _, *words = there.jobs[there.ended][0].argv
+            assert remote_main._clean(words[: int(count)], words[int(count) :]) == 0
+            there.end()
+
+    play()
+    cleanup.give(used)
+    if when in ("batch", "used meanwhile"):
+        cleanup.finish(lambda: None)
+        play()
+    left = sorted(str(path.relative_to(over_there)) for path in over_there.rglob("*"))
+    assert left == sorted([*kept, "src", "src/.git", "src/empty"])
 
 
 @pytest.mark.parametrize("how", ["its host is lost", "it is given up", "it is given up between two pieces"])

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
+from quine.fanout.files import uses
 from quine.staging import apply, filling, remote_main, renames, scan, spec, store
 from quine.staging.caller_side import Staging
 from quine.staging.claim import Claim
@@ -944,7 +945,7 @@ def test_a_name_that_a_file_system_takes_for_one_that_is_obeyed_is_left_out(
         assert bring(here, there, *patterns, left=[name])[0] == ""
     assert [path.name for path in here.iterdir()] == ["d"]
     (here / name).mkdir()
-    assert spec.placed(["."], ["."], str(here)) == ["d", "."]
+    assert uses.placed(["."], ["."], str(here)) == ["d", "."]
     monkeypatch.chdir(there)
     assert remote_main._clean(["*", ".*"], []) == 0
     assert [path.name for path in there.iterdir()] == [name]
@@ -977,11 +978,11 @@ def test_what_was_left_out_is_not_removed_there_either(
     for name in (".git", "extra"):
         (here / name).touch()
     monkeypatch.chdir(there)
-    assert remote_main._clean(spec.placed(["."], ["."], str(here)), []) == 0
+    assert remote_main._clean(uses.placed(["."], ["."], str(here)), []) == 0
     assert {path.name for path in there.iterdir()} == {*OBEYED, "d"}
     assert remote_main._clean(["*", ".*"], []) == 0
     assert {path.name for path in there.iterdir()} == set(OBEYED)
-    assert remote_main._clean(spec.placed([".git"], ["personas"], str(here)), []) == 0
+    assert remote_main._clean(uses.placed([".git"], ["personas"], str(here)), []) == 0
     assert {path.name for path in there.iterdir()} == {".quine", "inventory.toml"}
 
 

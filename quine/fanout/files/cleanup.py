@@ -10,6 +10,8 @@ Laws
    all items had. As long as the names of such results are not known, since their items are still to be read, all of the
    host is left for the end of the batch. A pattern is for that end, too: it may mean results of any item.
 5. One item may have very many files. They are looked at and removed in pieces, between which the loop serves others.
+6. Of a directory that was brought, what was brought goes, and then the directory if that leaves it empty: with --cwd
+   it may be a directory of the user over there, with other files in it.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from itertools import chain
 
-from quine.fanout.files.uses import Uses
+from quine.fanout.files.uses import Tree, Uses
 from quine.staging import spec
 from transport.spawn import LEASE, Spawn
 
@@ -264,7 +267,7 @@ class Removal:
     def __init__(
         self, cleanup: Cleanup, names: Iterable[str], job: Spawn, host: str, finished: Callable[[], None]
     ) -> None:
-        self._cleanup, self._names = cleanup, iter(names)
+        self._cleanup, self._names = cleanup, self._each(names)
         self._place, self._finished = (job, host), finished
         self._job: BatchJob | None = None  # that removes a piece
         self._is_given_up = self.over = False
@@ -281,10 +284,19 @@ class Removal:
         elif not piece:
             self._cleanup.at(time.monotonic(), self.begin)
         else:
-            self._cleanup.goes(piece, *self._place)
-            self._job = self._cleanup.start(
-                piece, [], *self._place, lambda reached: self._gone(piece, reached)
-            )
+            words = [word.rstrip("/") for word in piece]
+            self._cleanup.goes(words, *self._place)
+            both = next(_pieces(piece, []))
+            self._job = self._cleanup.start(*both, *self._place, lambda reached: self._gone(words, reached))
+
+    def _each(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield the names, and in place of a directory that may go what was brought in it."""
+        for name in names:
+            self._cleanup.empties(name)
+            if isinstance(name, Tree) and not self._cleanup.is_for_the_end(self._place[1], name):
+                yield from name.below()
+            else:
+                yield name
 
     def _piece(self) -> list[str] | None:
         """Return the next names that nobody needs; [] if there may be more behind those that were looked at."""
@@ -292,9 +304,10 @@ class Removal:
         piece: list[str] = []
         last = cleanup.compared + COMPARED
         for looked_at, name in enumerate(self._names, 1):
-            cleanup.empties(name)
-            if cleanup.is_for_the_end(host, name):
-                cleanup.defer([name], job, host)
+            if cleanup.is_for_the_end(host, name.rstrip("/")):
+                cleanup.empties(name)
+                if not name.endswith("/"):
+                    cleanup.defer([name], job, host)
             else:
                 piece.append(name)
                 size += len(os.fsencode(name))
@@ -321,17 +334,20 @@ class Removal:
             self._job.go_on()
 
 
-def _pieces(names: list[str], directories: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield what each job is to remove, of these in their order."""
+def _pieces(names: Iterable[str], directories: Iterable[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield what each job is to remove, of these in their order; a name with a slash at its end is a directory."""
     piece: tuple[list[str], list[str]] = ([], [])
     size = 0
-    for at, words in enumerate((names, directories)):
-        for word in words:
+    for word in chain(names, (f"{spec.literal(name)}/" for name in directories)):
+        for each in word.below() if isinstance(word, Tree) else (word,):
             if size >= BYTES:
                 yield piece
                 piece, size = ([], []), 0
-            piece[at].append(word)
-            size += len(os.fsencode(word))
+            if each.endswith("/"):
+                piece[1].append(_directory(each))
+            else:
+                piece[0].append(each)
+            size += len(os.fsencode(each))
     yield piece
 
 

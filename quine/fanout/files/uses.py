@@ -2,16 +2,23 @@
 
 Law: one item may have a hundred thousand results, and there may be thousands of patterns. So a name is compared with a
 pattern only if it begins as all matches of that do, and each comparison is counted: the caller can stop in between.
+
+A directory that was brought is one name as long as it is only compared. To be removed it is its files and directories
+as they are here: over there it may hold others, that nobody brought.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections import Counter
 from itertools import islice, takewhile
 
+from quine.base.data_directory import named
+from quine.base.errors import Misconfigured
+from quine.files.exclusions import OBEYED, Places, naming
 from quine.files.paths import ancestors
-from quine.staging import spec
+from quine.staging import scan, spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,3 +110,62 @@ class Uses:
     def _overlap(self, pattern: str, name: str) -> bool:
         self.compared += 1
         return spec.overlap(pattern, name)
+
+
+class Tree(str):
+    """The name over there, as a pattern, of a directory that was brought."""
+
+    path: str  # of the one here
+
+    def below(self) -> Iterator[str]:
+        """Yield its files, and then its directories with a slash at the end, the deepest first, as patterns."""
+        folders, own = [""], scan.identity(named())
+        for folder in folders:  # which grows
+            try:
+                entries = sorted(os.scandir(os.path.join(self.path, folder)), key=lambda entry: entry.name)
+            except OSError:
+                continue  # it has gone here: over there it stays
+            for entry in entries:
+                name = os.path.join(folder, entry.name)
+                if not entry.is_dir(follow_symlinks=False):
+                    yield f"{self}/{spec.literal(name)}"
+                elif scan.identity(entry.path) != own:
+                    folders.append(name)
+        for folder in reversed(folders):
+            yield os.path.join(self, spec.literal(folder), "")
+
+
+def _word(name: str, path: str, is_named: bool) -> str:
+    """Return a brought name as a pattern. A link to a directory is one only if it is named itself."""
+    word = spec.literal(name)
+    if os.path.isdir(path) and (is_named or not os.path.islink(path)):
+        word = Tree(word)
+        word.path = path
+    return word
+
+
+def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:
+    """Return the names over there of --files, as far as they are here, as patterns, and the patterns of --returns.
+
+    Of a directory that becomes the job's directory they are those of its entries, without the places that the patterns
+    leave out. Raises Misconfigured.
+    """
+    found: list[tuple[str, str, bool]] = []
+    try:
+        meant = spec.sources(words, folder)
+    except Misconfigured:
+        meant = []  # nothing was brought
+    for path, name in meant:
+        here = os.fsdecode(path)
+        if name:
+            found.append((os.fsdecode(name), here, True))
+        else:
+            found += [(each, os.path.join(here, each), False) for each in sorted(os.listdir(here))]
+    back = spec.returns(patterns)
+    places, texts = Places(OBEYED), list(map(spec.text_of, back))
+
+    def stays(name: str) -> bool:
+        place = places.at(name)
+        return bool(place) and spec.allowed(os.fsencode(place), back) and not naming(place, texts)
+
+    return [*(_word(*each) for each in found if not stays(each[0])), *back]
