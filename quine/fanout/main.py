@@ -94,6 +94,8 @@ def _check(options: Options) -> None:
     if not options.share("timeout"):
         options.seconds("timeout")
     options.seconds("delay")
+    options.number("retries")
+    options.number("jobs", 0)
     _kept(options)
     if options.cleanup and not (options.spawn.files or options.spawn.returns):
         raise Misconfigured("--cleanup is about --files and --returns")
@@ -192,19 +194,19 @@ def _run_with(
         starter: Starter = AgentStarter(options, batch, work, sink, report, crowd)
     else:
         starter = Starter(options, batch, work, sink, report)
-    if log:
-        log.begin()
-        work.contents.replaced = log.replaced
-        starter.record(log.journal)
-    report.begin()
     facts = {
         "id": options.spawn.job or (crowd.root if crowd else new_session()),
-        "tree": os.environ.get("QUINE_ROOT_SESSION", "") or starter.tree,  # not that of the first run
         **{"pid": os.getpid(), "detached": bool(options.spawn.job), "command": shown},
     }
     view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now, facts)
     view.totals = crowd.totals if crowd else None
     run = Run(options, batch, starter, work, items, sink, report, log, view)
+    if log:
+        log.begin()  # as late as that: a batch that was refused before has changed nothing
+        work.contents.replaced = log.replaced
+        starter.record(log.journal)
+    report.begin()
+    facts["tree"] = os.environ.get("QUINE_ROOT_SESSION", "") or starter.tree  # not that of the first run
     try:
         _play(options, run, batch, sink, view)
     finally:

@@ -168,6 +168,21 @@ def test_a_batch_whose_outputs_cannot_be_opened_leaves_the_log_of_the_one_before
     assert path.read_text() == before
 
 
+@pytest.mark.parametrize("value", ["x", "0"])
+def test_a_wrong_number_of_retries_is_refused_before_anything_is_emptied(tmp_path: Path, value: str) -> None:
+    """The log of a batch that was killed had lost its lines, and its journal the jobs that still ran."""
+    files = {tmp_path / name: f"{name}\n" for name in ("log", "log.started", "report", "t.csv")}
+    for path, text in files.items():
+        path.write_text(text)
+    words = [
+        f"--{name}={tmp_path / place}"
+        for name, place in (("joblog", "log"), ("report", "report"), ("results", "t.csv"))
+    ]
+    with pytest.raises(Misconfigured, match=f"--retries {value}: should be a whole number, 1 or more"):
+        xargs.main([*words, "--retries", value, "--", "true", ":::", "a"])
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == files
+
+
 @pytest.mark.parametrize("kind", [".csv", ".tsv"])
 def test_a_table_that_was_torn_before_is_refused_and_not_cut(tmp_path: Path, kind: str) -> None:
     """An earlier build wrote its rows behind a torn one: the cut took the end of the last whole row, at each resume."""
