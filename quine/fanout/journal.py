@@ -3,7 +3,8 @@
 Laws
 1. Before a job is sent its id is added. A job that is in there without a line in the log was sent when the batch was
    killed: it is looked for on the hosts, and is lost if none of them knows of it.
-2. An addition is one write and no fsync: after a loss of power the jobs of the last seconds may run twice.
+2. An addition is one write and no fsync: after a loss of power the jobs of the last seconds may run twice. A note of
+   returns is synced before they are removed on their host.
 3. The ids of jobs are made with the secret of the batch. A host knows those of the jobs that it was sent, and cannot
    compute those of others. The host on which a job has started is noted: no other host is believed to have that job.
 4. A job that outlives this process, and is ended because the batch is, has a note of that before it gets TERM: its
@@ -292,12 +293,12 @@ class Journal:
         self.unreturned[id] = note
         self._write(note.line(id))
 
-    def bring(self, id: str, code: int) -> None:
+    def bring(self, id: str, code: int, lasting: bool = False) -> None:
         """The returns of a job are here; `code`: its exit status, 1 in place of 0 if some were not there.
 
-        Raises Failure; then they stay on its host, too.
+        Raises Failure; then they stay on its host, too. `lasting`: they are about to be removed there.
         """
-        self._write(f"brought {id} {code}\n")
+        self._write(f"brought {id} {code}\n", lasting)
         self.brought[id] = code
 
     def keep_unreturned(self, ids: Collection[str]) -> None:
@@ -324,8 +325,8 @@ class Journal:
         self.names.pop(id, None)
         return self.sent.pop(id, None)
 
-    def _write(self, text: str) -> None:
-        written(self._fd, text, self._path)
+    def _write(self, text: str, lasting: bool = False) -> None:
+        written(self._fd, text, self._path, lasting)
 
     def close(self) -> None:
         """Remove it, if each job that was sent has its line, and its returns."""
@@ -351,8 +352,7 @@ def replaced(path: str, texts: Iterable[str], mode: int) -> int:
     """Replace a file as a whole, or not at all, also where the machine loses its power. Return it, to append to."""
     new = path + NEW
     try:
-        # of a run that was killed; a link or a file of somebody else is not written to, either
-        os.unlink(new)
+        os.unlink(new)  # of a run that was killed; a link or file of somebody else is not written to, either
     except FileNotFoundError:
         pass
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
@@ -370,11 +370,13 @@ def replaced(path: str, texts: Iterable[str], mode: int) -> int:
     return fd
 
 
-def written(fd: int, text: str, path: str) -> None:
-    """Append, all of it or nothing. Raises Failure: a batch that cannot be recorded does not go on."""
+def written(fd: int, text: str, path: str, lasting: bool = False) -> None:
+    """Append, all of it or nothing, and sync if `lasting`. Raises Failure: a batch without a record does not go on."""
     size = os.fstat(fd).st_size
     try:
         write_all(fd, os.fsencode(text))
+        if lasting:
+            os.fsync(fd)
     except OSError as error:
         with contextlib.suppress(OSError):
             os.ftruncate(fd, size)  # half a line would damage the next one

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from quine.base.errors import Failure
 from quine.fanout.files import cleanup as cleanup_module
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.files import Files
 from quine.fanout.files.uses import placed
 from quine.fanout.joblog import Entry
-from quine.fanout.journal import Sent
+from quine.fanout.journal import Journal, Sent
 from quine.fanout.outcome import Unreturned
 from quine.fanout.tasks import Task
 from quine.staging import remote_main, spec
@@ -160,6 +163,39 @@ def test_a_try_in_place_that_is_repeated_elsewhere_leaves_no_files(
     assert (("h1", "in/a") in there.removed) == gone
     assert (("h1", "in") in there.removed) == (("h1", SHARED) in there.removed) == bool(begins)
     assert ("files are left there, as results are" in capsys.readouterr().out) == (not begins)
+
+
+@pytest.mark.parametrize("cleanup", [True, False])
+def test_a_note_of_results_is_on_the_disk_before_they_are_removed_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleanup: bool
+) -> None:
+    """After a loss of power they were asked for, and were not there: the item had failed."""
+    files, journal, synced = filed(There()), Journal(str(tmp_path / "log")), list[bytes]()
+    journal.begin()
+    path = tmp_path / "log.started"
+    files.journal, files._cleanup = journal, files._cleanup if cleanup else None
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(path.read_bytes()))
+    assert files._note_arrival(a_task("one"), SimpleNamespace(is_in_place=True), 3)  # type: ignore[arg-type]
+    assert path.read_bytes().endswith(b"brought one 3\n")
+    assert synced == [path.read_bytes()] * cleanup
+    journal.leave()
+
+
+def test_a_note_of_results_that_cannot_be_synced_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    files, journal = filed(There()), Journal(str(tmp_path / "log"))
+    journal.begin()
+    faults: list[Failure] = []
+    files.journal, files.fail = journal, faults.append
+    before = (tmp_path / "log.started").read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    assert not files._note_arrival(a_task("one"), SimpleNamespace(is_in_place=True), 3)  # type: ignore[arg-type]
+    assert len(faults) == 1 and (tmp_path / "log.started").read_bytes() == before and not journal.brought
+    journal.leave()
 
 
 def test_an_item_whose_results_were_lost_and_came_at_the_next_try_leaves_no_files() -> None:

@@ -116,6 +116,32 @@ def test_a_result_that_replaces_the_target_of_a_link_that_was_named_is_on_record
     replaced.close()
 
 
+def test_a_replacement_is_on_the_disk_before_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result and the line of its item are: without the record the item ran again, on its own result."""
+    synced: list[bytes] = []
+    folders: list[str] = []
+
+    def sync(fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if path.is_dir():
+            folders.append(str(path))
+        else:
+            synced.append(path.read_bytes())
+
+    monkeypatch.setattr(os, "fsync", sync)
+    replaced = Replaced(str(tmp_path / "log"))
+    for count in range(1, 4):
+        replaced.add([(b"a%d" % count, "1", "2"), (b"b%d" % count, "1", "2")])
+        assert len(synced) == count, "once for a set of results"
+        assert synced[-1] == (tmp_path / "log.replaced").read_bytes()
+        assert folders == [str(tmp_path)], "its name, too"
+    replaced.add([(b"a1", "2", "1")])
+    assert len(synced) == 3, "that is not new"
+    replaced.close()
+
+
 def test_a_damaged_record_is_an_error_and_a_cut_line_is_none(tmp_path: Path) -> None:
     (tmp_path / "log.replaced").write_text("- d /x\n- d")
     Replaced(str(tmp_path / "log")).read()

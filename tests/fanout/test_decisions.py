@@ -192,7 +192,8 @@ def test_a_result_that_was_not_there_is_not_forgotten_by_a_kill(
 ) -> None:
     """Behind the arrival of the others, and before the line in the log."""
     notes: dict[str, int] = {}
-    journal: Any = SimpleNamespace(names={}, sent={}, unreturned={}, brought=notes, bring=notes.__setitem__)
+    journal: Any = SimpleNamespace(names={}, sent={}, unreturned={}, brought=notes)
+    journal.bring = lambda id, code, lasting: notes.update({id: code})
     asked: list[str] = []
 
     class Arriving:

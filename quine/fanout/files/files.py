@@ -276,7 +276,7 @@ class Files:
         """
         if self.journal and (self._cleanup or stage.is_in_place):
             try:
-                self.journal.bring(task.entry.id, code)
+                self.journal.bring(task.entry.id, code, lasting=bool(self._cleanup))
             except Failure as failure:
                 self.fail(failure)
                 return False

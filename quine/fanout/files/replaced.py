@@ -4,13 +4,15 @@ An item is the same one in the next run by its name and the contents of its file
 come to lie among them, change the contents; items that were done ran again, on results of their own batch.
 
 Laws
-1. A replacement is on record before it is made. The record speaks of the state that came, and of no other: if it was
-   not made, or if somebody has written there since, a file counts as it is.
+1. A replacement is on record before it is made, also on the disk: after a loss of power the result is there, and maybe
+   the line of its item. The record speaks of the state that came, and of no other: if it was not made, or if somebody
+   has written there since, a file counts as it is.
 2. The record stays as long as its log does. It is begun anew with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from quine.base.errors import Misconfigured
@@ -68,7 +70,7 @@ class Replaced:
             if self._fd < 0:
                 self._begin()
             else:
-                written(self._fd, "".join(lines), self._path)
+                written(self._fd, "".join(lines), self._path, lasting=True)
 
     def _add(self, name: bytes, before: str, came: str) -> None:
         if self._before.get(name) != before:
@@ -82,6 +84,12 @@ class Replaced:
             self._fd = replaced(self._path, self._lines(), 0o600)
         except OSError as error:
             raise unrecorded(self._path, error) from None
+        with contextlib.suppress(OSError):  # of a file system that syncs no directory
+            folder = os.open(os.path.dirname(os.path.abspath(self._path)), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def _lines(self) -> Iterator[str]:
         for name, before in self._before.items():

@@ -249,7 +249,7 @@ def retried_on_result() -> contextlib.AbstractContextManager[None]:
 def arrival_unnoted() -> contextlib.AbstractContextManager[None]:
     """F5. Results in place of files are known by the line of their item alone, which comes later."""
 
-    def restored(self: Journal, id: str, code: int) -> None:
+    def restored(self: Journal, id: str, code: int, lasting: bool = False) -> None:
         self.brought[id] = code
 
     return replaced(Journal, "bring", restored)

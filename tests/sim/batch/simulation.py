@@ -298,8 +298,8 @@ def fanned(course: Course, world: World, sim: Callable[[], BatchSimulation]) -> 
             put(module, "boot_clock", lambda: world.now)
     written = journal.written
 
-    def writing(fd: int, text: str, path: str) -> None:
-        sim().writes(lambda: written(fd, text, path))
+    def writing(fd: int, text: str, path: str, lasting: bool = False) -> None:
+        sim().writes(lambda: written(fd, text, path, lasting))
 
     put(journal, "written", writing)
     put(joblog, "written", writing)
