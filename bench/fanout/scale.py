@@ -199,7 +199,7 @@ def near(path: str) -> None:
 
     bound = rendezvous.bind()
     assert bound
-    serve(NoLauncher(), Near(), bound[0], 600.0, bound[1])  # type: ignore[arg-type]
+    serve(NoLauncher(), Near(), bound[0], 600.0, bound[1], {})  # type: ignore[arg-type]
 
 
 # -- the measurement -------------------------------------------------------------------------------

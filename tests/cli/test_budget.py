@@ -21,6 +21,7 @@ import pytest
 from quine.budget import purse, shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.shared_counters import SharedCounters
+from quine.cli.budget import running
 from tests.lab import processes
 from tests.lab.machine import RUN
 from tests.support.agents import OK, QUINE, Agents, Started, says, sh, until
@@ -264,20 +265,18 @@ def test_live_agents_are_counted_over_all(agents: Agents, go: Path) -> None:
 
 @pytest.mark.parametrize(
     "secret",
-    ["MY_TOKEN=t-1234567", "DATABASE_URL=postgres://ada:pw@db/x", "https_proxy=http://ada:pw@p:3128"],
+    ["MY_TOKEN=t-1234567", "DATABASE_URL=postgres://ada:pw@db/x", "https_proxy=http://ada:pw@p:3128", ""],
 )
-def test_a_budget_is_open_to_those_below_whatever_holds_a_secret(
-    cold: None, agents: Agents, secret: str
+def test_the_process_of_a_budget_begins_anew_without_any_secret(
+    monkeypatch: pytest.MonkeyPatch, secret: str
 ) -> None:
-    """A process with a secret is closed to others, which see no descriptor of it: agents found no budget above.
-
-    It begins anew without the secret, with a note for itself.
-    """
+    """A process with one is closed to others, which see no descriptor of it: agents found no budget above."""
     name, _, value = secret.partition("=")
-    agents.env[name] = value
-    script = 'until grep -zqs "^$0=" /proc/$PPID/environ; do sleep 0.1; done; echo open'
-    with start(agents, "--max-tokens", "9", "--", "sh", "-c", script, inherit.VARIABLE) as process:
-        assert process.stdout and process.stdout.readline() == b"open\n"
+    anew: list[object] = []
+    monkeypatch.setattr(os, "environ", {"PATH": "/bin", **({name: value} if name else {})})
+    monkeypatch.setattr(inherit, "renew", lambda *words: anew.append(words))
+    running._leave_secrets(7)
+    assert anew == ([({"PATH": "/bin"}, {"command": 7})] if name else [])
 
 
 @pytest.mark.clock  # two seconds are enough for an agent to start its command
