@@ -170,7 +170,7 @@ class Client:
 
 
 def close_line(line: socket.socket) -> None:
-    """Close a line that nobody reads to its end: the kernel closes the descriptors that are left in it."""
+    """Close a line that was not read to its end: the kernel closes the descriptors in the unread data."""
     with contextlib.suppress(OSError):
         line.shutdown(socket.SHUT_RD)  # so nothing comes after the look at it
     if _readable_now(line):

@@ -30,8 +30,10 @@ def lacking(opens: bool = True) -> tuple[str, str]:
     try:
         if opens:
             os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
-        elif not os.stat(DEVICE) or not os.access(DEVICE, os.R_OK | os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        else:
+            os.stat(DEVICE)
+            if not os.access(DEVICE, os.R_OK | os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except FileNotFoundError:
         return f"there is no {DEVICE}", "modprobe fuse; a container needs --device /dev/fuse"
     except OSError as error:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Those of the login say where the key of this host is (`inference = "direct"`), and hold none.
 NODE_VARIABLES = ("QUINE_NODE_IDLE", "QUINE_TRACE", "QUINE_API_KEY_FILE", "QUINE_API_KEY_COMMAND")
+NO_SHELLS = ("", "nologin", "false")  # in the password database, for accounts without a login
 
 
 def node(words: list[str]) -> int:
@@ -70,12 +71,7 @@ def complete_login() -> None:
         user = pwd.getpwuid(os.getuid())
     except KeyError:  # the number of a container's user, who has no name
         return
-    refuses = os.path.basename(user.pw_shell) in (
-        "",
-        "nologin",
-        "false",
-    )  # of an account that nobody logs in to
-    shell = "/bin/sh" if refuses else user.pw_shell
+    shell = "/bin/sh" if os.path.basename(user.pw_shell) in NO_SHELLS else user.pw_shell
     names = {"USER": user.pw_name, "LOGNAME": user.pw_name}
     for name, value in {**names, "HOME": user.pw_dir, "SHELL": shell}.items():
         if not os.environ.get(name):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     # The version of the file, what is in it, and that for batches that began before.
     Read = tuple[tuple[int, int, int], Inventory, Inventory]
 
+WITH_MOUNT = ["run", "--mount"]  # the first words of a command that has a mount
 MOST_NAMED = 256  # WHEREs of users that are remembered
 DETACHED_LEASE = 30 * 86400.0  # seconds that the agent of a detached proxy waits for that proxy
 
@@ -256,7 +257,7 @@ def _needs_mount(spawn: Spawn) -> bool:
     """Return whether an option asks for a mount: hosts that cannot are the last to be chosen."""
     from quine.base.cli_options import MOUNT, MOUNT_NEEDED
 
-    return spawn.env.get(MOUNT) == MOUNT_NEEDED or (spawn.own and spawn.argv[:2] == ["run", "--mount"])
+    return spawn.env.get(MOUNT) == MOUNT_NEEDED or (spawn.own and spawn.argv[:2] == WITH_MOUNT)
 
 
 def _mounted(spawn: Spawn, needed: bool) -> None:
@@ -264,8 +265,8 @@ def _mounted(spawn: Spawn, needed: bool) -> None:
     from quine.base.cli_options import MOUNT, MOUNT_NEEDED, MOUNT_WANTED
 
     if not spawn.own:
-        spawn.argv, spawn.own = ["run", "--mount", "--", *spawn.argv], True
-    elif spawn.argv[:2] == ["run", "--mount"]:
+        spawn.argv, spawn.own = [*WITH_MOUNT, "--", *spawn.argv], True
+    elif spawn.argv[:2] == WITH_MOUNT:
         return  # by an option, which needs it
     if needed:
         spawn.env[MOUNT] = MOUNT_NEEDED

@@ -5,8 +5,8 @@ Laws
 2. With a journal, the process that began the renames undoes them on failure, and the next process finishes them after
    a crash, also one in the middle of the undoing. A private directory that no process holds is removed; one whose
    renames cannot be finished stays. That may be late: a file that has come to one of the names since, or was written
-   in place, is newer, and stays. The journal tells it from the one before: a link in `old` is the same file as one
-   that was written in place, and there is none where the one before was put back.
+   in place, is newer, and stays. The facts in the journal tell it from the file before. A link in `old` cannot: it
+   shows the same inode after a write in place, and an undo has taken it away.
 3. An archive, a repository or an agent elsewhere can bring such a directory. Nothing in it is obeyed, and it is not
    removed, without the seal of the user: over inode and ctime of a file in it, which no copy has and nobody can set,
    and over the bytes of the journal. That of the directory is the name of an empty file: a file that is written may

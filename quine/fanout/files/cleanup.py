@@ -10,8 +10,8 @@ Laws
    all items had. As long as the names of such results are not known, since their items are still to be read, all of the
    host is left for the end of the batch. A pattern is for that end, too: it may mean results of any item.
 5. One item may have very many files. They are looked at and removed in pieces, between which the loop serves others.
-6. Of a directory that was brought, what was brought goes, and then the directory if that leaves it empty: with --cwd
-   it may be a directory of the user over there, with other files in it.
+6. A brought directory loses the files that were brought, and is removed only if it is empty then: with --cwd it may
+   be a directory of the user over there, with other files in it.
 """
 
 from __future__ import annotations

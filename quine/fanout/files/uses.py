@@ -3,8 +3,8 @@
 Law: one item may have a hundred thousand results, and there may be thousands of patterns. So a name is compared with a
 pattern only if it begins as all matches of that do, and each comparison is counted: the caller can stop in between.
 
-A directory that was brought is one name as long as it is only compared. To be removed it is its files and directories
-as they are here: over there it may hold others, that nobody brought.
+A brought directory is one name in comparisons. A removal takes the files and directories that it has here: over there
+it may hold other files.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def _word(name: str, path: str, is_named: bool) -> str:
 def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:
     """Return the names over there of --files, as far as they are here, as patterns, and the patterns of --returns.
 
-    Of a directory that becomes the job's directory they are those of its entries, without the places that the patterns
-    leave out. Raises Misconfigured.
+    A directory that becomes the job's own is given by its entries, except for the places that the patterns leave out.
+    Raises Misconfigured.
     """
     found: list[tuple[str, str, bool]] = []
     try:
