@@ -3,18 +3,20 @@
 Laws
 1. The offset in the file is the offset in the stream: an offset alone is enough to find its byte.
 2. Bytes read from a pipe are written, or held until they can be: a full disk stops the job and loses nothing
-   unless they are abandoned.
+   unless they are abandoned. A job of which output is lost has not ended with 0.
 3. The room of a record that must not fail is taken beforehand, while failing is still allowed.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import termios
 from array import array
 
 from transport import quickjson
+from transport.status import LOST
 from transport.writes import write_at
 
 TYPE_CHECKING = False
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 FULL = "make room for ~/.local/state, or set XDG_STATE_HOME"
+UNLIMITED = "start it where `ulimit -H -f` is higher"
 CHUNK = 1 << 20  # size asked for each pipe, and the most that is read at once
 F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 
@@ -37,6 +40,7 @@ class Spool:
         self.pipe = -1  # before `attach`, and once it is at its end
         self.size = 0
         self.read = 0
+        self.beyond = False  # it was longer than a file may be
         self._pending = b""
         self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
@@ -68,7 +72,14 @@ class Spool:
 
     def write(self) -> None:
         while self._pending:
-            sent = os.write(self._file, self._pending)
+            try:
+                sent = os.write(self._file, self._pending)
+            except OSError as error:
+                if error.errno != errno.EFBIG:
+                    raise
+                self.beyond = True  # no room will be made, so its writer is told: it has no reader any more
+                self.abandon()
+                return
             self.size += sent
             self._pending = self._pending[sent:]
 
@@ -139,16 +150,25 @@ def settle(directory: str) -> None:
 def drop(spools: Sequence[Spool], status: Status) -> None:
     """Drop what a full disk has not taken, and say so in the status."""
     if lost := sum(each.abandon() for each in spools):
-        status.detail = f"the disk was full: the last {lost} bytes of its output are lost"
-        status.hint = FULL
+        _lose(status, f"the disk was full: the last {lost} bytes of its output are lost", FULL)
 
 
 def settle_output(each: Spool, status: Status, given_up: bool) -> None:
     """Have the output on the disk. `given_up`: if it cannot be, the status says so. Raises OSError."""
+    if each.beyond:
+        _lose(
+            status, f"its output is cut after {each.size} bytes: the limit of file size is lower", UNLIMITED
+        )
     try:
         each.settle()
     except OSError as error:  # a file system that finds only now that there is no room
         if not given_up:
             raise
-        status.detail = f"a part of its output may be lost: {(error.strerror or '').lower()}"
-        status.hint = FULL
+        _lose(status, f"a part of its output may be lost: {(error.strerror or '').lower()}", FULL)
+
+
+def _lose(status: Status, detail: str, hint: str) -> None:
+    """Say in the status that output is lost: what would be a success is not."""
+    status.detail, status.hint = detail, hint
+    if not status.code:
+        status.state, status.code = "lost", LOST

@@ -10,7 +10,8 @@ Laws
 1. The exit record is on the disk before anybody is told, and after all output.
 2. Nothing is cut and nothing dropped. When the unread output is as large as the quota, or the disk is full, the pipes
    are not read. So the job waits in its write(2) until output has been read or room has been made. The exception is a
-   job that somebody ends: output that a full disk does not take then is dropped, and the exit record tells how much.
+   job that somebody ends: output that a full disk does not take then is dropped. The exit record tells how much, and
+   is never a success.
 3. Nothing that happens to the caller, or to an attached client, ends the job: that is what `signal` is for.
 4. Room for all that the job needs is taken before it is launched. A job that was launched is never told as not started,
    or it would be started a second time: it is lost then.
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 import signal
 import time
@@ -68,11 +70,14 @@ class Supervisor:
         self._feed: deque[tuple[control.Peer, Frame]] = deque()
         self._status: Status | None = None
         self._again = False  # the disk was full at the last try
+        self._told: frozenset[int] = frozenset()  # signals of ENDING that the job got from us
         self._given_up = False  # somebody ends the job: its end does not wait for room on a full disk
         self._patience = 0.0  # until when streams may be held open
         self._wake, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._leash = Leash()
         self._time = Deadline(order.deadline, time.monotonic())
+        # The caller's, for its job; our own is as far up as it may be: a spool is longer than a file of the caller.
+        self._file_size = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def run(self) -> None:
         inherit.close_others(
@@ -84,6 +89,7 @@ class Supervisor:
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         self._hear()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self._file_size[1], self._file_size[1]))
         try:
             child = self._start()
         except (Refused, ProtocolError) as error:
@@ -157,7 +163,7 @@ class Supervisor:
             order.limits,
             (*order.keep, self._leash.fd),
             stdin=order.stdin,
-            prepare=self._leash.arm,
+            prepare=self._prepare,
             at=order.at,
         )
         if isinstance(child, Status):
@@ -179,6 +185,13 @@ class Supervisor:
         for fd in order.keep:
             os.close(fd)
         return child
+
+    def _prepare(self) -> None:
+        """In the new process: give it the caller's limit of file size, or a lower one that it was told of."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if (soft, hard) == (self._file_size[1], self._file_size[1]):
+            resource.setrlimit(resource.RLIMIT_FSIZE, self._file_size)
+        self._leash.arm()
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -225,7 +238,8 @@ class Supervisor:
 
     def _pause(self) -> int | None:
         """Return the milliseconds until the next step that no event announces."""
-        due = min(self._time.due, self._patience or NEVER)
+        # On a full disk the next try is due, also when nothing is waited for any longer.
+        due = min(self._time.due, NEVER if self._again else self._patience or NEVER)
         pauses = [int(AGAIN * 1000)] if self._again else []
         if due != NEVER:
             pauses.append(max(0, int((due - time.monotonic()) * 1000) + 1))
@@ -242,8 +256,9 @@ class Supervisor:
         os.close(self._child.pidfd)
         self._status = self._time.of(self._child.reap())
         self._time.due = NEVER
-        # A job that claims success keeps all its output.
-        self._given_up = self._given_up and self._status.code != 0
+        # A job that claims success keeps all its output. One that lived on after a HUP, as after a reload, was not ended.
+        ended = self._told if self._status.state == "signaled" else self._told - {signal.SIGHUP}
+        self._given_up = bool(ended) and self._status.code != 0
         self._close_stdin()
         self._patience = time.monotonic() + HELD_GRACE
 
@@ -298,10 +313,12 @@ class Supervisor:
     # -- the job -----------------------------------------------------------------------------------
 
     def _signal(self, number: int) -> None:
-        self._given_up = self._given_up or number in ENDING
-        child = getattr(self, "_child", None)
+        if self._status is not None:
+            self._given_up = self._given_up or number in ENDING
+            return
+        self._told |= ENDING & {number}
         # Not reaped yet, so no other process has its pid.
-        if isinstance(child, process.Child) and self._status is None:
+        if isinstance(child := getattr(self, "_child", None), process.Child):
             termination.signal_group(child.pid, number)
             if number in termination.WOKEN_BY:
                 termination.signal_group(child.pid, signal.SIGCONT)
