@@ -129,7 +129,8 @@ def dispatch(words: list[str]) -> int:
     if verb == "run":
         from quine.cli.run import main as run
 
-        return run(words[1:], _detach)
+        return run(words[1:], _detach)  # a command that it executes itself gets the streams as they are
+    inherit.hold_standard_streams()
     if verb in ("ps", "top", "wait", "logs", "kill", "attach"):
         return _jobs(verb, words[1:])
     if verb in ("budget", "each", "rsh", "xargs"):
@@ -244,6 +245,7 @@ def _detach(options: RunOptions, command: list[str], tree: str, stage: Staging |
     from quine.jobs import detach
 
     gc.enable()
+    inherit.hold_standard_streams()
     return detach.command(options, command, tree, stage)
 
 

@@ -50,7 +50,6 @@ def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
 
     `proxy` runs a session on another machine, in a process forked for it or, for exec, in this one; None: no way there.
     """
-    inherit.hold_standard_streams()
     settings = env.adopt(options)
     former = inherit.renewed(settings.memo)
     signals = Signals()

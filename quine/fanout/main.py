@@ -46,9 +46,7 @@ OF_TERMINAL = (signal.SIGTSTP, signal.SIGCONT)
 
 def main(words: list[str]) -> int:
     """Return the exit status."""
-    from transport import inherit
 
-    inherit.hold_standard_streams()  # before any file is opened
     if words[:1] == ["--sent"]:
         from quine.fanout.detached.arrival import start
 

@@ -22,7 +22,6 @@ from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured
 from quine.jobs import batch_view
 from quine.tape import registry
 from quine.tape.registry import Agent
-from transport import inherit
 from transport.client.output import Output
 from transport.detached import control
 from transport.errors import ProtocolError
@@ -69,7 +68,6 @@ def send_signal(agent: Agent, number: int) -> bool:
 def attach(agent: Agent, options: RunOptions) -> Status:
     """Act as the job's proxy until it ends, and return its status."""
     starts = _starts(options)
-    inherit.hold_standard_streams()
     if not agent.directory or not agent.supervisor:
         _check_started(agent)
         hint = f"quine logs --follow {agent.id}" if agent.directory else f"quine tape show {agent.id}"

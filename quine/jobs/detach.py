@@ -190,7 +190,6 @@ def _start(
 
     logind.secure([] if options.file == "-" else _again(job))  # stdin is read only once
     env.pop(logind.MOVED, None)
-    inherit.hold_standard_streams()
     keep = _kept()
     if not keep:
         env.pop(inherit.VARIABLE, None)

@@ -19,7 +19,7 @@ from quine.base.errors import NOT_STARTED, Failure, Misconfigured, complain
 from quine.base.errors import USAGE as WRONG_USAGE
 from quine.files.select import tier_here
 from quine.files.urls import absolute
-from transport import inherit, this_build
+from transport import this_build
 from transport.errors import Refused
 
 TYPE_CHECKING = False
@@ -70,7 +70,6 @@ def _mount(path: str, foreground: bool) -> int:
     _expect_apart(path)
     ready, told = os.pipe()
     if foreground:
-        inherit.hold_standard_streams()
         status = keep(path, told, detach=False)
         if status:
             _raise_told(ready)

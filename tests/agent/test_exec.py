@@ -34,7 +34,6 @@ def told(agents: Agents, life: int) -> list[str]:
 def test_a_signal_before_the_next_life_begins_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tape is opened at the origin, say, and the origin does not answer."""
     settings = SimpleNamespace(memo={"exec": {"pid": os.getpid(), "life": {}}})
-    monkeypatch.setattr(main.inherit, "hold_standard_streams", lambda: None)
     monkeypatch.setattr(main.env, "adopt", lambda options: settings)
     monkeypatch.setattr(main, "_again", mock.Mock(side_effect=Terminated(signal.SIGTERM)))
     monkeypatch.setattr(main.ending, "leave", lambda end: (end.status, end.signal))

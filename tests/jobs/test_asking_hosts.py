@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from quine.jobs import remote
 from quine.jobs.remote import Answer
 from tests.lab import Lab
 from tests.support.agents import PATIENCE, QUINE
+from tests.support.detached import detach
 from transport.client import batch
 from transport.errors import Refused, Unreachable
 from transport.status import Status
@@ -115,3 +117,11 @@ def test_a_defect_in_one_visit_leaves_the_others_their_results(tmp_path: Path) -
     assert results["c"] == "visited" and isinstance(results["b"], Unreachable)
     assert isinstance(results["a"], Refused) and results["a"].status == 70
     assert results["a"].detail == "a defect in quine: KeyError: 'x'"
+
+
+@pytest.mark.parametrize("closed", ["<&- >&-", "<&- >&- 2>&-"])
+def test_a_verb_about_another_host_with_closed_streams(lab: Lab, closed: str) -> None:
+    """As cron and daemons start it: its connection must not get the number of a closed stream."""
+    job = detach(lab, "--on", "h1", "--", "sleep", "8634")
+    assert lab.sh(f"exec quine kill -USR1 --on h1 {job} {closed}").returncode == 0
+    assert lab.sh(f"exec quine wait --on h1 {job} {closed}").returncode == 128 + signal.SIGUSR1

@@ -168,7 +168,7 @@ def settle_output(each: Spool, status: Status, given_up: bool) -> None:
 
 
 def _lose(status: Status, detail: str, hint: str) -> None:
-    """Say in the status that output is lost: what would be a success is not."""
+    """Say in the status that output is lost. A success becomes a loss."""
     status.detail, status.hint = detail, hint
     if not status.code:
         status.state, status.code = "lost", LOST

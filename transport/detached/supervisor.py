@@ -256,7 +256,7 @@ class Supervisor:
         os.close(self._child.pidfd)
         self._status = self._time.of(self._child.reap())
         self._time.due = NEVER
-        # A job that claims success keeps all its output. One that lived on after a HUP, as after a reload, was not ended.
+        # A job that claims success keeps all its output. One that lived on after a HUP, a reload, was not ended.
         ended = self._told if self._status.state == "signaled" else self._told - {signal.SIGHUP}
         self._given_up = bool(ended) and self._status.code != 0
         self._close_stdin()

@@ -88,11 +88,9 @@ def _run(options: Options, hosts: list[str], command: list[str], stdin: int | No
     from quine.fanout.each.run import Run
     from quine.fanout.output.sinks import Sink
     from quine.fanout.output.streams import Streams
-    from transport import inherit
     from transport.client.batch import Batch
     from transport.client.signals import Caught
 
-    inherit.hold_standard_streams()
     raise_open_files(FILES)
     batch = Batch(on_note=Notes(options.spawn, raw=False).hear)
     streams = Streams(batch)

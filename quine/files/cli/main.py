@@ -19,7 +19,6 @@ from quine.files.cli.context import Call
 from quine.files.cli.options import COMMANDS, OTHERS, PREFIX, number, parse, usage
 from quine.files.cli.output import Hungup, as_json, details, escaped
 from quine.files.cli.pool import failure
-from transport import inherit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class Ended(KeyboardInterrupt):
 
 def main(arguments: list[str], mount: Mount) -> int:
     """Run `quine fs COMMAND …` and return the exit status. `mount` runs the commands mount and umount."""
-    inherit.hold_standard_streams()  # a file of the tier must not get the descriptor of a closed stdout
     _watch_signals()
     try:
         return perform(arguments, mount)
