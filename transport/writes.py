@@ -1,10 +1,11 @@
-"""Writes to descriptors: all of some data, where one write may take a part; and whether two are of one file.
+"""Descriptors of a caller: writes of all of some data, whether two are of one file, whether one is no input.
 
 Law: a failed write does not hold on to its data, so that the caller may change a bytearray.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -58,13 +59,20 @@ def is_one_file(first: int, second: int) -> bool:
         return False  # closed
 
 
+def is_no_input(fd: int, error: OSError) -> bool:
+    """Return whether a read failed because there is nothing to read, not because more could not be read.
+
+    nohup(1) and many daemons give a stdin that is open for writing alone. A terminal that hung up is at its end.
+    """
+    return error.errno == errno.EBADF or (error.errno == errno.EIO and stat.S_ISCHR(os.fstat(fd).st_mode))
+
+
 def _position(fd: int) -> int:
     return os.lseek(fd, 0, os.SEEK_CUR)
 
 
 def closed() -> TextIO:
     """Return a stdout that fails on write. With descriptor 1 closed, Python has none, and `print` is silent."""
-    import errno
     import io
 
     class Closed(io.RawIOBase):

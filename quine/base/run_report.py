@@ -7,6 +7,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -55,9 +56,20 @@ def _check_file(path: str) -> None:
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return
+    if there and (there.st_dev, there.st_ino) in [(fact.st_dev, fact.st_ino) for fact in _outputs()]:
+        # The report takes its name, and what is written to the old file would be in none.
+        raise OSError(errno.EBUSY, "stdout or stderr is that file")
     with Aside(path) as file:
         if there and there.st_size:
             file.commit()
+
+
+def _outputs() -> list[os.stat_result]:
+    found = []
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            found.append(os.fstat(fd))
+    return found
 
 
 def write(target: str, status: Status, where: str = "local", **facts: object) -> bool:

@@ -213,10 +213,7 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOpti
         if not isinstance(job, Agent):
             from quine.jobs import remote
 
-            left = max(0.0, deadline - time.monotonic())
-            status = remote.call(
-                ["wait", f"--timeout={left}"] if left < procs.LONGEST else ["wait"], job, options
-            )
+            status = remote.wait(job, options, deadline)
             if status == DEADLINE and time.monotonic() >= deadline:
                 return DEADLINE
             status = bring(job, status)

@@ -18,7 +18,7 @@ import time
 
 from quine.base import procs
 from quine.base.cli_options import RunOptions
-from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured
+from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured, complain
 from quine.jobs import batch_view
 from quine.tape import registry
 from quine.tape.registry import Agent
@@ -28,7 +28,7 @@ from transport.errors import ProtocolError
 from transport.status import Status, die_of, signal_name
 from transport.wire.frames import CHUNK, LIFE, Kind, pack
 from transport.wire.session import STDERR, STDIN, STDOUT
-from transport.writes import write_all
+from transport.writes import is_no_input, write_all
 
 INTERVAL = 0.2  # seconds between two reads of a growing file
 STEP = 1 << 18  # bytes read from a file at once
@@ -242,8 +242,12 @@ class _Proxy:
             data = os.read(self._stdin, CHUNK)
         except BlockingIOError:
             return
-        except OSError:
-            data = b""  # closed, or a terminal that hung up
+        except OSError as error:
+            if not is_no_input(self._stdin, error):
+                complain(f"cannot read stdin: {(error.strerror or '').lower()}", "the job's stdin stays open")
+                self._stdin = -1
+                return
+            data = b""
         if data:
             self._line.tell(Kind.DATA, STDIN, self._sent, data)
             self._sent += len(data)

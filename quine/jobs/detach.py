@@ -20,7 +20,7 @@ import sys
 from quine.agent.session import SessionSpec
 from quine.base import dirs, sizes
 from quine.base.cli_options import RunOptions, as_words, environment, limits, rows
-from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NoGuest, NotBuilt, complain, say
+from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured, NoGuest, NotBuilt, complain, say
 from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from quine.jobs.client import (
@@ -37,10 +37,13 @@ from quine.jobs.job_files import (
     collect,
     command_text,
     directory_of,
+    is_started,
     keep_mission,
     made_directory,
     remove,
     taken,
+    tell,
+    there_already,
     unwritable,
 )
 from quine.tape.registry import state_directory
@@ -79,7 +82,7 @@ def command(options: RunOptions, argv: list[str], tree: str, stage: Staging | No
     cwd = directory_here(options)
     if stage:
         _alone(job)
-        if not _is_started(job) and (failed := _laid_out(stage, options, cwd)):
+        if not is_started(job) and (failed := _laid_out(stage, options, cwd)):
             return failed
     shown = command_text(argv)
     env = {**os.environ, **environment(options, os.environ)}
@@ -194,6 +197,7 @@ def _start(
     if not keep:
         env.pop(inherit.VARIABLE, None)
     jobs = made_directory()
+    collect(jobs)
     directory = directory_of(job)
     try:
         stdin: int | None
@@ -205,28 +209,26 @@ def _start(
         try:
             os.mkdir(directory, 0o700)
         except FileExistsError:
-            return _there_already(job)
+            return there_already(job)
         try:
             # After the mkdir: a directory made for a job that exists already would not be removed.
             cwd, at = _place(job, cwd, str(facts["root"]))
-        except Failure:
-            os.rmdir(directory)
+            if mission:
+                keep_mission(directory, mission)
+            if inputs:
+                inputs.keep(directory)
+        except BaseException:
+            remove(directory)  # nothing would ever start in it, and the id were used up
             raise
-        if mission:
-            keep_mission(directory, mission)
-        if inputs:
-            inputs.keep(directory)
     except OSError as error:
         raise unwritable(error, jobs) from None
-    collect(jobs)
     record = {"session": job, "parent": "", "host": "local", "cwd": cwd, "stdin": options.stdin, **facts}
     order = Order(
         argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(options), keep, seconds, at
     )
     refused = _started(directory, order)
     if refused is None:
-        print(job)
-        return OK
+        return tell(job)
     if refused.state != "lost" and not os.path.exists(f"{directory}/log"):
         remove(directory)  # that of a lost one stays: the same id starts nothing a second time
     complain(refused.detail, refused.hint, os.environ.get("QUINE_NODE_NAME", ""))
@@ -235,7 +237,13 @@ def _start(
 
 def _started(directory: str, order: Order) -> Status | None:
     """As `start`; the broker of an agent above, if there is one, serves the job also after the end of that agent."""
-    refused, memo = start(directory, order), inherit.read()
+    try:
+        refused = start(directory, order)
+    except KeyboardInterrupt:
+        job = os.path.basename(directory)
+        say(f"quine: hint: if it was started, its id is {job}; with --job {job} it is not started twice\n")
+        raise
+    memo = inherit.read()
     if refused is None and memo:
         from quine.broker import asking, finding
 
@@ -275,7 +283,7 @@ def prepare(words: list[str]) -> bool:
     """
     job = _named(words)
     _alone(job)  # locked before the directory is made, which `give_up` removes
-    if _is_started(job):
+    if is_started(job):
         return False
     _, at = _place(job, os.getcwd(), job)
     if at >= 0:
@@ -337,10 +345,6 @@ def _place(job: str, cwd: str, folder: str) -> tuple[str, int]:
         raise Failure(NOT_STARTED, why, "set workdir in the inventory", here) from None
 
 
-def _is_started(job: str) -> bool:
-    return os.path.exists(f"{directory_of(job)}/job")
-
-
 def _laid_out(stage: Staging, options: RunOptions, cwd: str | None) -> int:
     """Stage the job's files on this machine, for a command that does nothing. Return 0, or the status of a failure."""
     from transport.spawn import Spawn
@@ -351,17 +355,6 @@ def _laid_out(stage: Staging, options: RunOptions, cwd: str | None) -> int:
         return leave(stage.run(nothing, null, services=services(nothing.context)))
     finally:
         os.close(null)
-
-
-def _there_already(job: str) -> int:
-    if _is_started(job):
-        print(job)
-        return OK
-    raise Failure(
-        NOT_STARTED,
-        f"job {job} is being started by another process, or was never started",
-        f"quine wait {job}",
-    )
 
 
 # -- on another machine ----------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Laws
 1. Input is copied whole into a file without a name before its job starts: its giver may be gone afterwards.
-2. A directory is removed when its job has ended, and not before.
+2. A directory is removed when its job has ended, and not before; not within a day, for its result may not be read yet.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import sys
 import time
 
 from quine.base import dirs
-from quine.base.errors import NOT_STARTED, Failure, Misconfigured
+from quine.base.errors import NOT_STARTED, OK, Failure, Misconfigured, say
 from quine.base.sessions import is_session
-from quine.tape.registry import state_directory
+from quine.tape.registry import integer, lives, record, state_directory
 from transport import inherit
-from transport.writes import write_all
+from transport.writes import is_no_input, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KEPT = 1000  # ended jobs, at most
+KEPT = 1000  # jobs that ended before today, at most
 KEPT_DAYS = 30
+DAY = 86400  # seconds
+NEVER = float("inf")
 ARGUMENT = 4096  # characters of one argument that the record of a command shows
 COPY = 1 << 20
 ENDLESS = 8 << 30  # bytes of a stream of input of a batch; more is taken to be endless
@@ -60,17 +62,49 @@ def keep_mission(directory: str, mission: str) -> None:
         file.write(mission)
 
 
+def tell(job: str) -> int:
+    """Print the id of a job that runs."""
+    try:
+        print(job, flush=True)
+    except (OSError, ValueError):
+        say(f"quine: hint: the job runs, and its id is {job}\n")
+        raise
+    return OK
+
+
+def is_started(job: str) -> bool:
+    """Return whether a job with this id is on record."""
+    return os.path.exists(f"{directory_of(job)}/job")
+
+
+def there_already(job: str) -> int:
+    """Print the id of a job whose directory is there. Raises Failure if nothing tells that it runs."""
+    if is_started(job):
+        return tell(job)
+    raise Failure(
+        NOT_STARTED,
+        f"job {job} is being started by another process, or was never started",
+        f"quine wait {job}",
+    )
+
+
 # -- input -----------------------------------------------------------------------------------------
 
 
 def taken(jobs: str) -> int:
-    """Copy our stdin into a file without a name; /dev/null if it is a terminal, cannot be read, or is empty."""
+    """Copy our stdin into a file without a name; /dev/null if it is a terminal, not open for reading, or empty.
+
+    Raises Failure if no more of it can be read, as of a file on a server: a part is not what the job is for.
+    """
     if not os.isatty(0):
-        with contextlib.suppress(_Unreadable):
+        try:
             fd = _copied(jobs, 0)
             if os.fstat(fd).st_size:
                 return fd
             os.close(fd)
+        except _Unreadable as error:
+            if not is_no_input(0, error.cause):
+                raise Failure(NOT_STARTED, f"cannot read stdin: {error}") from None
     return os.open(os.devnull, os.O_RDONLY)
 
 
@@ -142,7 +176,11 @@ class Inputs:
 
 
 class _Unreadable(Exception):
-    pass
+    """A read has failed: `cause`."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__((cause.strerror or "cannot be read").lower())
+        self.cause = cause
 
 
 def nameless(jobs: str) -> int:
@@ -180,24 +218,46 @@ def _read(source: int) -> bytes:
             poll.register(source, select.POLLIN)
             poll.poll()
         except OSError as error:
-            raise _Unreadable((error.strerror or "cannot be read").lower()) from None
+            raise _Unreadable(error) from None
 
 
 # -- garbage ---------------------------------------------------------------------------------------
 
 
 def collect(jobs: str) -> None:
-    """Remove ended jobs: those that ended a month ago, and the oldest if there are too many. Ids sort by time."""
+    """Remove jobs that ended a month ago, and of those that ended before today the oldest, if there are too many."""
     names = sorted(name for name in os.listdir(jobs) if is_session(name))
-    excess, old = len(names) - KEPT, time.time() - KEPT_DAYS * 86400
+    now = time.time()
+    month, day = now - KEPT_DAYS * DAY, now - DAY
+    # Ids sort by the time of their start.
+    if not names or (len(names) <= KEPT and _begun(names[0]) > month):
+        return
+    ended: list[tuple[float, str]] = []
     for name in names:
-        begun = (int(name[:8], 16) << 16 | int(name[9:13], 16)) / 1000
-        if excess <= 0 and begun > old:
-            return
         with contextlib.suppress(OSError):
-            if os.stat(f"{jobs}/{name}/status").st_mtime < old or excess > 0:
-                remove(f"{jobs}/{name}")
-        excess -= 1
+            if (end := _end_of(f"{jobs}/{name}", _begun(name) < month)) < day:
+                ended.append((end, name))
+    ended.sort()
+    for at, (end, name) in enumerate(ended):
+        if end < month or at < len(ended) - KEPT:
+            remove(f"{jobs}/{name}")
+
+
+def _begun(name: str) -> float:
+    """Return the time at which an id was made."""
+    return (int(name[:8], 16) << 16 | int(name[9:13], 16)) / 1000
+
+
+def _end_of(directory: str, old: bool) -> float:
+    """Return the time at which a job ended: of its status; of an `old` one that is lost here, of its last output."""
+    try:
+        return os.stat(f"{directory}/status").st_mtime
+    except FileNotFoundError:
+        job = record(directory) if old else {}
+        mine = job.get("node") == os.uname().nodename
+        if not mine or lives(integer(job.get("supervisor")), integer(job.get("supervisor_started"))):
+            return NEVER
+        return max(os.stat(f"{directory}/{name}").st_mtime for name in ("job", "stdout", "stderr"))
 
 
 def remove(directory: str) -> None:

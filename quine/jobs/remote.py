@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable
 
 from quine.base.cli_options import RunOptions
-from quine.base.errors import NOT_STARTED, USAGE, Failure, Misconfigured, complain
+from quine.base.errors import LOST, NOT_STARTED, USAGE, Failure, Misconfigured, complain
+from quine.base.procs import LONGEST as LONGEST_WAIT
 from quine.base.sessions import SHORT
 from quine.base.text import plain
 from quine.jobs import foreign
@@ -203,11 +204,30 @@ def show(words: list[str], job: Remote, options: RunOptions, env: dict[str, str]
 
 def call(words: list[str], job: Remote, options: RunOptions) -> int:
     """Run a verb on the job's host with its messages here. Return its exit status."""
+    return _told(_called(words, job, options), job)
+
+
+def wait(job: Remote, options: RunOptions, deadline: float) -> int:
+    """As `call` of wait. It changes nothing, so after a cut it is asked again, until the host cannot be reached."""
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        limit = [f"--timeout={left}"] if left < LONGEST_WAIT else []
+        status = _called(["wait", *limit], job, options)
+        if status.state != "lost":
+            return _told(status, job)
+
+
+def _called(words: list[str], job: Remote, options: RunOptions) -> Status:
     null = os.open(os.devnull, os.O_RDONLY)
     try:
-        status = _judged(client.run(_asking([*words, job.id], job.host, options), null), job)
+        return client.run(_asking([*words, job.id], job.host, options), null)
     finally:
         os.close(null)
+
+
+def _told(status: Status, job: Remote) -> int:
+    """Say what there is to say of a verb that has ended, and return its exit status."""
+    status = _judged(status, job)
     if status.detail:
         complain(status.detail, status.hint, job.host)
     if status.state == "signaled" and status.signal:
@@ -218,7 +238,13 @@ def call(words: list[str], job: Remote, options: RunOptions) -> int:
 
 
 def _judged(status: Status, job: Remote) -> Status:
-    """Return how a verb about a job has ended. Where nothing of ours is, there is no such job."""
+    """Return how a verb about a job has ended. Where nothing of ours is, there is no such job.
+
+    A verb that is lost says nothing of the job: the link to its host was cut, or a node has ended.
+    """
+    if status.state == "lost":
+        why = f"the link to it was lost; {job.id} goes on, as far as is known"
+        return Status("lost", LOST, host=job.host, detail=why, hint=f"quine wait --on {job.host} {job.id}")
     if not has_nothing(status):
         return status
     return Status(

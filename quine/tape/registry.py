@@ -255,6 +255,8 @@ def load(index: Index, first: str) -> Agent | None:
     over = isinstance(data, dict) and data.get("termination_mode") == "exec"
     # A remote child's tape names a remote process; its job record names the proxy, a local process.
     who = job if job.get("started") else latest
+    # Before its process is started a detached job has its supervisor alone.
+    boot = job if job.get("supervisor") else who
     begun = number(meta.get("ts"))
     parent = str(meta.get("parent_session_id") or job.get("parent") or "")
     above = index.ends(parent).meta
@@ -263,9 +265,9 @@ def load(index: Index, first: str) -> Agent | None:
         session=lives[-1],
         mission=str(meta.get("mission") or job.get("intent") or ""),
         host=str(job.get("host") or latest.get("node") or "local"),
-        pid=_integer(who.get("pid")),
-        started=_integer(who.get("started")),
-        boot=str(who.get("boot_id") or ""),
+        pid=integer(who.get("pid")),
+        started=integer(who.get("started")),
+        boot=str(boot.get("boot_id") or ""),
         begun=begun or number(job.get("begun")),
         last=number(entry.get("ts")) or begun,
         parent=parent,
@@ -273,8 +275,8 @@ def load(index: Index, first: str) -> Agent | None:
         directory=directory if first in index.jobs and os.path.isdir(directory) else "",
         outcome=data if isinstance(data, dict) and not over else None,
         became=str(data.get("stderr")) if isinstance(data, dict) and over else "",
-        supervisor=_integer(job.get("supervisor")),
-        supervisor_started=_integer(job.get("supervisor_started")),
+        supervisor=integer(job.get("supervisor")),
+        supervisor_started=integer(job.get("supervisor_started")),
         node=str(job.get("node") or ""),
         elsewhere=bool(above) and above.get("node") != latest.get("node"),
         tapes=index,
@@ -313,7 +315,8 @@ def _json(path: str) -> Any:
     return quickjson.loads(regular_file.content(path, RECORD))
 
 
-def _integer(value: object) -> int:
+def integer(value: object) -> int:
+    """Return a whole number of sensible size, else 0."""
     return value if type(value) is int and 0 <= value < 1 << 62 else 0
 
 

@@ -107,3 +107,12 @@ def test_an_agent_that_is_refused_reports_it(agents: Agents, lab: Lab) -> None:
         env = lab.script([says(OK)], "refused.jsonl") | {"QUINE_MAX_TURNS": "x"}
         done = lab.run([*place, "--report", path, "m"], env=env)
         assert (done.returncode, read(path)["code"]) == (2, 2), done
+
+
+def test_one_onto_a_file_of_our_output_is_refused(lab: Lab, tmp_path: Path) -> None:
+    """It takes the name of the file, so our output would be in a file without one."""
+    for words in (">out", "2>out"):
+        done = lab.sh(f"quine run --report out -- echo precious {words}", cwd=tmp_path)
+        assert done.returncode == 2
+    said = done.stderr.decode() + (tmp_path / "out").read_text()
+    assert "cannot write the report to out: stdout or stderr is that file" in said

@@ -300,11 +300,14 @@ def test_any_stdin(lab: Lab, tmp_path: Path) -> None:
         ("printf '' | quine run --on h1 -- cat", b""),
         ("quine run --on h1 -- cat <&-", b""),
         ("quine run --on h1 -- cat </dev/null", b""),
+        ("quine run --on h1 -- cat 0>/dev/null", b""),  # as nohup gives it
         (f"quine run --on h1 -- cat <{tmp_path}/file", b"material"),
         ("printf material | quine run --on h1 -- cat", b"material"),
     ):
         done = lab.sh(line)
         assert (done.returncode, done.stdout, done.stderr) == (0, want, b""), line
+    done = lab.sh("quine run --on h1 -- cat </proc/self/mem")  # as a file of a server that is gone
+    assert (done.returncode, b"cannot read stdin: input/output error" in done.stderr) == (74, True)
     here, there = socket.socketpair()
     with here, there:
         process = lab.popen(["run", "--on", "h1", "--", "cat"], stdin=there.fileno(), stdout=there.fileno())

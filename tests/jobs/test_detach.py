@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.inventory import load
+from quine.base.cli_options import RunOptions
 from quine.base.sessions import is_session, new_session
-from quine.jobs import foreign, logind
+from quine.jobs import foreign, job_files, logind, remote
 from quine.remote.placement import DETACHED_LEASE, settle
+from quine.tape import registry
 from tests.lab import Lab, processes
 from tests.lab.host import Host
 from tests.lab.lab import BUILDS
@@ -38,6 +41,7 @@ from transport.detached import spool
 from transport.detached.order import Order
 from transport.detached.start import start
 from transport.spawn import Spawn
+from transport.status import Status
 
 
 def facts(lab: Lab, job: str, *words: str, env: dict[str, str] | None = None) -> dict[str, Any]:
@@ -772,3 +776,92 @@ def test_an_agent_without_a_guest_is_refused_at_once(lab: Lab) -> None:
     done = lab.run(["--detach", "mission"])
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"quine: hint: " in done.stderr
+
+
+# -- the record ------------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_being_started_runs(tmp_path: Path) -> None:
+    """Its record is there before its process: it is no job of before the last boot."""
+    job, me = new_session(), os.getpid()
+    (tmp_path / "jobs" / job).mkdir(parents=True)
+    facts = {"pid": 0, "started": 0, "boot_id": address.boot_id(), "node": os.uname().nodename}
+    facts |= {"supervisor": me, "supervisor_started": address.start_time(me), "session": job}
+    (tmp_path / "jobs" / job / "job").write_text(json.dumps(facts))
+    (agent,) = registry.find(job, str(tmp_path))
+    held = agent.holds()
+    assert (agent.verdict().state, len(held), agent.known_here) == ("running", 1, True)
+    os.close(held[0])
+
+
+def test_which_jobs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest ends beyond the number that is kept, not of today; those of a month ago; never one that may run."""
+    monkeypatch.setattr(job_files, "KEPT", 2)
+    days = {"running": None, "today": 0.5, "3": 3, "4": 4, "5": 5, "today too": 0.9, "40": 40}
+    made: dict[str, str] = {}
+
+    def make(name: str, begun: float, ended: float | None) -> None:
+        begin = int((time.time() - begun * 86400) * 1000)
+        made[name] = f"{begin >> 16:08x}-{begin & 0xFFFF:04x}-7{len(made):03x}-8000-000000000000"
+        assert is_session(made[name])
+        folder = tmp_path / made[name]
+        folder.mkdir()
+        node = {"node": os.uname().nodename, "supervisor": 0, "supervisor_started": 0}
+        (folder / "job").write_text(json.dumps(node))
+        for file in ("job", "stdout", "stderr", *(["status"] if ended is not None else [])):
+            (folder / file).touch()
+            os.utime(folder / file, (then := time.time() - (ended or begun) * 86400, then))
+
+    for name, ended in days.items():
+        make(name, (ended or 0) + 1, ended)
+    make("lost", 40, None)
+    make("of another machine", 41, None)
+    (tmp_path / made["of another machine"] / "job").write_text(json.dumps({"node": "another"}))
+    job_files.collect(str(tmp_path))
+    left = {name for name, job in made.items() if (tmp_path / job).exists()}
+    assert left == {"running", "today", "today too", "3", "4", "of another machine"}
+
+
+def test_an_id_whose_start_failed_can_be_used_again(lab: Lab, tmp_path: Path) -> None:
+    job = new_session()
+    (jobs := folder(job, lab.home).parent).mkdir(parents=True, exist_ok=True)
+    for stdin, code in (("/proc/self/mem", 69), ("/dev/null", 0)):
+        done = lab.sh(f"quine run --detach --job {job} -- true <{stdin}", cwd=tmp_path)
+        assert done.returncode == code, done
+        assert (jobs / job).exists() == (code == 0)
+        if code:
+            assert b"cannot read stdin: input/output error" in done.stderr
+
+
+def test_an_id_that_cannot_be_printed_is_told(lab: Lab, tmp_path: Path) -> None:
+    done = lab.sh("quine run --detach -- true >/dev/full", cwd=tmp_path)
+    assert done.returncode == 74
+    (job,) = re.findall(rb"hint: the job runs, and its id is (\S+)", done.stderr)
+    assert lab.run(["wait", job.decode()]).returncode == 0
+
+
+def test_a_wait_whose_link_was_lost_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verb over there is lost, not the job."""
+    ends = [Status("lost", 74, pid=5, detail="the command was started (pid 5)"), Status("exited", 7)]
+    asked: list[list[str]] = []
+
+    def run(spawn: Spawn, stdin: int) -> Status:
+        asked.append(spawn.argv)
+        return ends.pop(0)
+
+    monkeypatch.setattr(remote.client, "run", run)
+    job = remote.Remote("h1", new_session())
+    assert remote.wait(job, RunOptions(), float("inf")) == 7
+    assert asked == [["wait", job.id]] * 2
+
+
+def test_a_verb_whose_link_was_lost_says_nothing_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lost = Status("lost", 74, pid=5, detail="the command was started (pid 5), its outcome is not known")
+    monkeypatch.setattr(remote.client, "run", lambda spawn, stdin: lost)
+    job = remote.Remote("h1", new_session())
+    assert remote.call(["kill", "-s", "TERM"], job, RunOptions()) == 74
+    said = capfd.readouterr().err
+    assert f"{job.id} goes on, as far as is known" in said and f"quine wait --on h1 {job.id}" in said
+    assert "pid 5" not in said

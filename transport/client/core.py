@@ -124,6 +124,9 @@ class Core(JobCore):
         self._down = False  # the link to the host is
         self._patience: tuple[int, float] | None = None  # a forwarded fatal signal, and our deadline
         self._alone = False  # the node cannot write our stdout
+        self._only_asks = bool(
+            spawn.context.get("asks")
+        )  # ended here, also with the link down: it does no work there
         self._silence = Silence()
 
     # -- the node ----------------------------------------------------------------------------------
@@ -297,7 +300,7 @@ class Core(JobCore):
 
     def signalled(self, number: int, now: float) -> None:
         """Handle a signal that this process got."""
-        if number in OURS or (number in FATAL and (self._escapes or not self.runs)):
+        if number in OURS or (number in FATAL and (self._escapes or not self.runs or self._only_asks)):
             self._leave(number)  # not started yet, or over and only our reader is slow
             return
         if self._escapes and number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):

@@ -68,7 +68,7 @@ class JobCore:
         self._exit: Status | None = None
         self._given = [0, 0, 0]  # bytes of each stream given to the caller,
         self._taken = [0, 0, 0]  # bytes that it took,
-        self._errors = ["", "", ""]  # and why it takes no more; "" if its reader has gone
+        self._errors = ["", "", ""]  # and why it takes, or of stdin gives, no more; "" if its reader has gone
         self._signals = 0
         self._held = False  # bytes are acknowledged by `persisted` alone
 
@@ -178,13 +178,15 @@ class JobCore:
         return self._given != self._taken
 
     def _written(self, status: Status) -> Status:
-        """Return the exit record; if output could not be written, a success or a death by SIGPIPE becomes lost.
+        """Return the exit record; if a stream has failed here, a success or a death by SIGPIPE becomes lost.
 
-        The caller stopped the stream and so caused the SIGPIPE. Its status would say that a reader has left.
+        The caller stopped the stream and so caused the SIGPIPE. Its status would say that a reader has left. A part of
+        stdin looks like the whole of it over there.
         """
-        for stream, name in ((STDOUT, "stdout"), (STDERR, "stderr")):
+        failed = ((STDOUT, "write stdout"), (STDERR, "write stderr"), (STDIN, "read stdin"))
+        for stream, what in failed:
             if error := self._errors[stream]:
-                status.detail = status.detail or f"cannot write {name}: {error.lower()}"
+                status.detail = status.detail or f"cannot {what}: {error.lower()}"
                 if status.code in (0, BROKEN_PIPE):
                     status.state, status.code, status.signal = "lost", LOST, None
         return status
@@ -219,6 +221,11 @@ class JobCore:
         elif not flow.stopped:
             self.session.data(self.number, STDIN, data)
             flow.measure_sent(now)
+
+    def unread(self, error: str, now: float) -> None:
+        """End stdin, because no more of it can be read here."""
+        self._errors[STDIN] = error
+        self.typed(b"", now)
 
     def moved(self, stream: int, taken: int) -> bool:
         """Return whether `taken` bytes in all are more than were taken before."""

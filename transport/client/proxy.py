@@ -24,6 +24,7 @@ from transport.lean import signal
 from transport.stop import stop_process
 from transport.wire.frames import CHUNK
 from transport.wire.session import STDERR, STDIN, STDOUT
+from transport.writes import is_no_input
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -167,11 +168,14 @@ class Proxy:
             data = os.read(self._stdin, min(self._core.room, self._most))
         except BlockingIOError:
             return  # another process made it non-blocking, and read first
-        except OSError:
+        except OSError as error:
             if self._terminal and self._terminal.behind:
                 self.take_terminal()  # stops us as the read would have done, but returns for a TERM
                 return
-            data = b""  # a closed descriptor, a directory, a terminal that hung up: there is no more
+            if not is_no_input(self._stdin, error):
+                self._core.unread(error.strerror or str(error), time.monotonic())
+                return
+            data = b""
         if len(data) == CHUNK == self._most:
             self._most = enlarged(self._stdin)
         self._core.typed(data, time.monotonic())

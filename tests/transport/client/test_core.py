@@ -268,6 +268,23 @@ def test_a_fatal_signal_before_the_start_ends_the_client() -> None:
     assert not job.node.channels
 
 
+def test_a_verb_that_only_asks_is_ended_by_the_first_signal() -> None:
+    """Its link may be down for as long as a lease, and nothing over there has to be ended by it."""
+    job = Job(Spawn(["wait"], capability="c", context={"asks": True})).start()
+    job.core.signalled(signal.SIGTERM, job.now)
+    assert job.core.over and job.core.status and job.core.status.code == 143
+
+
+def test_a_stdin_that_cannot_be_read_is_no_success() -> None:
+    for code, end in ((0, 74), (5, 5)):
+        job = Job().start()
+        job.core.unread("Input/output error", job.now)
+        assert job.carry().said(Kind.EOF)
+        job.exit(Status("exited", code))
+        assert job.core.status and job.core.status.code == end
+        assert job.core.status.detail == "cannot read stdin: input/output error"
+
+
 def test_after_a_fatal_signal_a_reader_that_takes_nothing_is_waited_for_so_long_and_no_longer() -> None:
     job = Job().start()
     job.reads[STDOUT] = False
