@@ -289,6 +289,41 @@ def test_of_a_directory_that_was_brought_nothing_else_goes(
     assert left == sorted([*kept, "src", "src/.git", "src/empty"])
 
 
+@pytest.mark.parametrize(
+    ("shared", "own", "at_once", "at_the_end"),
+    [
+        ("pages", "pages/a", [], ["pages/a", "pages/b", "pages/sub/c"]),
+        ("pages", "pages/sub", [], ["pages/a", "pages/b", "pages/sub/c"]),
+        ("pages/a", "pages", [], ["pages/a", "pages/b", "pages/sub/c"]),
+        ("pages/a", "pages/a", [], ["pages/a"]),
+        ("pages:other", "pages/a:other/a", [], ["other/a", "other/b", "other/sub/c"]),
+        ("pages:other", "pages/a:other/new", ["other/new"], ["other/a", "other/b", "other/sub/c"]),
+        ("pages", "pages/a:x", ["x"], ["pages/a", "pages/b", "pages/sub/c"]),
+    ],
+)
+def test_a_file_that_all_items_have_stays_until_the_batch_ends(
+    tmp_path: Path, shared: str, own: str, at_once: list[str], at_the_end: list[str]
+) -> None:
+    """Also if an item names it for itself: the end of that item removed it under the others."""
+    (tmp_path / "pages" / "sub").mkdir(parents=True)
+    for name in ("a", "b", "sub/c"):
+        (tmp_path / "pages" / name).touch()
+    there = There()
+    words = {True: shared, False: own}
+    work: Any = SimpleNamespace(placed=lambda item, shared: placed([words[shared]], [], str(tmp_path)))
+    cleanup = Cleanup(there, work, print)  # type: ignore[arg-type]
+    names = cleanup.names(a_task("one"))
+    cleanup.begin(names)
+    cleanup.give(names)
+    cleanup.remove(names, Spawn(["x"]), "h1", lambda: None)
+    there.end()
+    assert sorted(name for _, name in there.removed) == at_once
+    del there.jobs[:]
+    there.ended = 0
+    cleanup.finish(lambda: None)
+    assert sorted({name for _, name in there.removed}) == at_the_end
+
+
 @pytest.mark.parametrize("how", ["its host is lost", "it is given up", "it is given up between two pieces"])
 def test_a_removal_that_cannot_go_on_ends(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup_module, "LOOKED_AT", 3)

@@ -3,7 +3,8 @@
 Laws
 1. An item has its end when its files have been removed, so a place that is full of files starts no more items.
 2. A file that another item under way needs stays, and so does a directory with one; both go at the end of the batch, as
-   those that all items have. An item whose file is being removed waits until that is done.
+   those that all items have, also where an item names one of these for itself. An item whose file is being removed
+   waits until that is done.
 3. A host that cannot be reached keeps the files, which is said: the items have their ends as they were. So does one
    with more files for the end than are remembered.
 4. Nothing that --returns names is removed before it is here. Results that were left on a host stay, and the files that
@@ -21,7 +22,7 @@ import time
 from collections import Counter
 from itertools import chain
 
-from quine.fanout.files.uses import Tree, Uses
+from quine.fanout.files.uses import Shared, Tree, Uses
 from quine.staging import spec
 from transport.spawn import LEASE, Spawn
 
@@ -54,6 +55,7 @@ class Cleanup:
         # Whether a host may have results of items that are still to be read.
         self.has_unread: Callable[[str], bool] = lambda host: False
         self._used = Uses()  # by items under way
+        self._shared = Shared()  # by all items, as the first one had them
         self._going = Uses()  # being removed
         self._left: dict[str, Uses] = {}  # results that did not come, by their host; "": on any
         self._later: dict[Place, dict[str, None]] = {}  # at the end, since they were in use
@@ -69,6 +71,7 @@ class Cleanup:
 
     def names(self, task: Task) -> list[str]:
         """Return the names over there of the item's own files. Raises Misconfigured."""
+        self._shared = self._shared or Shared(self._work.placed(None, shared=True))
         return self._work.placed(task.item, shared=False)
 
     def begin(self, names: list[str]) -> None:
@@ -112,7 +115,7 @@ class Cleanup:
         return bool(names_unknown) or spec.name_of(name) is None or self._is_needed(host, name)
 
     def _is_needed(self, host: str, name: str) -> bool:
-        return self._used.meet(name) or self._stays(host, name)
+        return self._used.meet(name) or self._stays(host, name) or self._shared.meet(name)
 
     def _stays(self, host: str, name: str) -> bool:
         """Whether a name meets results that were left on a host."""
@@ -129,6 +132,8 @@ class Cleanup:
         self._places.setdefault(place, job)
         later = self._later.setdefault(place, {})
         for name in names:
+            if self._shared.have(name):
+                continue  # it goes with those
             if name not in later and self._count >= LATER:
                 self._forgotten[host] += 1
             elif name not in later:

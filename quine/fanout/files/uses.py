@@ -135,6 +135,32 @@ class Tree(str):
             yield os.path.join(self, spec.literal(folder), "")
 
 
+class Shared:
+    """The files that all items have over there, of the `words` of `placed`."""
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        self._paths: dict[str, str] = {}  # of directories here, "" of a file, by their names over there
+        for word in words:
+            if (name := spec.name_of(word)) is not None:
+                self._paths[name] = word.path if isinstance(word, Tree) else ""
+        self._above = {above for name in self._paths for above in ancestors(name)}
+
+    def __bool__(self) -> bool:
+        return bool(self._paths)
+
+    def meet(self, word: str) -> bool:
+        """Whether a name is that of one of them, or of a directory above one."""
+        return self.have(word) or spec.name_of(word) in self._above
+
+    def have(self, word: str) -> bool:
+        """Whether a name is that of one of them; in a directory they are what is there here."""
+        name = spec.name_of(word)
+        if name is None or name in self._paths:
+            return name is not None
+        tops = (top for top in ancestors(name) if self._paths.get(top))
+        return any(os.path.lexists(os.path.join(self._paths[top], name[len(top) + 1 :])) for top in tops)
+
+
 def _word(name: str, path: str, is_named: bool) -> str:
     """Return a brought name as a pattern. A link to a directory is one only if it is named itself."""
     word = spec.literal(name)
