@@ -24,19 +24,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import stat
-import time
 from collections import Counter
 from itertools import chain
 
 from quine.base.errors import Misconfigured
 from quine.fanout.files.replaced import SUFFIX, Replaced
 from quine.fanout.input.seen import Seen
-from quine.fanout.journal import NEW, Journal, replaced, unrecorded, whole_lines, written
+from quine.fanout.journal import Journal
 from quine.fanout.outcome import LOST, NEVER
+from quine.fanout.output.record_file import NEW, locked, replaced, unrecorded, whole_lines, written
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,12 +46,9 @@ if TYPE_CHECKING:
 PARALLEL = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand"
 HEAD = PARALLEL + "\tNode\tId\tAttempt\tState\tHash\n"
 COLUMNS = HEAD.count("\t") + 1
-STRANGE = (
-    20  # items, at most, behind which an edited command is told: it ran all of them again without a word
-)
+STRANGE = 20  # items, at most, behind which an edited command is told: all of them run again
 NO_LOG = "--resume and --resume-failed need --joblog FILE"
 EVERY = 1.0  # seconds between fsyncs
-PATIENCE = 2.0  # seconds until the lock is said to be another batch's
 NUMBER = re.compile("[0-9]{1,18}").fullmatch  # of an item
 RUNNING = "running"
 STOPPED = "stopped"
@@ -105,7 +101,7 @@ class Past:
         self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
         self._unreturned: dict[str, list[str]] = {}  # hash -> ids of jobs whose returns did not come
         self._path = path
-        keep = frozenset(keep)
+        self._journal, self._keep = journal, frozenset(keep)
         self._renewed: Counter[tuple[str, str]] = Counter()  # hash and State of lines that have a new one
         self.replaced = Replaced(path)
         self.replaced.read()
@@ -127,8 +123,8 @@ class Past:
             elif kind == UNRETURNED and columns[-4] in journal.unreturned:
                 self._unreturned.setdefault(hash, []).append(columns[-4])
             elif kind == UNRETURNED:
-                kind = LOST  # the journal has gone, and with it the place of the results
-            if kind not in keep:
+                kind = LOST  # the journal has gone, and with it the place of the results, or they are written over
+            if kind not in self._keep:
                 self._again.setdefault(columns[-2], Seen()).add(hash)
             else:
                 self._ends.setdefault(kind, Seen()).add(hash)
@@ -178,7 +174,10 @@ class Past:
         if ids := self._running.get(hash):
             return RUNNING, ids.pop(0)  # in their order: equal items have the outputs that they had
         if ids := self._unreturned.get(hash):
-            return UNRETURNED, ids.pop(0)
+            id = ids.pop(0)
+            if id in self._journal.unreturned:
+                return UNRETURNED, id
+            return (LOST, "") if LOST in self._keep else ("", "")  # written over in this run
         return "", ""
 
     def strangers(self, known: bool) -> int:
@@ -189,6 +188,11 @@ class Past:
     def is_over(self, hash: str) -> bool:
         """Whether the next one of these items has an end that counts."""
         return any(hash in hashes for hashes in self._ends.values())
+
+    def knows(self, hash: str) -> bool:
+        """Whether these runs had such an item, whatever became of it."""
+        found = (*self._ends.values(), *self._again.values(), self._running, self._unreturned)
+        return any(hash in hashes for hashes in found)
 
     def has(self, hash: str, number: int) -> bool:
         """Whether one of these items had this number, and an end that counts."""
@@ -234,7 +238,7 @@ class Joblog:
         self._log = -1
         self._made = not os.path.lexists(path)
         with self._or_refused():
-            self._fds.append(_locked(path))
+            self._fds.append(locked(path))
             if keep is not None:
                 self._past = Past(path, self.journal, keep)
                 self.replaced = self._past.replaced
@@ -288,6 +292,10 @@ class Joblog:
     def is_over(self, hash: str) -> bool:
         """See `Past.is_over`."""
         return self._past is not None and self._past.is_over(hash)
+
+    def knows(self, hash: str) -> bool:
+        """See `Past.knows`."""
+        return self._past is not None and self._past.knows(hash)
 
     def has(self, hash: str, number: int) -> bool:
         """See `Past.has`."""
@@ -366,34 +374,8 @@ def check_free(path: str) -> None:
     """Raise Misconfigured if another batch has this log. Nothing is made."""
     if os.path.isfile(path):
         try:
-            os.close(_locked(os.path.realpath(path)))
+            os.close(locked(os.path.realpath(path)))
         except BlockingIOError:
             raise Misconfigured(f"{path} is in use by another batch") from None
         except OSError as error:
             raise Misconfigured(f"{path}: {(error.strerror or str(error)).lower()}") from None
-
-
-def _locked(path: str) -> int:
-    """Open a log and lock it. Raises BlockingIOError if another batch has it.
-
-    A batch that was killed may have left a process that has the lock, too: it puts returns in place, which ends soon.
-    """
-    until = time.monotonic() + PATIENCE
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file")
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):  # a batch that was refused has removed it
-                if os.path.samestat(os.fstat(fd), os.stat(path)):
-                    return fd
-        except BlockingIOError:
-            if time.monotonic() > until:
-                os.close(fd)
-                raise
-            time.sleep(0.02)
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # it was replaced in between, or is to be free before long

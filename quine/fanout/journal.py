@@ -14,7 +14,9 @@ Laws
    whose returns are here has a note of that before they are removed on its host, and at once where they replaced the
    files of its item: they are not asked for again. That note stays until a line in the log says the same,
    and has the exit status that the item gets: the job's own may hide that some were not there. As long as a job has a
-   note, so have the names over there of its own files and of its results: no other item gets them.
+   note, so have the names over there of its own files and of its results: no other item gets them. Its numbers {#}
+   and {%} are noted with it: they are in its words and in these names, and the next run may have its item elsewhere.
+   Where another job may have written over results that did not come, they are not asked for: that is noted as well.
 7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
    no other one does. It also names the tree of the first run, whose directories hold the files of all jobs, and
    the directory in place of that which is of this batch alone.
@@ -23,30 +25,24 @@ Laws
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
-import stat
 from math import inf
 from typing import NamedTuple
 
-from quine.base import errors
 from quine.base.errors import Failure, Misconfigured
-from quine.base.procs import opened_at_once
 from quine.fanout.files.names import Noted
-from quine.fanout.outcome import Unreturned
+from quine.fanout.outcome import Numbers, Unreturned
+from quine.fanout.output.record_file import replaced, unrecorded, whole_lines, written
 from quine.jobs import owner
 from transport.address import boot_clock, boot_id
 from transport.errors import Refused
 from transport.spawn import is_id
-from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable
 
-NEW = ".quine-new"  # behind the name of a file that is being written in place of it
 JOURNAL = "quine batch"  # first words of the file
 EXIT_STATUS = re.compile("[0-9]{1,3}").fullmatch
 COMPACT = 20_000  # lines of it after which it is written anew, if most of them are of jobs that have ended
@@ -71,6 +67,8 @@ class Sent(NamedTuple):
     when: float
     host: str = ""  # on which it has started, if that was heard of
     renews: str = ""  # the State of the line, of a run before, that its own will be in place of
+    numbers: Numbers = Numbers()
+    before: str = ""  # the id of the try before, if that was in this run
 
 
 class Journal:
@@ -133,7 +131,7 @@ class Journal:
                 elif word == "lines":
                     () = rest
                     self.by_lines = self._passes_lines = True
-                elif word == "withdrawn":
+                elif word in ("withdrawn", "overwritten"):
                     (id,) = rest
                     self._forget(id)
                 elif word == "unreturned":
@@ -147,8 +145,9 @@ class Journal:
                     (when,) = map(float, rest)
                     second = when if same else -inf
                 else:
-                    hash, attempt, before, renews = [*rest, ""] if len(rest) == 3 else rest
-                    self.sent[word] = Sent(hash, int(attempt), second, renews=renews)
+                    hash, tried, before, renews = [*rest, ""] if len(rest) == 3 else rest
+                    attempt, numbers = Numbers.parsed(tried)
+                    self.sent[word] = Sent(hash, attempt, second, "", renews, numbers)
                     self._forget(before)
             except (ValueError, IndexError):
                 raise Misconfigured(f"line {number} of {self._path} is damaged") from None
@@ -189,12 +188,12 @@ class Journal:
         text += (f"where {where}\n" for where in self.wheres)
         text += ["lines\n"] if self._passes_lines else []
         for id, sent in self.sent.items():
-            text.append(
-                f"time {sent.when:.3f}\n{id} {sent.hash} {sent.attempt} - {sent.renews}".rstrip() + "\n"
-            )
+            tried = sent.numbers.word(sent.attempt)
+            text.append(f"time {sent.when:.3f}\n{id} {sent.hash} {tried} - {sent.renews}".rstrip() + "\n")
             text += [f"host {sent.host} {id}\n"] if sent.host else []
         text += (note.line(id) for id, note in self.unreturned.items())
-        self.names = {id: note for id, note in self.names.items() if id in self.sent or id in self.unreturned}
+        noted = {*self.sent, *self.unreturned, *(sent.before for sent in self.sent.values())}
+        self.names = {id: note for id, note in self.names.items() if id in noted}
         text += (note.line(id) for id, note in self.names.items())
         for word, ids in (("halted", self.halted), ("begun", self.begun)):
             text += (f"{word} {id}\n" for id in ids if id in self.sent)
@@ -215,21 +214,31 @@ class Journal:
         return os.path.join(f"{self._log}.outputs", id)
 
     def start(
-        self, id: str, hash: str, attempt: int, before: str = "", renews: str = "", names: Noted | None = None
+        self,
+        id: str,
+        hash: str,
+        attempt: int,
+        before: str = "",
+        renews: str = "",
+        names: Noted | None = None,
+        numbers: Numbers = Numbers(),  # noqa: B008
     ) -> None:
-        """A job is about to be sent; `before` is the id of the try before, whose end is known. `renews`: see `Sent`."""
+        """A job is about to be sent; `before` is the id of the try before, whose end is known. `renews`: see `Sent`.
+
+        The names of the try before are kept: it stays the end of its item if this one never begins.
+        """
         now = boot_clock()
         noted = "" if now - self._second < 1 else f"time {now:.3f}\n"
         if noted:
             self._second = now
-        line = f"{noted}{id} {hash} {attempt} {before or '-'} {renews}".rstrip() + "\n"
+        line = f"{noted}{id} {hash} {numbers.word(attempt)} {before or '-'} {renews}".rstrip() + "\n"
         if names and any(names):
             self.names[id] = names
             line += names.line(id)
         self._write(line)
-        self._forget(before)
+        self.sent.pop(before, None)
         self.brought.pop(before, None)
-        self.sent[id] = Sent(hash, attempt, self._second, renews=renews)
+        self.sent[id] = Sent(hash, attempt, self._second, "", renews, numbers, before)
         self._lines += 1
         if self._lines > COMPACT + 4 * len(self.sent):
             self._compact()
@@ -240,6 +249,15 @@ class Journal:
             self.begin()
         except OSError as error:
             raise unrecorded(self._path, error) from None
+
+    def numbers(self, id: str) -> Numbers:
+        """Return the numbers of a job, as far as there is a note of them."""
+        note = self.sent.get(id) or self.unreturned.get(id)
+        return note.numbers if note else Numbers()
+
+    def slots(self, ids: Iterable[str]) -> set[int]:
+        """Return the slots of jobs, 0 for those without a note of it."""
+        return {self.numbers(id).slot for id in ids}
 
     def sends_to(self, where: str) -> None:
         """Jobs are about to be sent to hosts of this WHERE."""
@@ -291,7 +309,13 @@ class Journal:
     def no_returns(self, id: str, note: Unreturned) -> None:
         """The returns of a job did not come. Raises Failure."""
         self.unreturned[id] = note
-        self._write(note.line(id))
+        names = self.names.get(id)  # once more: the line of a try behind this one may have dropped them
+        self._write(note.line(id) + (names.line(id) if names else ""))
+
+    def overwrite(self, id: str) -> None:
+        """The results of a job that did not come may be those of another one by now. Raises Failure."""
+        self._write(f"overwritten {id}\n")
+        self._forget(id)
 
     def bring(self, id: str, code: int, lasting: bool = False) -> None:
         """The returns of a job are here; `code`: its exit status, 1 in place of 0 if some were not there.
@@ -314,7 +338,8 @@ class Journal:
 
     def ended(self, id: str, returned: bool = True) -> None:
         """A job has its line in the log; `returned`: that does not say that its returns did not come."""
-        self.sent.pop(id, None)
+        if sent := self.sent.pop(id, None):
+            self.names.pop(sent.before, None)
         self.begun.pop(id, None)
         self.halted.pop(id, None)
         if returned:
@@ -322,7 +347,8 @@ class Journal:
             self.names.pop(id, None)
 
     def _forget(self, id: str) -> Sent | None:
-        self.names.pop(id, None)
+        for notes in (self.names, self.unreturned, self.brought):
+            notes.pop(id, None)
         return self.sent.pop(id, None)
 
     def _write(self, text: str, lasting: bool = False) -> None:
@@ -343,58 +369,3 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-# -- files -----------------------------------------------------------------------------------------
-
-
-def replaced(path: str, texts: Iterable[str], mode: int) -> int:
-    """Replace a file as a whole, or not at all, also where the machine loses its power. Return it, to append to."""
-    new = path + NEW
-    try:
-        os.unlink(new)  # of a run that was killed; a link or file of somebody else is not written to, either
-    except FileNotFoundError:
-        pass
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
-    fd = os.open(new, flags, 0o600)
-    try:
-        os.fchmod(fd, mode)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has the name that others lock
-        with open(fd, "wb", closefd=False) as file:
-            file.writelines(map(os.fsencode, texts))
-        os.fsync(fd)
-        os.replace(new, path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def written(fd: int, text: str, path: str, lasting: bool = False) -> None:
-    """Append, all of it or nothing, and sync if `lasting`. Raises Failure: a batch without a record does not go on."""
-    size = os.fstat(fd).st_size
-    try:
-        write_all(fd, os.fsencode(text))
-        if lasting:
-            os.fsync(fd)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.ftruncate(fd, size)  # half a line would damage the next one
-        raise unrecorded(path, error) from None
-
-
-def unrecorded(path: str, error: OSError) -> Failure:
-    return Failure(errors.LOST, f"{path}: {(error.strerror or '').lower()}")
-
-
-def whole_lines(path: str) -> Iterator[str]:
-    """Yield the whole lines of a file, none if it does not exist. Raises OSError if it is none."""
-    try:
-        with open(
-            path, encoding="utf-8", errors="surrogateescape", newline="\n", opener=opened_at_once
-        ) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", path)
-            yield from (line for line in file if line.endswith("\n"))
-    except FileNotFoundError:
-        pass

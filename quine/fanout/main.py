@@ -201,7 +201,7 @@ def _run_with(
     run = Run(options, batch, starter, work, items, sink, report, log, view)
     if log:
         log.begin()  # as late as that: a batch that was refused before has changed nothing
-        work.contents.replaced = log.replaced
+        work.contents.replaced, work.knows = log.replaced, log.knows
         starter.record(log.journal)
     report.begin()
     facts["tree"] = os.environ.get("QUINE_ROOT_SESSION", "") or starter.tree  # not that of the first run
@@ -364,7 +364,7 @@ def _print(options: Options, command: Template, items: Items, mission: bool) -> 
         from quine.fanout.joblog import past
 
         before, work = past(options.joblog, keep), _work(options, command, items, mission)
-        work.contents.replaced = before.replaced
+        work.contents.replaced, work.knows = before.replaced, before.knows
     for item in _waited(items):
         if before and before.take(work.task(item).entry.hash)[0]:
             continue

@@ -145,6 +145,25 @@ class Hosts:
         return list(self._aside)
 
 
+class Numbers(NamedTuple):
+    """What {#} and {%} mean in the words of one try; 0 where the journal of an earlier build has no note of it."""
+
+    job: int = 0
+    slot: int = 0
+
+    def word(self, attempt: int) -> str:
+        """Return the word in the journal for a try with these numbers."""
+        return f"{attempt}:{self.job}:{self.slot}" if any(self) else f"{attempt}"
+
+    @classmethod
+    def parsed(cls, word: str) -> tuple[int, Numbers]:
+        """Return the attempt and the numbers of a word. Raises ValueError."""
+        attempt, *numbers = map(int, word.split(":"))
+        if len(numbers) not in (0, 2):
+            raise ValueError(f"{word[:80]!r} should be ATTEMPT or ATTEMPT:JOB:SLOT")
+        return attempt, cls(*numbers)
+
+
 class Unreturned(NamedTuple):
     """A job that has ended, by itself, and whose returns did not come; `place` is its directory, "" if not known."""
 
@@ -153,19 +172,21 @@ class Unreturned(NamedTuple):
     signal: str
     host: str
     place: str
+    numbers: Numbers = Numbers()
 
     def line(self, id: str) -> str:
         signal, host, place = (quickjson.dumps(text) for text in (self.signal, self.host, self.place))
-        return f"unreturned {id} {self.attempt} {self.code} {signal} {host} {place}\n"
+        return f"unreturned {id} {self.numbers.word(self.attempt)} {self.code} {signal} {host} {place}\n"
 
     @classmethod
     def parsed(cls, words: list[str]) -> Unreturned:
         """Raises ValueError."""
-        attempt, code, signal, host = words[:4]
+        word, code, signal, host = words[:4]
         texts = [quickjson.loads(text) for text in (signal, host, " ".join(words[4:]))]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("not a text")
-        return cls(int(attempt), int(code), *texts)
+        attempt, numbers = Numbers.parsed(word)
+        return cls(attempt, int(code), *texts, numbers)
 
 
 def unstartable(error: OSError | Misconfigured) -> Status:
@@ -176,6 +197,16 @@ def unstartable(error: OSError | Misconfigured) -> Status:
         return Status("unreachable", errors.NOT_STARTED, detail=error.detail, hint=error.hint)
     why = f"{error.filename}: {(error.strerror or 'cannot be read').lower()}"
     return Status("unreachable", errors.NOT_STARTED, detail=why)
+
+
+def missed(never: bool, host: str) -> Status:
+    """Return the end of a job of this run that no host has; `never`: it certainly never began."""
+    from transport.status import Status
+
+    detail = "the node here ended, and no host has the job"
+    if never:
+        return Status("unreachable", errors.NOT_STARTED, detail=detail)
+    return Status("lost", errors.LOST, host=host, detail=detail)
 
 
 def noted(note: Unreturned) -> Status:

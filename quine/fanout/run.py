@@ -85,6 +85,9 @@ class Run:
         self._messages = Messages(sink, options.spawn.quiet)
         self.unfinished = self._messages.unfinished
         self._under_way = UnderWay(starter, self._progress, self._timeout, self._messages, self.at)
+        self._under_way.most = starter.most and self._most
+        if log and (orphans := self._orphans):
+            self._under_way.held = lambda: log.journal.slots(orphans.elsewhere)
         self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = self._unrecorded = 0  # the signal that stopped them; ended items without a line
         self.fault: Exception | None = None  # of the input, or of what is kept
@@ -213,10 +216,12 @@ class Run:
         kind, id = self._log.found(task.entry, self._messages.note) if self._log else ("", "")
         if not kind:
             return False
+        if id and self._log:
+            task.recall(self._log.journal.numbers(id))
         if kind == RUNNING and self._orphans:
             self._orphans.bind(task, id)
         elif kind == UNRETURNED:
-            self._under_way.take(task)
+            self._under_way.go_on(task)
             self._starter.fetch(task, id, self._ended)
         else:
             self._progress.skipped += 1
@@ -233,7 +238,7 @@ class Run:
 
     def adopt(self, task: Task, adopted: Adopted) -> None:
         """Go on with a try that runs already, or has ended."""
-        self._under_way.take(task)
+        self._under_way.go_on(task)
         if not self._starter.adopt(task, adopted, self._started, self._ended):
             self._under_way.give(task)
             task.leave()
@@ -253,12 +258,7 @@ class Run:
                 self._messages.lost(task.item.number)
             self._final(task)
         else:
-            detail = "the node here ended, and no host has the job"
-            if never:
-                status = Status("unreachable", errors.NOT_STARTED, detail=detail)
-            else:
-                status = Status("lost", errors.LOST, host=job.host, detail=detail)
-            self._judge(task, status)
+            self._judge(task, outcome.missed(never, job.host))
 
     def _started(self, task: Task) -> None:
         task.started()

@@ -145,9 +145,8 @@ class Starter:
         if stage is None:
             self._send(task, avoid, None, started, ended)
             return
-        task.unsent = lambda: self._unsent(task, ended)
-        send = partial(self._send, task, avoid, stage, started, ended)
-        self.files.begin(task, stage, send, partial(self._unsent, task, ended))
+        task.unsent = refuse = partial(self._unsent, task, ended)
+        self.files.begin(task, stage, partial(self._send, task, avoid, stage, started, ended), refuse)
 
     def give_names(self, task: Task, may_run: bool = False) -> None:
         """Its job has its end, or is not looked for any longer: others may have the names of its files."""
@@ -203,9 +202,10 @@ class Starter:
         task.release()
 
     def withdrawn(self, task: Task) -> None:
-        """A job has certainly never begun."""
+        """A job has certainly never begun. Where it was another try, the one before is the end of the item."""
         if self._journal:
             self._journal.withdrawn(task.sent)
+            task.sent = task.entry.id
 
     def _note_sent(self, task: Task, spawn: Spawn, output: Output, stage: Staging | None) -> None:
         """Note a job before it is sent; the end of the try before needs no longer be kept then."""
@@ -215,7 +215,8 @@ class Starter:
         self._note_hosts()
         self._batch.reach()  # a node that was there before the job was sent can vouch for it: see `adoption`
         entry, names = task.entry, Noted.of(stage) if stage else None
-        self._journal.start(spawn.id, entry.hash, task.tries, task.sent, entry.renews or "", names)
+        task.numbers = numbers = outcome.Numbers(task.item.number, task.item.slot)
+        self._journal.start(spawn.id, entry.hash, task.tries, task.sent, entry.renews or "", names, numbers)
         task.sent, task.adopted = spawn.id, None
         if task.kept:
             task.kept.forget()
@@ -280,11 +281,11 @@ class Starter:
     def _finish(self, task: Task, spawn: Spawn, status: Status, stage: Staging | None, ended: Ended) -> None:
         """A job has ended: bring its returns and remove its files, then call `ended`."""
         again = self.files.repeats(task, status)
-        code, name, host = status.code, status.signal or "", status.host
+        note = outcome.Unreturned(task.tries, status.code, status.signal or "", status.host, "", task.numbers)
 
         def over() -> None:
             if task.unreturned is not None:
-                task.entry.unreturned = outcome.Unreturned(task.tries, code, name, host, task.unreturned)
+                task.entry.unreturned = note._replace(place=task.unreturned)
             ended(task, status)
 
         self.files.ended(task, spawn, status, over, again)
@@ -296,7 +297,6 @@ class Starter:
         task.begin()
         task.tries = task.entry.attempt = note.attempt
         task.entry.id = task.entry.fetched = id
-        status = outcome.noted(note)
         try:
             stage = self._work.stage(task.item, begun=True)
         except Misconfigured as error:
@@ -308,7 +308,7 @@ class Starter:
         self.files.hold(task, stage, note.host)
         spawn = Spawn(["-"], where=note.host or self._where, env=self._env, context=self._context)
         spawn.cwd, spawn.tree, spawn.folder = note.place or self._cwd, self.tree, self.folder
-        self._finish(task, spawn, status, stage, ended)
+        self._finish(task, spawn, outcome.noted(note), stage, ended)
 
     def never_began(self, id: str) -> bool:
         """Whether a job of the run before that is not adopted certainly never began."""

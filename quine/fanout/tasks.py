@@ -9,11 +9,11 @@ from functools import partial
 from quine.base import data_directory
 from quine.base.errors import Misconfigured
 from quine.base.procs import opened_file
-from quine.fanout.files.contents import Contents
+from quine.fanout.files.contents import Contents, meant, unnumbered
 from quine.fanout.input.template import Values, Word
 from quine.fanout.joblog import Entry, files_of
 from quine.fanout.journal import hash_of
-from quine.fanout.outcome import NEVER, STOPPABLE
+from quine.fanout.outcome import NEVER, STOPPABLE, Numbers
 from quine.staging.spec import written
 from transport.lean import signal
 
@@ -66,7 +66,8 @@ class Task:
             "place",
             "stdin",
         ),
-        *("adopted", "after", "job", "kept", "sent", "tries", "unbegun", "unreturned", "unsent", "unstarted"),
+        *("adopted", "after", "job", "kept", "numbers", "sent", "tries"),
+        *("unbegun", "unreturned", "unsent", "unstarted"),
         *("abandoned", "cut_short", "ending", "halted", "left", "over", "running", "timed_out", "withdrawn"),
     )
 
@@ -82,6 +83,7 @@ class Task:
         self.unreturned: str | None = None  # the directory there of returns that did not come
         self.unbegun = False  # its host says that the command of this try did not begin
         self.sent = ""  # the id of the latest try in the journal of the batch,
+        self.numbers = Numbers()  # those of that,
         self.kept: BatchJob | None = None  # and its job, whose record its host keeps
         self.adopted: Adopted | None = None
         self.output: Output | None = None
@@ -117,6 +119,11 @@ class Task:
         entry = self.entry
         self.before = entry.attempt, entry.started, entry.id, entry.unreturned
         entry.attempt, entry.started, entry.unreturned = self.tries, time.time(), None
+
+    def recall(self, numbers: Numbers) -> None:
+        """Its job is of a run before, in which the item had these numbers: its words and names there have them."""
+        self.numbers = numbers
+        self.item.job, self.item.slot = numbers
 
     def started(self) -> None:
         self._drop_former()
@@ -274,6 +281,7 @@ class Work:
         named = options.stdin not in ("", "none", "item")
         self._stdin = Word(options.stdin, replace, options.named) if named else None
         log = files_of(options.joblog) if options.joblog else []
+        self.knows: Callable[[str], bool] = lambda hash: False  # whether the log has an item of this name
         self._own = written([*log, options.results, spawn.report])
         self.contents = Contents([*map(os.fsdecode, self._own), data_directory.named()])
 
@@ -300,10 +308,19 @@ class Work:
 
     def hash(self, item: Item) -> str:
         """Return the name of an item by its content, as its files are now."""
-        return hash_of(self._parts(item)) if self._options.joblog else ""
+        if not self._options.joblog:
+            return ""
+        hash = hash_of(self._parts(item))
+        if any(word.numbered for word in self._files) and not self.knows(hash):
+            former = hash_of(self._parts(item, numbers=True))
+            return former if self.knows(former) else hash
+        return hash
 
-    def _parts(self, item: Item) -> Iterator[bytes]:
-        """The parts by which an item is the same one in the next run."""
+    def _parts(self, item: Item, numbers: bool = False) -> Iterator[bytes]:
+        """The parts by which an item is the same one in the next run, whatever its number is there.
+
+        With `numbers`: as earlier builds had them, with {#} as it is now in the names of files.
+        """
         yield from self._words
         yield from map(os.fsencode, item.args)
         for name, value in (item.fields or {}).items():
@@ -314,17 +331,11 @@ class Work:
             path = self._stdin.text(item)
             yield from self.contents.parts([(path, b"")], shared=not self._stdin.varies)
         for shared in (True, False) if self._files else ():
-            yield from self.contents.parts(self._sources(item, shared), shared)
-
-    def _sources(self, item: Item, shared: bool) -> list[tuple[str, bytes]]:
-        """Return paths and names of --files; if they cannot be had the words, and the start tells of it."""
-        from quine.staging import spec
-
-        words = _texts(self._files, item, shared)
-        try:
-            return [(os.fsdecode(path), name) for path, name in spec.sources(words, os.getcwd())]
-        except Misconfigured:
-            return [(word, os.fsencode(word)) for word in words]
+            words = [word for word in self._files if word.varies != shared and (numbers or not word.numbered)]
+            yield from self.contents.parts(meant([word.path(item) for word in words]), shared)
+        for word in self._files if not numbers else ():
+            if word.numbered:
+                yield from self.contents.parts(unnumbered(word, item))
 
     def stage(self, item: Item, begun: bool = False) -> Staging | None:
         """Return the staging of a try; None if it needs none. `begun` as in `staging`. Raises Misconfigured."""

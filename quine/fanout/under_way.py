@@ -1,4 +1,4 @@
-"""The items under way: their numbers {%}, and the ways in which all of them are ended.
+"""The items under way: their slots {%}, and the ways in which all of them are ended.
 
 Laws
 1. An item that waits for another one is ended before it, so none is started meanwhile.
@@ -6,18 +6,21 @@ Laws
 3. Agents whose tree has no time left end by themselves. Those that do not are ended as by --timeout.
 4. If the end of a job is not heard of in time, the next run asks its host for it, provided that the host keeps the job.
    Any other job is not waited for any longer.
+5. No two jobs that run have one slot, also where one of them was started by the run before. It keeps its slot: its
+   command has that in its words.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
+from bisect import insort
+from collections import Counter
 
 from quine.fanout.tasks import GRACE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from quine.fanout.messages import Messages
     from quine.fanout.progress import Progress
@@ -41,6 +44,10 @@ class UnderWay:
         self._at = at
         self._tasks: dict[Task, None] = {}
         self._places = Places()
+        self.most = 0  # tasks at one time, by -P; 0: any number
+        self.held: Callable[[], Collection[int]] = (
+            tuple  # returns the slots of jobs that run and are not among them
+        )
         self._ends = False  # all of them
 
     def __len__(self) -> int:
@@ -54,8 +61,16 @@ class UnderWay:
         return reversed(list(self._tasks))
 
     def take(self, task: Task) -> None:
-        """A try begins."""
-        task.item.slot = self._places.take()
+        """A try begins, as a job of this run."""
+        task.item.job, task.item.slot = 0, self._places.take_lowest(self.held(), self.most)
+        self._tasks[task] = None
+
+    def go_on(self, task: Task) -> None:
+        """A try that has begun goes on, with the numbers of its job if they are known."""
+        if task.item.slot:
+            self._places.take(task.item.slot)
+        else:
+            task.item.slot = self._places.take_lowest(self.held(), self.most)
         self._tasks[task] = None
 
     def give(self, task: Task) -> None:
@@ -145,17 +160,34 @@ class UnderWay:
 
 
 class Places:
-    """The numbers {%} of the items under way: each has the lowest that is free."""
+    """The slots {%} of the items under way: each has the lowest that is free, or the one that its job has already."""
 
     def __init__(self) -> None:
-        self._free: list[int] = []  # a heap, of those up to _most
+        self._free: list[int] = []  # sorted, of those up to _most
         self._most = 0
+        self._taken: Counter[int] = Counter()
 
-    def take(self) -> int:
-        if not self._free:
+    def take_lowest(self, held: Collection[int] = (), most: int = 0) -> int:
+        """Return the lowest that is free, and not `held` unless all up to `most` are."""
+        while not (found := next((each for each in self._free if each not in held), 0)):
+            if self._free and 0 < most <= self._most:
+                found = self._free[0]
+                break
             self._most += 1
-            return self._most
-        return heapq.heappop(self._free)
+            if self._most not in self._taken:
+                self._free.append(self._most)
+        self.take(found)
+        return found
+
+    def take(self, number: int) -> None:
+        """A job has this one already; two may have it for a while."""
+        self._taken[number] += 1
+        if number in self._free:
+            self._free.remove(number)
 
     def give(self, number: int) -> None:
-        heapq.heappush(self._free, number)
+        self._taken[number] -= 1
+        if not self._taken[number]:
+            del self._taken[number]
+            if number <= self._most:
+                insort(self._free, number)

@@ -135,6 +135,11 @@ class Orphans:
             if id in self._left:
                 self._look_for([id])
 
+    @property
+    def elsewhere(self) -> list[str]:
+        """The ids of jobs that were sent, and may run, and whose tasks are not under way."""
+        return [*self.unread, *self.waiting, *self._left]
+
     def sever(self, task: Any) -> bool:
         """The channel of a job was lost: look for it. Return False if that has been tried too often."""
         id = task.sent

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.base.errors import Failure, Misconfigured
-from quine.fanout import joblog, journal
+from quine.fanout import journal
 from quine.fanout import main as xargs
 from quine.fanout.input.items import Item
 from quine.fanout.input.rows import Row
@@ -26,7 +26,7 @@ from quine.fanout.input.template import Template
 from quine.fanout.joblog import HEAD, PARALLEL, RUNNING, Entry, Joblog
 from quine.fanout.journal import hash_of
 from quine.fanout.options import Options
-from quine.fanout.output import sinks, spool, tables, values
+from quine.fanout.output import record_file, sinks, spool, tables, values
 from quine.fanout.output.results import Report, names
 from quine.fanout.output.sinks import Sink
 from quine.fanout.output.spool import Spool
@@ -152,7 +152,7 @@ def test_a_batch_that_is_refused_leaves_the_table_of_the_one_that_runs(
     table.write_text(HEADS[".csv"] + TORN[".csv"])
     words = [f"--joblog={path}", f"--results={table}", *resume, "--", "true", ":::", "a"]
     log = Joblog(str(path))
-    monkeypatch.setattr(joblog, "PATIENCE", 0.0)
+    monkeypatch.setattr(record_file, "PATIENCE", 0.0)
     with pytest.raises(Misconfigured, match="in use by another batch"):
         xargs.main(words)
     log.close()
@@ -663,13 +663,13 @@ def test_half_a_line_of_the_journal_is_taken_back(tmp_path: Path, monkeypatch: p
     """A note that comes after it, when there is room again, would make one line with it that nobody can read."""
     path = tmp_path / "log"
     log = Joblog(str(path))
-    write_all = journal.write_all
+    write_all = record_file.write_all
 
     def full(fd: int, data: bytes) -> None:
         write_all(fd, data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(journal, "write_all", full)
+    monkeypatch.setattr(record_file, "write_all", full)
     with pytest.raises(Failure):
         log.journal.start("one", "h", 1)
     monkeypatch.undo()

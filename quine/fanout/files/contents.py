@@ -15,13 +15,18 @@ import os
 import stat
 import time
 
+from quine.base.errors import Misconfigured
 from quine.fanout.files.replaced import ABSENT, Replaced
+from quine.fanout.input.template import Values
+from quine.staging import spec
 from quine.staging.spec import located, name_below
 from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from quine.fanout.input.template import Word
 
     Found = Iterable[tuple[str, bytes]]  # paths, and the names that they get
     Seen = dict[bytes, tuple[tuple[int, ...], str]]  # path -> inode, size and times of a file, and its state
@@ -129,3 +134,20 @@ def _of_file(path: bytes, facts: os.stat_result, seen: Seen | None) -> str:
             return state
         seen[path] = (key, state)
     return seen[path][1]
+
+
+def meant(words: list[str]) -> list[tuple[str, bytes]]:
+    """Return paths and names of --files; if they cannot be had the words, and the start tells of it."""
+    try:
+        return [(os.fsdecode(path), name) for path, name in spec.sources(words, os.getcwd())]
+    except Misconfigured:
+        return [(word, os.fsencode(word)) for word in words]
+
+
+def unnumbered(word: Word, item: Values) -> list[tuple[str, bytes]]:
+    """Return the paths of a word with {#}, and names that are the same with another number of the item."""
+    text, name = word.path(item), os.fsencode(word.path(Values(item.args, 0, item.slot, item.fields)))
+    found = meant([text])
+    if spec.name_of(text) is not None:
+        return [(path, name) for path, _ in found]
+    return [(path, b"%b/%b" % (name, os.fsencode(os.path.basename(path)))) for path, _ in found]

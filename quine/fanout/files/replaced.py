@@ -16,7 +16,7 @@ import contextlib
 import os
 
 from quine.base.errors import Misconfigured
-from quine.fanout.journal import replaced, whole_lines, written
+from quine.fanout.output.record_file import replaced, unrecorded, whole_lines, written
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,8 +78,6 @@ class Replaced:
         self._came[name].add(came)
 
     def _begin(self) -> None:
-        from quine.fanout.journal import unrecorded
-
         try:
             self._fd = replaced(self._path, self._lines(), 0o600)
         except OSError as error:

@@ -85,7 +85,7 @@ class Part:
     def values(self, item: Values) -> Sequence[str]:
         """Return the values that it has in this job."""
         if self.mark:
-            return [str(item.number if self.mark == "#" else item.slot)]
+            return [str((item.job or item.number) if self.mark == "#" else item.slot)]
         if self.name:
             value = self.named(item)
             if value is None and self.sure:
@@ -100,13 +100,14 @@ class Part:
 class Values:
     """The values of the replacement strings of one job."""
 
-    __slots__ = ("args", "fields", "number", "slot")
+    __slots__ = ("args", "fields", "job", "number", "slot")
 
     def __init__(
         self, args: tuple[str, ...], number: int = 1, slot: int = 1, fields: Mapping[str, str] | None = None
     ) -> None:
         self.args = args
         self.number = number
+        self.job = 0  # the number that a job of a run before has; 0: that of its item in this run
         self.slot = slot
         self.fields = fields
 
@@ -140,6 +141,11 @@ class Word:
     def varies(self) -> bool:
         """Whether its text may differ from item to item."""
         return any(isinstance(part, Part) for part in self.parts)
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its text has the number of the job."""
+        return any(isinstance(part, Part) and part.mark == "#" for part in self.parts)
 
     def names(self, item: Values) -> bool:
         """Whether it has the name of a field or a column of an item."""
