@@ -330,6 +330,65 @@ def test_the_names_of_a_job_are_noted_as_long_as_the_job_or_its_results_may_be_t
         Path(f"{path}.started").write_text("".join(lines[:-1]))
 
 
+def test_a_try_that_stays_the_end_of_its_item_keeps_its_names(tmp_path: Path) -> None:
+    """The next one never began, and had dropped them."""
+    log, names = Joblog(str(tmp_path / "log")), Noted([(b"/a", b"in")], ["out"])
+    for item, second in (("stays", "two"), ("ends", "four")):
+        log.journal.start(item, item, 1, names=names)
+        log.journal.start(second, item, 2, before=item, names=names)
+    log.journal.withdrawn("two")
+    ended(log, "stays", "stays", NOTE)
+    ended(log, "four", "ends")
+    assert log.journal.names == {"stays": names}
+    log._close()
+    for _ in range(2):  # and where it was written anew
+        log = Joblog(str(tmp_path / "log"), KEEP)
+        assert log.journal.names == {"stays": names}
+        log._close()
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "results", "over"),
+    [
+        ("h1", b"in", ["out", "a*"], True),
+        ("h2", b"in", ["out", "a*"], False),
+        ("h1", b"in", ["*", "a*"], False),
+        ("h1", b"other", ["*"], False),
+        ("h1", b"in", ["*"], True),
+    ],
+)
+@pytest.mark.parametrize("how", ["it has begun", "no host tells of it"])
+def test_results_that_another_job_has_written_over_are_not_asked_for(
+    tmp_path: Path, host: str, own: bytes, results: list[str], over: bool, how: str
+) -> None:
+    """The file of an item was edited, and then changed back: it got the results of the other contents."""
+    path = str(tmp_path / "log")
+    log = Joblog(path)
+    patterns = results if len(results) == 1 else ["out", "sub/x"]
+    log.journal.start("old", "h", 1, names=Noted([(b"/a", b"in")], patterns))
+    ended(log, "old", "h", NOTE)
+    log.close()
+    log = Joblog(path, KEEP)
+    files = Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
+    files.record(log.journal, print)
+    log.journal.start("new", "g", 1, names=Noted([(b"/a", own)], results))
+    task = Task(SimpleNamespace(number=1, slot=0), Entry(1, "g"))  # type: ignore[arg-type]
+    task.sent = "new"
+    if how == "it has begun":
+        files.started(task, host)
+    else:
+        log.journal.on_host(host, "new")
+        files.missed(task)
+    assert log.before("h") == (("lost", "") if over else (UNRETURNED, "old"))
+    ended(log, "new", "g")
+    log.close()
+    for keep in (KEEP, KEEP - {"lost"}):
+        log = Joblog(path, keep)
+        found = log.found(Entry(1, "h"))
+        assert found == (("lost" if "lost" in keep else "", "") if over else (UNRETURNED, "old"))
+        log._close()
+
+
 @pytest.mark.parametrize("end", ["its task has them", "no host has it", "its item is not there"])
 @pytest.mark.parametrize(
     ("own", "results", "waits"),

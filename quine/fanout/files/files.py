@@ -12,6 +12,8 @@ Laws
 4. If returns replace the files of their item, a try that is to be repeated brings none, also if that is because some
    were not there: the next one has the files that the item had. If the batch ends before that one, --resume asks for
    them, as for those that did not come.
+5. Results that did not come are not asked for once another job has begun on their host that writes over them: they
+   would be those of an item with other contents. Their item is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from quine.base.errors import FAILED, Failure, Misconfigured
 from quine.fanout.files.before import Before
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.names import Names, Noted
-from quine.fanout.files.results import Results
+from quine.fanout.files.results import Results, Unfetched
 from quine.jobs.staged import Bringing
 from quine.staging import spec
 from transport.status import Status
@@ -105,6 +107,7 @@ class Files:
         self.journal: Journal | None = None  # of a batch with a log
         self.fail: Callable[[Failure], None]  # called where that cannot be written
         self._left: dict[Task, list[Left]] = {}  # by items that have no end yet
+        self._unfetched = Unfetched()
         # Jobs of the runs before that have, or may get, results on a host ("": on any), and whose items are still to be
         # read: their ids, with the host; and how many each host has.
         self._unread: dict[str, str] = {}
@@ -119,6 +122,8 @@ class Files:
             job = journal.sent.get(id) or journal.unreturned.get(id)
             if job and id not in journal.brought:
                 self.before.hold(id, note, host_of(job.host), id not in journal.sent)
+                if id in journal.unreturned:
+                    self._unfetched.add(id, note)
         if self._cleanup:
             for notes in (journal.sent, journal.unreturned):
                 self._unread.update(
@@ -126,6 +131,18 @@ class Files:
                 )
             self._unread_on = Counter(self._unread.values())
             self._cleanup.has_unread = lambda host: bool(self._unread_on[host] or self._unread_on[""])
+
+    def _write_over(self, task: Task, host: str | None) -> None:
+        """A job has begun on a host, or may have: forget results of other jobs there that it writes over."""
+        for id in self._unfetched.under(self.journal.names.get(task.sent)) if self.journal else ():
+            assert self.journal
+            left = self.journal.unreturned.get(id)
+            if left and id != task.sent and (None in (host, there := host_of(left.host)) or host == there):
+                self._is_read(id)
+                try:
+                    self.journal.overwrite(id)
+                except Failure as failure:
+                    self.fail(failure)
 
     def _is_read(self, *ids: str) -> None:
         """The names of the items of these jobs are known, or are not needed any more."""
@@ -309,9 +326,10 @@ class Files:
 
     def missed(self, task: Task) -> None:
         """No host tells of its job, which may go on: it has its files, and its results stay."""
+        sent = self.journal.sent.get(task.sent) if self.journal else None
+        self._write_over(task, host_of(sent.host) if sent else None)
         if not self._cleanup:
             return
-        sent = self.journal.sent.get(task.sent) if self.journal else None
         host, held = sent.host if sent else task.entry.host, self._held.get(task)
         try:
             self._leave(task, Left(host, held.own if held else self._cleanup.names(task)))
@@ -320,6 +338,7 @@ class Files:
 
     def started(self, task: Task, host: str) -> None:
         """A try runs on a host: results that the ones before have withheld are not asked for any more."""
+        self._write_over(task, host)
         for left in self._left.get(task, ()):
             if self._cleanup and left.spawn and left.host not in ("", host):
                 self._cleanup.defer(left.names, left.spawn, left.host)
@@ -340,6 +359,8 @@ class Files:
         """An item has its end, and may have left its results on a host."""
         if not task.entry.unreturned:
             self._results.drop(task)
+        elif self.journal and (names := self.journal.names.get(task.entry.id)):
+            self._unfetched.add(task.entry.id, names)
         left = self._left.pop(task, None)
         if self._cleanup and (note := task.entry.unreturned):
             self._cleanup.keep(note.host, [] if left else None)

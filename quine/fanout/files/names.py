@@ -46,6 +46,16 @@ class Noted(NamedTuple):
         results = filter(None, map(spec.name_of, self.results))
         return [*((FILE, name) for _, name in self.own), *((RESULT, os.fsencode(name)) for name in results)]
 
+    @property
+    def keys(self) -> list[object]:
+        """Return keys of its results: two jobs with a key in common write over each other's results.
+
+        Jobs with one pattern are taken to do that if they also have files of one name for themselves.
+        """
+        names = [pattern for pattern in self.results if spec.name_of(pattern) not in (None, ".")]
+        own = frozenset(name for _, name in self.own)
+        return [*names, *([(own, *self.results)] if own and self.results else [])]
+
     def line(self, id: str) -> str:
         """Return the note in the journal: of an item with very many files the directories that these are in."""
         names = self.own

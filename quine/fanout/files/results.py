@@ -19,6 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from quine.fanout.files.names import Noted
+
 
 class Results:
     """The results of the jobs under way."""
@@ -77,3 +79,18 @@ class Around:
 
     def of_others(self) -> tuple[list[str], list[str]]:
         return self._results.of_others(self._job, self.where())
+
+
+class Unfetched:
+    """The jobs whose results did not come, by the keys of these (`Noted.keys`)."""
+
+    def __init__(self) -> None:
+        self._ids: dict[object, list[str]] = {}
+
+    def add(self, id: str, note: Noted) -> None:
+        for key in note.keys:
+            self._ids.setdefault(key, []).append(id)
+
+    def under(self, note: Noted | None) -> list[str]:
+        """Return the ids of jobs over whose results a job with this note writes, on their host."""
+        return [id for key in (note.keys if note else ()) for id in self._ids.get(key, ())]
