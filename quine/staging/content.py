@@ -1,7 +1,7 @@
 """Contents of files: their digests, their form on the wire, and the messages of both ends.
 
 Laws
-1. A file is read once if possible: data read for its digest is kept, up to KEEP bytes, and sent from memory.
+1. A file is read once if possible: data read for its digest is kept, up to KEEP bytes in all, and sent from memory.
 2. A file that changed while it was read is read again; after TRIES attempts, an error names it. A mixture of two
    versions never gets a digest.
 3. A sparse file travels as its extents, so that its holes cost nothing and stay holes.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 BLOCK = 1 << 20  # bytes read or written at a time
-KEEP = 64 << 20  # bytes of contents kept from the digest until they are sent
+KEEP = 64 << 20  # bytes of contents that a process keeps from the digest until they are sent
 TRIES = 3
 CHANGED = "changed while it was staged"
 MOST_EXTENTS = 1 << 17  # of one file: a reader holds all of them

@@ -109,7 +109,7 @@ class Giving:
             self._started = said.get("say") == "done"
             if self._others and self._started:
                 self._others.begin(True)
-            self._tree = None  # it may hold up to KEEP bytes of contents
+            self._tree = None  # it holds contents, for which others may have no room
         except (Abandoned, Broken):
             raise
         except OSError as error:

@@ -3,12 +3,15 @@
 Laws
 1. If the hash of the scan equals the record's, no file is opened and no manifest is built: the tree's digest is known.
 2. An entry that is neither a file, nor a directory, nor a symlink that stays inside is refused, by name.
+3. Contents are kept for jobs that may wait for long, and a process may have thousands of these. So all of its trees
+   have one bound.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from _thread import RLock  # threading has 0.7 MB, and hosts load this
 
 from quine.staging.content import BLOCK, CHANGED, KEEP, Changed, Feed, File, as_seen, measure, send, tell
 from quine.staging.manifest import (
@@ -38,6 +41,40 @@ class LeadsOut(OSError):
     """A symlink that would have another target on the other side, or none."""
 
 
+class Kept:
+    """Contents of one tree by their digests, until it goes. Those of all trees have at most KEEP bytes."""
+
+    _lock = RLock()
+    room = KEEP
+
+    def __init__(self) -> None:
+        self._contents: dict[bytes, bytes] = {}
+        self._size = 0
+
+    def add(self, digest: bytes, data: bytes) -> None:
+        """Keep a content if there is room."""
+        with self._lock:
+            if digest not in self._contents and len(data) <= Kept.room:
+                Kept.room -= len(data)
+                self._size += len(data)
+                self._contents[digest] = data
+
+    def get(self, digest: bytes) -> bytes | None:
+        return self._contents.get(digest)
+
+    def __del__(self) -> None:
+        with self._lock:
+            Kept.room += self._size
+
+    @classmethod
+    def unlock(cls) -> None:
+        """In a child process: the thread that had the lock is not there."""
+        cls._lock = RLock()
+
+
+os.register_at_fork(after_in_child=Kept.unlock)
+
+
 class Tree:
     """The files and directories to send. Raises OSError that names an entry that cannot be staged."""
 
@@ -48,8 +85,7 @@ class Tree:
         self._packed = b""
         self._manifest: Manifest | None = None
         self._facts: list[bytes] = []
-        self._kept: dict[bytes, bytes] = {}
-        self._room = KEEP
+        self._kept = Kept()
 
         first = sources.take()
         if first.hash == record.hash:
@@ -143,9 +179,8 @@ class Tree:
             file = self._measured(name, path)
             data, digest, fact = file.data, file.digest, file.facts
             self._manifest.add(name, file.mode, file.mtime, file.size, digest)
-        if data is not None and len(data) <= self._room:
-            self._kept[digest] = data
-            self._room -= len(data)
+        if data is not None:
+            self._kept.add(digest, data)
         return fact
 
     def _measured(self, name: bytes, path: bytes) -> File:

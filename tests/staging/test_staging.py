@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
 from quine.fanout.files import uses
-from quine.staging import apply, filling, remote_main, renames, scan, spec, store
+from quine.staging import apply, filling, remote_main, renames, scan, source, spec, store
 from quine.staging.caller_side import Staging
 from quine.staging.claim import Claim
 from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
@@ -106,6 +106,22 @@ def test_what_a_host_has_seen_is_not_sent_to_another_place_on_it(here: Path, tmp
     assert stage(here, _new(tmp_path / "2"), "t") < first / 100
     assert facts(tmp_path / "2") == facts(here)
     open_up(tmp_path)
+
+
+def test_contents_that_wait_to_be_sent_have_one_bound(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the jobs that waited for a slot kept 64 MiB."""
+    monkeypatch.setattr(source.Kept, "room", 10)
+
+    def kept(name: str) -> Tree:
+        path = os.fsencode(here / name)
+        (here / name).write_text(f"text {name}")
+        return Tree(scan.Sources([(path, os.fsencode(name))], None, []), name)
+
+    trees = [kept(name) for name in "abc"]
+    assert [len(tree._kept._contents) for tree in trees] == [1, 0, 0]
+    del trees[:]
+    assert source.Kept.room == 10
+    assert len(kept("d")._kept._contents) == 1
 
 
 def _new(path: Path) -> Path:
