@@ -5,8 +5,8 @@ Laws
 2. With a journal, the process that began the renames undoes them on failure, and the next process finishes them after
    a crash, also one in the middle of the undoing. A private directory that no process holds is removed; one whose
    renames cannot be finished stays. That may be late: a file that has come to one of the names since, or was written
-   in place, is newer, and stays. The facts in the journal tell it from the file before. A link in `old` cannot: it
-   shows the same inode after a write in place, and an undo has taken it away.
+   in place, is newer, and stays; the caller names it. The facts in the journal tell it from the file before. A link in
+   `old` cannot: it shows the same inode after a write in place, and an undo has taken it away.
 3. An archive, a repository or an agent elsewhere can bring such a directory. Nothing in it is obeyed, and it is not
    removed, without the seal of the user: over inode and ctime of a file in it, which no copy has and nobody can set,
    and over the bytes of the journal. That of the directory is the name of an empty file: a file that is written may
@@ -237,11 +237,12 @@ def _is_sealed(top: int, digest: str, journal: bytes = b"") -> bool:
         return False
 
 
-def recover(base: bytes) -> list[str]:
+def recover(base: bytes, late: list[tuple[bytes, bytes]] | None = None) -> list[str]:
     """Finish the renames, or remove the private directories, that killed processes left in `base`.
 
     Return the names of those that have no seal of this user, and are left alone. Those that cannot be finished or
-    removed now are left to the next call: see `is_unfinished`.
+    removed now are left to the next call: see `is_unfinished`. `late` gets pairs of a private directory and the name
+    of a file that did not come from it, since a newer one is there.
     """
     foreign: list[str] = []
     with contextlib.suppress(OSError):
@@ -249,7 +250,7 @@ def recover(base: bytes) -> list[str]:
         try:
             for name in os.listdir(base):
                 with contextlib.suppress(OSError):
-                    if name.startswith(ASIDE) and not _recover(name, fd):
+                    if name.startswith(ASIDE) and not _recover(name, fd, [] if late is None else late):
                         foreign.append(os.fsdecode(name))
         finally:
             os.close(fd)
@@ -275,7 +276,13 @@ def left_alone(foreign: list[str]) -> str:
     return f"{named} left alone, not sealed by quine of this user here, and may have come with a repository"
 
 
-def _recover(name: bytes, base: int) -> bool:
+def newer(names: list[bytes]) -> str:
+    """Return the message about files that stay, as they are newer than what was to replace them."""
+    named = ", ".join(harmless(os.fsdecode(name)) for name in sorted(names))
+    return f"{named} left as it is, since it was written while a result for it came"
+
+
+def _recover(name: bytes, base: int, late: list[tuple[bytes, bytes]]) -> bool:
     """Return False for a directory that is left alone, since it is not the user's."""
     top = os.open(name, FOLDER, dir_fd=base)
     try:
@@ -289,7 +296,7 @@ def _recover(name: bytes, base: int) -> bool:
             words = text.split(b"\0")[:-1]
             if len(words) % 2 or not all(map(_is_spot, words[::2])) or not all(map(_stays, words[1::2])):
                 return False  # of another version
-            _finish(words, base, top)
+            late += [(name, path) for path in _finish(words, base, top)]
         elif not any(map(partial(_is_sealed, top), _seals(top))) and not _is_bare(top):
             return False
         remove(name, base)
@@ -311,31 +318,43 @@ def _seals(top: int) -> list[str]:
     return [name[len(SEAL) :] for name in os.listdir(top) if name.startswith(SEAL)]
 
 
-def _finish(words: list[bytes], base: int, top: int) -> None:
-    """Do the renames that were not done. Raises OSError if one cannot be: then all that is left stays where it is."""
+def _finish(words: list[bytes], base: int, top: int) -> list[bytes]:
+    """Do the renames that were not done. Return the names of files that stay, as they are newer.
+
+    Raises OSError if one cannot be done: then all that is left stays where it is.
+    """
+    late: list[bytes] = []
     try:
         new = os.open("new", FOLDER, dir_fd=top)
     except FileNotFoundError:
-        return  # all were done, and it was killed while it removed the rest
+        return late  # all were done, and it was killed while it removed the rest
     try:
         with Parents(base) as parents:
             for word, path in zip(words[::2], words[1::2]):
                 spot, _, before = word.partition(b" ")
                 if _is_there(spot, new):
                     folder, last = parents.of(path)
-                    if not _is_newer(last, folder, before):
+                    ours = os.stat(spot, dir_fd=new, follow_symlinks=False)
+                    if _is_newer(last, folder, before, ours):
+                        late.append(path)
+                    else:
                         os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
     finally:
         os.close(new)
+    return late
 
 
-def _is_newer(last: bytes, folder: int, before: bytes) -> bool:
-    """Return whether a file has come to this name, or was written there, since the journal was written."""
+def _is_newer(last: bytes, folder: int, before: bytes, ours: os.stat_result) -> bool:
+    """Return whether a file other than `ours` has come to this name, or was written there, since the journal.
+
+    Where an undo was killed ours may be there, and have a second name.
+    """
     try:
         there = os.stat(last, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return not stat.S_ISDIR(there.st_mode) and _facts(there) != before
+    known = os.path.samestat(there, ours) or _facts(there) == before
+    return not (known or stat.S_ISDIR(there.st_mode))
 
 
 def _read(name: str, top: int) -> bytes | None:

@@ -29,7 +29,7 @@ from quine.staging import content, scan, spec
 from quine.staging.apply import Layout
 from quine.staging.content import KNOWN, Broken, CountedLine, Cut, Feed, Heard, error_text, tell, text_field
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, names_in, parse, shown
-from quine.staging.renames import is_unfinished, left_alone, recover
+from quine.staging.renames import is_unfinished, left_alone, newer, recover
 from quine.staging.returns_limit import Bound, TooMuch
 from quine.staging.source import bits
 from transport.client import client
@@ -98,6 +98,8 @@ class Taking:
         self.missing: list[str] = []
         self.came: list[str] = []  # the topmost names of what came
         self.foreign: list[str] = []  # private directories here that are not the user's
+        # Of those that killed processes have left: files that stayed, as they were newer.
+        self.newer: list[tuple[bytes, bytes]] = []
         self.left_out: list[str] = []  # places at which the job has something that no pattern names
         self.written: list[str] = []  # files of the caller that the job has, too
         self.on_put: OnPut | None = None
@@ -125,7 +127,7 @@ class Taking:
         """Finish what an earlier process has left. Raises OSError."""
         now = time.monotonic()
         if now >= _looked.get(self._folder, now):
-            self.foreign = recover(self._folder)
+            self.foreign = recover(self._folder, self.newer)
             _looked[self._folder] = time.monotonic() + EVERY
 
     @property
@@ -205,7 +207,8 @@ class Taking:
         text = left_out(self.left_out, lambda place: f"--returns {place}")
         text = f"{host}: {text}" if text and host else text
         own = written_here(self._new(self.written)), left_alone(self._new(self.foreign))
-        return "".join(f"quine: {each}\n" for each in (text, *own) if each)
+        stay = newer([name for _, name in self.newer]) if self.newer else ""
+        return "".join(f"quine: {each}\n" for each in (text, *own, stay) if each)
 
     def _new(self, names: list[str]) -> list[str]:
         """Return those names here that this process has not named yet."""
@@ -385,9 +388,11 @@ def _apart(layout: Layout, folder: bytes) -> str:
         why = os.fsdecode(answer[1:])
     else:
         layout.leave()
-        recover(folder)
+        late: list[tuple[bytes, bytes]] = []
+        recover(folder, late)
         if begun and not is_unfinished(folder, place):
-            return ""
+            stay = [name for aside, name in late if aside == place]
+            return newer(stay) if stay else ""
         why = "the process that was to rename them was killed"
     if not (why and begun):
         return why

@@ -205,6 +205,17 @@ def test_who_renames_and_is_killed_in_the_middle_has_it_finished(
     assert contents(here) == dict.fromkeys("abc", "new")
 
 
+def test_a_result_that_does_not_come_since_a_newer_file_is_there_is_told(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was dropped without a word, and the job was done."""
+    three(here, there)
+    killed_before_b(monkeypatch, lambda: (here / "b").write_text("newer"))
+    failure, _ = bring(here, there, "*")
+    assert failure.endswith("b left as it is, since it was written while a result for it came")
+    assert contents(here) == {"a": "new", "b": "newer", "c": "new"}
+
+
 @pytest.mark.parametrize("step", range(6))
 @pytest.mark.parametrize("links", [True, False])
 def test_who_takes_renames_back_and_is_killed_has_them_finished(

@@ -205,12 +205,13 @@ def refused_link(*_: object, **__: object) -> None:
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
-def killed_before_b(monkeypatch: pytest.MonkeyPatch) -> None:
+def killed_before_b(monkeypatch: pytest.MonkeyPatch, first: Callable[[], object] = lambda: None) -> None:
     """Kill a process that renames for this one before it puts `b` in place."""
     caller, rename = os.getpid(), os.rename
 
     def dying(source: bytes, target: bytes, **more: int) -> None:
         if target == b"b" and os.getpid() != caller:
+            first()
             os.kill(os.getpid(), signal.SIGKILL)
         rename(source, target, **more)
 
