@@ -284,6 +284,7 @@ class Work:
         self.knows: Callable[[str], bool] = lambda hash: False  # whether the log has an item of this name
         self._own = written([*log, options.results, spawn.report])
         self.contents = Contents([*map(os.fsdecode, self._own), data_directory.named()])
+        self.contents.expect([*self._files, *([self._stdin] if self._stdin else [])])
 
     def task(self, item: Item) -> Task:
         task = Task(item, Entry(item.number, self.hash(item)))

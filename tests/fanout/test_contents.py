@@ -16,7 +16,12 @@ from quine.base.errors import Misconfigured
 from quine.fanout.files.contents import Contents
 from quine.fanout.files.replaced import Replaced
 from quine.fanout.files.results import Results
+from quine.fanout.input.items import Item
+from quine.fanout.input.rows import Row
 from quine.fanout.journal import hash_of
+from quine.fanout.main import template
+from quine.fanout.options import parse
+from quine.fanout.tasks import Work
 
 NAMES = ("a", "d/b", "d/e/c")
 
@@ -85,6 +90,44 @@ def test_results_change_no_item_and_every_change_of_the_user_does(some: list[tup
             batch.check()
         assert batch.contents.replaced
         batch.contents.replaced.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "item", "recorded"),
+    [
+        (["--files", "{}"], "d/b", True),
+        (["--files", "d/{}"], "b", True),
+        (["--stdin", "d/{}"], "b", True),
+        (["--files", "d/{}:in"], "b", True),
+        (["--files", "other/{}"], "x", False),
+        (["--files", "{}"], "d/new", False),
+    ],
+)
+def test_a_result_that_replaces_the_file_of_another_item_changes_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], item: str, recorded: bool
+) -> None:
+    """That one was done, and ran again. A file that is new, or that no item can name, needs no record."""
+    monkeypatch.chdir(tmp_path)
+    batch = Batch(tmp_path)
+    monkeypatch.chdir(batch.here)
+    (batch.here / "other").mkdir()
+    for name in ("a", "d/b", "other/x"):
+        (batch.here / name).write_text(name)
+    options, _, _ = parse(["--on", "h1", "--joblog", batch.log, *words])
+    work = Work(options, template(options, ["true"]), ["true"])
+    work.contents.replaced = replaced = Replaced(batch.log)
+    before = work.task(Item(Row((item,)), 1)).entry.hash
+    result = "d/new" if item == "d/new" else "d/b"
+    (tmp_path / "comes").write_text("result")
+    arrivals = [(result.encode(), os.fsencode(tmp_path / "comes"))]
+    work.contents.replace(arrivals, [os.fsencode(batch.here / "a")])
+    os.replace(tmp_path / "comes", batch.here / result)
+    assert os.path.exists(f"{batch.log}.replaced") == recorded
+    if recorded:
+        assert work.task(Item(Row((item,)), 1)).entry.hash == before
+        (batch.here / result).write_text("by the user")
+        assert work.task(Item(Row((item,)), 1)).entry.hash != before
+    replaced.close()
 
 
 def with_a_link(folder: Path) -> tuple[Contents, Replaced, list[bytes]]:

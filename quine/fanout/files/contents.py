@@ -6,6 +6,7 @@ Laws
 2. A file that results of the batch have replaced counts as what it was before, and one that they have added not at all;
    nor do the files of the batch itself: its log, its --results, the data directory, results on their way here.
 3. A directory is the number of its entries, and each with its name: no file is moved into another one unseen.
+   A result may be the file of another item, which has its name already: a file that any item could name counts so, too.
 4. Contents that all items have are read once, and again when their inodes say that they have changed.
 """
 
@@ -42,6 +43,7 @@ class Contents:
         """`own`: paths of the files of the batch itself."""
         self._own = {located(os.fsencode(path)) for path in own if path}
         self.replaced: Replaced | None = None
+        self._beginnings: tuple[bytes, ...] = ()  # of the paths of files that items have for themselves
         self._seen: Seen = {}
         self._here = os.path.realpath(os.fsencode(os.getcwd()))
 
@@ -56,16 +58,27 @@ class Contents:
     def replace(self, arrivals: Iterable[tuple[bytes, bytes]], inputs: Iterable[bytes]) -> None:
         """Record results that are about to appear: pairs of name and path where each lies now. Raises Failure.
 
-        `inputs` are paths of the item's files. Only results at or below one of them are recorded.
+        `inputs` are paths of the item's files. Only results at or below one of them are recorded, and those that
+        replace a file which may be another item's.
         """
-        if self.replaced is None:
-            return
-        tops = {found for path in inputs for found in (located(path), os.path.realpath(path))}
-        self.replaced.add(
-            (self._name(path), state_of(path, below=path not in tops), state_of(lies))
-            for path, lies in ((os.path.join(self._here, name), lies) for name, lies in arrivals)
-            if any(name_below(path, top) is not None for top in tops)
-        )
+        if self.replaced is not None:
+            tops = {found for path in inputs for found in (located(path), os.path.realpath(path))}
+            self.replaced.add(self._rows(arrivals, tops))
+
+    def _rows(
+        self, arrivals: Iterable[tuple[bytes, bytes]], tops: set[bytes]
+    ) -> Iterator[tuple[bytes, str, str]]:
+        for name, lies in arrivals:
+            path = os.path.join(self._here, name)
+            is_inside = any(name_below(path, top) is not None for top in tops)
+            if is_inside or (path.startswith(self._beginnings) and os.path.lexists(path)):
+                below = is_inside and path not in tops
+                yield self._name(path), state_of(path, below=below), state_of(lies)
+
+    def expect(self, words: Iterable[Word]) -> None:
+        """Items have files by these words for themselves."""
+        texts = (os.fsencode(spec.fixed(os.path.expanduser(word.beginning))) for word in words if word.varies)
+        self._beginnings = tuple(located(os.path.join(self._here, text)) for text in texts)
 
     def _name(self, path: bytes) -> bytes:
         """The name of a file in the record: relative, so that a log can go to another machine with its files."""

@@ -143,6 +143,11 @@ class Word:
         return any(isinstance(part, Part) for part in self.parts)
 
     @property
+    def beginning(self) -> str:
+        """The text before the first replacement string."""
+        return self.parts[0] if self.parts and isinstance(self.parts[0], str) else ""
+
+    @property
     def numbered(self) -> bool:
         """Whether its text has the number of the job."""
         return any(isinstance(part, Part) and part.mark == "#" for part in self.parts)
