@@ -10,6 +10,7 @@ Laws
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
@@ -34,8 +35,9 @@ from quine.providers.dialects.faults import end_of, told
 REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 RETURNED = ("content", "tool_calls", *REASONING, "refusal")
 
-OPENAI, OPENROUTER = "api.openai.com", "openrouter.ai"
+OPENAI, OPENROUTER, MISTRAL = "api.openai.com", "openrouter.ai", "mistral.ai"
 AZURE = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
+SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")  # Mistral takes no other id of a call
 
 
 class _Function(Foreign):
@@ -81,6 +83,11 @@ class ChatDialect(Dialect):
         "max_tokens": re.compile(r"\bmax_completion_tokens\b"),
         "reasoning": refusing(r"\breasoning(_content|_details)?\b"),
         "effort": re.compile(r"tools with reasoning_effort"),
+        # Ids of calls as another server made them: of Mistral, also behind vLLM, NIM or a proxy, and of OpenAI.
+        "ids": re.compile(
+            r"tool call id .{1,300}length of 9|tool_calls?\b.{0,40}\bid\b.{0,40}string too long",
+            re.IGNORECASE | re.DOTALL,
+        ),
         # Replies without a reasoning of their own, where the server demands one of each: they get an empty one.
         "unreasoned": re.compile(
             r"missing.{0,40}\breasoning_content\b|\breasoning_content\b.{0,40}(missing|required)",
@@ -109,7 +116,9 @@ class ChatDialect(Dialect):
         if request.tools:  # some servers refuse an empty list
             body["tools"] = [_tool(tool) for tool in request.tools]
         system = "developer" if self.host == OPENAI else "system"
-        body["messages"] = _messages(request.messages, system, without)
+        messages = _messages(request.messages, system, without)
+        short = "ids" in without or f".{self.host}".endswith(f".{MISTRAL}")
+        body["messages"] = _with_short_ids(messages) if short else messages
         if request.output > 0:
             newer = self.host == OPENAI or "max_tokens" in without
             limit = "max_completion_tokens" if newer else "max_tokens"
@@ -119,7 +128,7 @@ class ChatDialect(Dialect):
         if self.host == OPENAI:
             # Conversations with the same beginning, such as clones of one agent, must meet the same cache.
             first = request.messages[0].text if request.messages else ""
-            body["prompt_cache_key"] = hashlib.sha256(first.encode("utf-8", "replace")).hexdigest()[:32]
+            body["prompt_cache_key"] = _digest(first)[:32]
         if self.host == OPENROUTER:
             body["usage"] = {"include": True}  # with the cost
         if "stream" not in without:
@@ -209,6 +218,35 @@ def _message(message: Message, system: str, bare: bool) -> dict[str, Any]:
     return sent
 
 
+def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with ids of SHORT_ID for their calls: one for each id, the same in every longer conversation.
+
+    Ids of another server are in the history of an agent whose guest was changed.
+    """
+    short: dict[str, str] = {}
+    taken: set[str] = set()
+
+    def of(own: str) -> str:
+        if own not in short:
+            tries = (_digest(f"{n} {own}")[:9] if n else own for n in itertools.count())
+            short[own] = next(one for one in tries if SHORT_ID.fullmatch(one) and one not in taken)
+            taken.add(short[own])
+        return short[own]
+
+    sent = []
+    for message in messages:
+        if message["role"] == "tool":
+            message = {**message, "tool_call_id": of(message["tool_call_id"])}
+        elif calls := message.get("tool_calls"):
+            message = {**message, "tool_calls": [{**call, "id": of(str(call["id"]))} for call in calls]}
+        sent.append(message)
+    return sent
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
 def _sent_call(call: ToolCall) -> dict[str, Any]:
     function = {"name": turns.fit(call.name), "arguments": turns.argument_text(call)}
     return {"id": call.id, "type": "function", "function": function}
@@ -218,7 +256,7 @@ def _calls(said: _Message, raw: dict[str, Any], answer: str) -> tuple[ToolCall, 
     """Return the calls. Those in `raw` get the same ids, and text as arguments."""
     taken: set[str] = set()
     # An id that is made is sent back, so the calls of another answer need other ones.
-    made = f"call_{hashlib.sha256(answer.encode('utf-8', 'replace')).hexdigest()[:16]}_"
+    made = f"call_{_digest(answer)[:16]}_"
     calls = tuple(
         ToolCall.parse(unused(call.id, taken, made), call.function.name, spelled(call.function.arguments))
         for call in said.tool_calls or ()
