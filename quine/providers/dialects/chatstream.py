@@ -1,10 +1,11 @@
 """A streamed chat completion, assembled into the body that it would be without streaming.
 
 Laws
-1. Fragments of a call are keyed by their index. Servers may also send whole calls, give
-   every call the index 0, repeat the name, or make up a new id for each fragment.
+1. Fragments of a call are keyed by their index and id. Servers may leave out either, send whole calls, give every
+   call the index 0, send the name in pieces or again, or make up a new id for each fragment.
 2. Unknown fields (signatures, extra content) are kept on the call that they came with.
 3. A stream ends with `[DONE]` or a finish_reason. A stream without either was cut, and its content is void.
+4. A fragment that could belong to either of two calls makes the answer malformed: no call is guessed, merged or lost.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from quine.base.messages import GuestError
+from quine.base.messages import GuestError, Malformed
 from quine.providers.dialects.dialect import Stream
 from transport.lean import Any
 
@@ -29,6 +30,10 @@ class ChatStream(Stream):
         self._calls: list[dict[str, Any]] = []
         self._arguments: list[list[str]] = []  # the fragments of each call: joined once, at the end
         self._at: dict[Any, int] = {}  # index -> place in _calls
+        self._ids: dict[Any, int] = {}  # id -> place in _calls
+        # Indices, or None, where another call began before the arguments of one were complete.
+        self._open: set[int | None] = set()
+        self._mixed = False
         self._begun = False
         self._finish: str | None = None
         self._usage: Any = None
@@ -48,6 +53,12 @@ class ChatStream(Stream):
     @property
     def settled(self) -> bool:
         return self.complete and self._usage is not None
+
+    def whole(self) -> Any:
+        body = super().whole()
+        if self._mixed:
+            raise Malformed("the server's stream mixes the pieces of several calls")
+        return body
 
     def _body(self) -> dict[str, Any]:
         if not self._begun:
@@ -96,37 +107,75 @@ class ChatStream(Stream):
     def _fragment(self, fragment: dict[str, Any]) -> None:
         function = fragment.get("function")
         function = function if isinstance(function, dict) else {}
-        place = self._place(fragment, function)
+        name, given = function.get("name") or "", function.get("arguments")
+        text = "" if given is None else given if isinstance(given, str) else json.dumps(given)
+        place = self._place(fragment, name, text)
         call = self._calls[place]
         call |= {k: v for k, v in fragment.items() if k not in ("index", "id", "function") and v is not None}
-        call["id"] = call.get("id") or fragment.get("id")
-        if function.get("name") and "name" not in call["function"]:
-            call["function"]["name"] = function["name"]
-        given = function.get("arguments")
-        if given is not None:
-            self._arguments[place].append(given if isinstance(given, str) else json.dumps(given))
+        if own := call.get("id") or fragment.get("id"):
+            call["id"] = own
+            self._ids.setdefault(own, place)
+        again = bool(name) and name == call["function"].get("name") and text == self._text(place)
+        if name:
+            self._name(place, name)
+        if text and not (again and self._is_whole(place)):
+            self._arguments[place].append(text)
 
-    def _place(self, fragment: dict[str, Any], function: dict[str, Any]) -> int:
+    def _name(self, place: int, name: str) -> None:
+        """Take the name of a call, or a piece of it; some servers send it whole each time, or longer each time."""
+        function = self._calls[place]["function"]
+        known = function.get("name", "")
+        if known and name != known and self._arguments[place]:
+            self._mixed = True  # the name of another call, in the midst of the arguments
+        elif name != known:
+            function["name"] = name if name.startswith(known) else known + name
+
+    def _place(self, fragment: dict[str, Any], name: str, text: str) -> int:
         """Return the place of the fragment's call; append a call if the fragment begins one."""
-        index = fragment.get("index")
-        place = self._at.get(index) if isinstance(index, int) else len(self._calls) - 1
-        if place is None or place < 0 or (function.get("name") and self._is_another(place, fragment)):
+        index, own = fragment.get("index"), fragment.get("id")
+        indexed = isinstance(index, int)
+        last = len(self._calls) - 1 if self._calls else None
+        at = self._at.get(index) if indexed else last
+        by_id = self._ids.get(own) if own else None
+        key = index if indexed else None
+        if indexed and at is None:
+            place = None if name else by_id
+        elif by_id is not None and not (indexed and at is not None and self._calls[at].get("id") == own):
+            place = by_id
+        else:
+            place = at
+            self._mixed = self._mixed or (not name and by_id is None and key in self._open)
+        if place is None or (name and self._is_another(place, own, name, text)):
+            if at is not None and not self._is_whole(at):
+                self._open.add(key)
             place = len(self._calls)
             self._calls.append({"function": {}})
             self._arguments.append([])
-        if isinstance(index, int):
+        if indexed:
             self._at[index] = place
         return place
 
-    def _is_another(self, place: int, fragment: dict[str, Any]) -> bool:
-        """Return True if a fragment with a name begins a new call, not repeats the name of the call at `place`."""
+    def _is_another(self, place: int, own: object, name: str, text: str) -> bool:
+        """Return True if a fragment with a name begins a new call, not goes on with the call at `place`."""
         call = self._calls[place]
-        if "name" not in call["function"]:
+        known = call["function"].get("name")
+        if not known:
             return False
-        if fragment.get("id") and call.get("id"):
-            return bool(fragment["id"] != call["id"])
+        if own and call.get("id") and own != call["id"]:
+            return True
+        if not self._is_whole(place):
+            return False
+        if own and own == call.get("id"):  # the call once more, or a server that gives one id to all
+            return bool(name != known or (text.strip() and text != self._text(place)))
+        return True
+
+    def _text(self, place: int) -> str:
+        return "".join(self._arguments[place])
+
+    def _is_whole(self, place: int) -> bool:
+        """Return True if the arguments of a call are complete."""
         try:
-            json.loads("".join(self._arguments[place]))
+            json.loads(self._text(place))
         except ValueError:
             return False
         return True

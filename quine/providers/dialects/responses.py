@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection
 from operator import index as integer
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from quine.base.messages import GuestError, Message, Reply, Request, Tool, ToolCall, Unavailable, Usage
 from quine.providers.dialects import faults
@@ -23,6 +23,7 @@ from quine.providers.dialects.turns import User, argument_text, output, own, spl
 
 NAME = "responses"
 LEAST = 16  # tokens; the API refuses less
+UNDER_WAY = 100  # items of a reply that are begun and not done
 STATUS = {  # of an error inside a reply or a stream, after a 200
     "server_error": 500,
     "rate_limit_exceeded": 429,
@@ -32,6 +33,7 @@ STATUS = {  # of an error inside a reply or a stream, after a 200
     "context_length_exceeded": 400,
 }
 DELTAS = {"response.function_call_arguments.delta", "response.output_text.delta"}
+ARGUMENTS = "response.function_call_arguments.done"  # whole; some servers send no deltas
 END = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 
 
@@ -127,6 +129,14 @@ class ResponsesDialect(Dialect):
         return self._adapted(self._judged(status, said), status, f"{_param(data)}: {said.message}")
 
 
+class _Begun(NamedTuple):
+    """An item that was begun, with its pieces. A server may give two of them one index."""
+
+    index: int
+    item: dict[str, Any]
+    pieces: list[str]
+
+
 class _Stream(Stream):
     """Collects the items as they are done, then the whole reply.
 
@@ -136,26 +146,44 @@ class _Stream(Stream):
     def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
         super().__init__(fault)
         self._items: list[tuple[int, dict[str, Any]]] = []
-        self._begun: dict[int, tuple[dict[str, Any], list[str]]] = {}  # and their pieces
+        self._begun: list[_Begun] = []
         self._reply: dict[str, Any] = {}
 
     def _take(self, event: str, data: Any) -> bool:
         kind = data.get("type") or event
         if kind == "response.output_item.done":
-            index = integer(data.get("output_index", len(self._items)))
-            self._items.append((index, dict(data["item"])))
-            self._begun.pop(index, None)
+            index, item = self._index(data), dict(data["item"])
+            self._items.append((index, item))
+            self._remove(self._of(item.get("id"), index))
         elif kind == "response.output_item.added":
-            self._begun[integer(data.get("output_index", len(self._items)))] = dict(data["item"]), []
-        elif kind in DELTAS and (begun := self._begun.get(data.get("output_index", len(self._items)))):
-            begun[1].append(str(data["delta"]))
+            index, item = self._index(data), dict(data["item"])
+            self._remove(self._of(item.get("id")))
+            if len(self._begun) >= UNDER_WAY:
+                raise ValueError(f"more than {UNDER_WAY} items at one time")
+            self._begun.append(_Begun(index, item, []))
+        elif kind in DELTAS and (begun := self._of(data.get("item_id"), self._index(data))):
+            begun.pieces.append(str(data["delta"]))
+        elif kind == ARGUMENTS and (begun := self._of(data.get("item_id"), self._index(data))):
+            begun.pieces[:] = [str(data.get("arguments") or "".join(begun.pieces))]
         elif kind in END:
             self._reply = dict(data["response"])
             return True
         return False
 
+    def _index(self, data: Any) -> int:
+        return integer(data.get("output_index", len(self._items)))
+
+    def _of(self, own: Any, index: int | None = None) -> _Begun | None:
+        """Return the item that was begun with this id, else the latest one with this index."""
+        latest = [*reversed(self._begun)]
+        named = (begun for begun in latest if own and begun.item.get("id") == own)
+        return next(named, None) or next((begun for begun in latest if begun.index == index), None)
+
+    def _remove(self, begun: _Begun | None) -> None:
+        self._begun = [one for one in self._begun if one is not begun]
+
     def _body(self) -> dict[str, Any]:
-        begun = [(index, _joined(item, "".join(pieces))) for index, (item, pieces) in self._begun.items()]
+        begun = [(index, _joined(item, "".join(pieces))) for index, item, pieces in self._begun]
         items = sorted([*self._items, *begun], key=lambda pair: pair[0])
         done = [item for _, item in items if item]
         told = self._reply.get("output")
