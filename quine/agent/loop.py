@@ -275,7 +275,7 @@ class Loop:
                 on_wait,
             )
         self.tape.arrived(len(lines))
-        self.account.count(reply, len(self.messages))
+        self.account.count(reply, self.messages)
         calls = ", ".join(call.name for call in reply.message.tool_calls)
         self.log.detail(
             f"inference {self.account.inferences}: {time.time() - begun:.2f} s, {reply.usage.input} tokens in, "

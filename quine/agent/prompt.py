@@ -32,6 +32,10 @@ LOST = (
     "another form."
 )
 SERVED = "[CONTEXT] The server gives you {} tokens of memory, less than the {} that were meant for you."
+FORGOTTEN = (
+    "[CONTEXT] The server of your model has read only {} tokens of this conversation, which has {} or more: its "
+    "beginning was left out."
+)
 FULL = "[CONTEXT] {} % of your memory is used. Before it is full, exec with wisdom begins a new life."
 LATE = ", and then only exit is accepted: come to an end"
 DROPPED = "[DROPPED] This result did not fit into the context any more, and you cannot see it again."

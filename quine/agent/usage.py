@@ -3,6 +3,8 @@
 Laws
 1. Turns and context belong to the session. Tokens, money and time belong to the tree and are in the ledger.
 2. Once `last` is set, the next reply is the last one, and a note has told the guest so.
+3. Some servers (Ollama, SGLang, proxies) leave out the beginning of a prompt that is too long, without a word. Their
+   count tells: a conversation only grows. In doubt it is whole, since a window that is too small ends a session early.
 """
 
 from __future__ import annotations
@@ -20,7 +22,35 @@ if TYPE_CHECKING:
 
 FULL = 0.8  # share of the context window at which the guest is warned, once
 LEAST_WINDOW = 1024  # tokens: a server that says less means something else
+FAR = 0.75  # share of the least size of a prompt, below which a server has read a part of it
+NEW = 3  # times the estimate of what is new: a server that counts no cached tokens tells no more than that
 LATE = 0.8  # share of the time of the tree after which the guest is told to finish
+
+
+class _Sizes:
+    """The sizes of prompts, of which some are known at least: law 3."""
+
+    def __init__(self) -> None:
+        self.least = 0  # tokens of the last prompt, without reasoning: servers drop that by their own rules
+        self.read = 0  # tokens of the last one that was cut; 0 = none was
+        self.window = 0  # tokens that a server has which cuts
+        self._first = 0  # tokens of the first prompt: each later one begins with its instructions and tools
+        self._most = 0  # tokens of the longest conversation that it had
+        self._thought = 0  # tokens of replies with reasoning
+
+    def count(self, reply: Reply, new: Sequence[Message]) -> None:
+        """Count a prompt that had `new` messages since the last one, and its reply."""
+        read, written = reply.usage.input, reply.usage.output
+        least = self.least + metering.at_least(new)
+        self._most = max(self._most, read + written)
+        self._first = self._first or read
+        alone = max(FAR * self._first, NEW * metering.tokens(new))
+        if max(LEAST_WINDOW, alone) < read < FAR * least:
+            usual = 1 << (self._most - 1).bit_length()  # most windows are powers of two
+            self.read, self.window = read, usual if usual < least else self._most
+        self.least = max(least, read - self._thought)
+        if reply.message.reasoning or reply.usage.reasoning or "</think>" in reply.message.text:
+            self._thought += written
 
 
 class Account:
@@ -37,14 +67,19 @@ class Account:
         self._served = 0  # tokens of context, as the server has told; 0 = not yet
         self._context = 0  # tokens up to the last reply, if the provider has reported usage
         self._counted = 0  # number of messages in `_context`
+        self._sizes = _Sizes()
         self._warned = self._told = False
 
-    def count(self, reply: Reply, messages: int) -> None:
-        """Count `reply`, sent in answer to `messages` messages."""
+    def count(self, reply: Reply, messages: Sequence[Message]) -> None:
+        """Count `reply`, sent in answer to `messages`."""
         self.inferences += 1
         self.usage += reply.usage
         if reply.usage.input:
-            self._context, self._counted = reply.usage.input + reply.usage.output, messages + 1
+            if not self.last:  # before the last reply results may have been dropped
+                self._sizes.count(reply, messages[self._counted :])
+            self._context, self._counted = reply.usage.input + reply.usage.output, len(messages) + 1
+            if self._sizes.read:
+                self._context = max(self._context, self._sizes.least)
         if reply.window >= LEAST_WINDOW:
             self._served = reply.window
         if reply.stop == "context":
@@ -53,7 +88,12 @@ class Account:
     @property
     def window(self) -> int:
         """The tokens that a conversation may have: of the limit and of what the server gives, the smaller; 0 = any."""
-        return min(filter(None, (self._limits.window, self._served)), default=0)
+        return min(filter(None, (self.found, self._served)), default=0)
+
+    @property
+    def found(self) -> int:
+        """The limit of the context, or less if the server was found out to cut at less, also for a next session."""
+        return min(filter(None, (self._limits.window, self._sizes.window)), default=0)
 
     @property
     def out_of_turns(self) -> bool:
@@ -71,6 +111,9 @@ class Account:
         # The next prompt includes the new results: without them the warning would come a batch too late.
         used = self.used(messages) + metering.tokens([Message("user", result)])
         window = self.window
+        if self._sizes.read:
+            lines.append(prompt.FORGOTTEN.format(self._sizes.read, self._sizes.least))
+            self._sizes.read = 0
         if window < self._limits.window and not self._told:
             self._told = True
             lines.append(prompt.SERVED.format(window, self._limits.window))

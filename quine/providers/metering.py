@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LETTERS = 4  # bytes of a token, about
 LOANS = 3  # for one inference, whose price may turn out higher than thought
+PACKED = 2.5  # bytes of a token in a packed text, at most: a vocabulary has less than 2^20 words
 TOOLS = 1500  # tokens of the tool definitions of this build, which precede every conversation
 
 
@@ -160,6 +161,18 @@ def cost_of(guest: object, used: Usage, price: Price | None) -> float:
 def tokens(messages: Sequence[Message]) -> int:
     """Estimate the tokens of messages for which there is no count."""
     return sum(map(_said, messages)) // LETTERS
+
+
+def at_least(messages: Sequence[Message]) -> int:
+    """Return a lower bound of the tokens of messages to a guest: long tokens are rare, or are repeated."""
+    others = [message for message in messages if message.role != "assistant"]
+    texts = [message.result.text if message.result else message.text for message in others]
+    data = "".join(texts).encode("utf-8", "replace")
+    if not data:
+        return 0
+    from zlib import compress
+
+    return int(min(len(data) / (2 * LETTERS), len(compress(data)) / PACKED))
 
 
 def _sent(request: Request) -> int:

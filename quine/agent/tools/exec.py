@@ -102,6 +102,7 @@ def run(loop: Running, args: dict[str, Any]) -> Result:
         except (OSError, ValueError) as error:
             return _error(f"persona {args['persona']}: {_why(error)}")
     spec = _next(loop.spec, wisdom, persona)
+    spec = spec._replace(limits=spec.limits._replace(window=loop.account.found))
     return _renew(loop, spec) if host == "local" else _move(loop, spec, host)
 
 
