@@ -3,6 +3,7 @@
 Laws
 1. A defect in quine is exit 70, names the file of its traceback, and writes an outcome to the tape if possible.
 2. An agent ended by a signal dies of that signal, so that its parent sees the true cause.
+3. The last agent of a tree on a host leaves no empty directory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from quine.base import procs
 from quine.base.errors import DEFECT, Failure, complain
 from transport import quickjson
 from transport.atomic import write_aside
+from transport.launcher import workdir
 from transport.lean import NoReturn, contextlib
 from transport.status import Status, die_of, signal_name
 
@@ -133,3 +135,11 @@ def _tell(error: Exception, loop: Loop) -> None:
         complain(f"a defect in quine: {type(error).__name__}", f"the traceback is in {path}")
     except (OSError, ImportError):
         complain(f"a defect in quine: {error!r}")
+
+
+def tidy(path: str, held: int) -> None:
+    """Remove the directories of quine that are empty: with the tape at the origin, none is needed here."""
+    for folder in ("outputs", "jobs", ".") if workdir.is_last(held) else ():
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.normpath(os.path.join(path, folder)))
+    os.close(held)

@@ -29,6 +29,7 @@ from quine.broker import finding
 from quine.providers import metering, vendors
 from quine.providers.relay import BrokeredGuest, RelayGuest
 from quine.providers.vendors import FILES
+from quine.tape import places
 from quine.tape.writer import Tape
 from transport import inherit
 from transport.launcher import workdir
@@ -97,7 +98,7 @@ def _run(
     except Failure as failure:
         if assigned and origin.is_direct(settings.memo):
             origin.part(settings, signals.ready)
-            _tidy(settings.data_dir, _make_data_dir(settings.data_dir, shared=True))
+            ending.tidy(settings.data_dir, _make_data_dir(settings.data_dir, shared=True))
             raise Failure(failure.status, failure.detail, failure.hint, settings.node) from None
         raise
     held = _make_data_dir(settings.data_dir, shared=ask is not None)
@@ -272,7 +273,7 @@ def _settle(loop: Loop, end: End, held: int) -> End:
         if loop.spec.material_file:
             with contextlib.suppress(OSError):
                 os.unlink(loop.spec.material_file)
-        _tidy(loop.settings.data_dir, held)
+        ending.tidy(loop.settings.data_dir, held)
     ending.note(end, loop.record, loop.signals.tied)
     return end
 
@@ -331,7 +332,7 @@ def _make_data_dir(path: str, shared: bool) -> int:
     """Create the data directory, with mode 0700 from the start.
 
     `shared`: the agents of a tree on this host share it, and the last of them removes it. Return a descriptor that
-    keeps it from the others until `_tidy`, else -1. One of 300 agents once found it removed by another.
+    keeps it from the others until `ending.tidy`, else -1. One of 300 agents once found it removed by another.
     """
     held = -1
     try:
@@ -339,6 +340,7 @@ def _make_data_dir(path: str, shared: bool) -> int:
             held = workdir.enter(path)
         else:
             os.close(data_directory.opened(path, make=True))
+            places.note_folder(path)
         if not os.access(path, os.W_OK | os.X_OK):
             code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code))
@@ -352,14 +354,6 @@ def _unwritable(path: str, error: OSError) -> Misconfigured:
     return Misconfigured(
         f"QUINE_DATA_DIR {path} cannot be written: {why}", "name another directory with QUINE_DATA_DIR"
     )
-
-
-def _tidy(path: str, held: int) -> None:
-    """Remove the directories of quine that are empty: with the tape at the origin, none is needed here."""
-    for folder in ("outputs", "jobs", ".") if workdir.is_last(held) else ():
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.normpath(os.path.join(path, folder)))
-    os.close(held)
 
 
 def _own(settings: Settings, tree: Tree, mission: str, options: RunOptions) -> SessionSpec:

@@ -4,10 +4,8 @@ Laws
 1. Standard library only: these are called in loops. Options may stand before and after the ids.
 2. Nothing is done to a pid: a process that is waited for or signalled is held by a pidfd (quine/tape/registry.py), or
    by its supervisor.
-3. All ids are known before anything is done, or nothing is done. An unknown or an ambiguous id is exit 2; an id that
-   may be on a host that cannot be asked is 69.
-4. An id that is not found here is looked for on the hosts of the inventory; the verb then runs over there
-   (quine/jobs/remote.py).
+3. All ids are known before anything is done, or nothing is done (quine/cli/job_ids.py).
+4. The verb on a job of a host runs over there (quine/jobs/remote.py).
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import time
 from quine.base import data_directory, procs, sizes
 from quine.base.cli_options import RunOptions, as_words, parse_around, rows
 from quine.base.errors import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
+from quine.cli import job_ids
 from quine.tape import registry
 from quine.tape.registry import Agent
 from transport.status import Status, signal_name, signal_number
@@ -59,8 +58,8 @@ def main(verb: str, words: list[str]) -> int:
     if verb in ("logs", "attach"):
         if len(ids) > 1:
             raise Misconfigured(f"{verb} takes one id")
-        return _output(verb, _one(verb, folders, ids[0], options), options)
-    jobs = [_one(verb, folders, text, options) for text in ids]
+        return _output(verb, job_ids.one(verb, folders, ids[0], options), options)
+    jobs = [job_ids.one(verb, folders, text, options) for text in ids]
     return _wait(jobs, folders, options) if verb == "wait" else _kill(jobs, options)
 
 
@@ -89,104 +88,10 @@ def _output(verb: str, job: Agent | Remote, options: RunOptions) -> int:
     return leave(attach_logs.attach(job, options))
 
 
-def _one(verb: str, folders: tuple[str, ...], text: str, options: RunOptions) -> Agent | Remote:
-    """Return the one job that an id or its beginning means to a verb.
-
-    Raise Misconfigured if there is not exactly one, or another Failure if a host that may have it did not answer.
-    """
-    where = options.on
-    found: list[Agent | Remote] = []
-    away: Failure | None = None
-    if where in ("", "local") and text:
-        found += _here(folders, text)
-    if not found and where == "" and _may_be_an_id(text):
-        from quine.archive import policy
-
-        if policy.wanted(os.environ):
-            from quine.archive import local_mirror
-
-            try:
-                found += local_mirror.find(text)
-            except Failure as failure:
-                away = failure  # it may still be on a host
-    # A job of another machine with the same home is found here, too; its supervisor's machine knows it better.
-    strange = (
-        len(found) == 1 and isinstance(found[0], Agent) and found[0].supervisor and not found[0].known_here
-    )
-    if (not found or strange) and _may_be_an_id(text) and where != "local":
-        from quine.jobs import remote
-
-        try:
-            found = [*remote.find(text, where, options, verb in ("wait", "logs"))] or found
-        except remote.NotAsked as silent:
-            silent.hint = f"try again when it can be reached, or name the host: quine {verb} --on HOST {text}"
-            away = away or silent
-    if len(found) == 1:
-        return found[0]
-    if found:
-        some = ", ".join(job.id for job in found[:3])
-        raise Misconfigured(
-            f"{len(found)} jobs begin with {text}", f"{some}{', …' if len(found) > 3 else ''}"
-        )
-    if away:
-        raise away
-    near = sorted(
-        registry.everyone(*folders), key=lambda agent: (_common(agent.id, text), agent.begun), reverse=True
-    )
-    hint = f"known are {', '.join(agent.id for agent in near[:3])}{', …' if len(near) > 3 else ''}"
-    detail, cure = _asked(text, where, options)
-    raise Misconfigured(f"no such job: {text}{detail}", (hint if near else _nowhere(folders[0])) + cure)
-
-
-def _asked(text: str, where: str, options: RunOptions) -> tuple[str, str]:
-    """Return the hosts that were asked for an unknown id, for the message; why none was, for the hint."""
-    if where == "local":
-        return "", ""
-    if not _may_be_an_id(text):
-        return "", "; an id has only the digits 0-9 and a-f, so no host was asked"
-    from quine.jobs import remote
-
-    names = remote.hosts(where, options)
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    return f"; all hosts that were asked have answered: {shown}" if names else "", ""
-
-
 def _adrift(agent: Agent) -> str:
     """Return the host of a detached agent that is lost here, and may still run there; "" for any other agent."""
     on = registry.record(agent.directory).get("on") if agent.directory else None
     return on if isinstance(on, str) and agent.verdict().state == "lost" else ""
-
-
-def _here(folders: tuple[str, ...], text: str) -> list[Agent]:
-    """Return matches on this machine: by their tapes, or alive with tapes in another directory, or none here."""
-    found = registry.find(text, *folders)
-    if _may_be_an_id(text) and (not found or any(agent.verdict().state == "unknown" for agent in found)):
-        from quine.jobs import census
-
-        living = [one for one in census.look(folders) if one.agent.id.startswith(text)]
-        return census.merge(found, living)
-    return found
-
-
-def _nowhere(folder: str) -> str:
-    """Return the hint on the places that were searched, for a caller without any job here."""
-    from quine.archive import policy
-
-    if policy.wanted(os.environ):
-        return (
-            f"{folder} has none, and the files tier not this one; one that has just begun is there in seconds"
-        )
-    return f"{folder} has none; see --data-dir, and QUINE_FS for what another machine has begun"
-
-
-def _may_be_an_id(text: str) -> bool:
-    """Return False if no id begins so; then no host is asked."""
-    return 0 < len(text) <= 36 and all(c in "0123456789abcdef-" for c in text)
-
-
-def _common(one: str, other: str) -> int:
-    """Return how many characters two ids share at their beginning."""
-    return next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
 # -- wait ------------------------------------------------------------------------------------------
@@ -266,7 +171,7 @@ def _bringer(agents: list[Agent], options: RunOptions) -> Callable[[Agent | Remo
             host, out = "local", verb_there(stage.out, "local", options)
             out.cwd = str(registry.record(job.directory).get("cwd"))
         else:
-            host, out = job.host, verb_there([*stage.out, job.id], job.host, options)
+            host, out = job.host, verb_there([*stage.out, job.id], job.host, job.asked(options))
         if isinstance(job, Agent) and os.path.realpath(str(out.cwd)) == os.path.realpath(os.getcwd()):
             ended = ""  # all that was made is here
             stage.in_place([]).judged(status)

@@ -2,7 +2,8 @@
 
 Laws
 1. Standard library only: `show` is called in loops. Its options are in the table of cli_options.py, as `tape:NAME`.
-2. If sessions are kept in the shared files (QUINE_FS), one that is not here is looked for there.
+2. A session that is not here is looked for in the other data directories of this user, then in the shared files, if
+   sessions are kept there (QUINE_FS).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from quine.base import data_directory
 from quine.base.cli_options import RunOptions, parse_around
 from quine.base.errors import FAILED, OK, Failure, Misconfigured, complain
+from quine.base.sessions import SHORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,10 +117,15 @@ def _folder(options: RunOptions) -> Path:
 
 
 def _holding(options: RunOptions, session: str) -> Path:
-    """Return the directory that has a session: here, or the copy kept in the shared files."""
+    """Return the directory that has a session: here, another one of this user, or the copy kept in the shared files."""
     from quine.archive import policy
+    from quine.tape import places
+    from quine.tape.index import Index
 
     folder = _folder(options)
+    elsewhere = len(session) >= SHORT and not options.data_dir and not Index(str(folder)).has(session)
+    if elsewhere and (others := places.having(session, str(folder))):
+        return Path(others[0])
     if not policy.wanted(os.environ):
         return folder
     from quine.archive import local_mirror

@@ -13,12 +13,11 @@ Laws
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 
 from quine.agent.session import SessionSpec
-from quine.base import dirs, sizes
+from quine.base import sizes
 from quine.base.cli_options import RunOptions, as_words, environment, limits, rows
 from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured, NoGuest, NotBuilt, complain, say
 from quine.base.sessions import is_session, new_session
@@ -34,6 +33,7 @@ from quine.jobs.client import (
     starting_directory,
 )
 from quine.jobs.job_files import (
+    alone,
     collect,
     command_text,
     directory_of,
@@ -46,7 +46,7 @@ from quine.jobs.job_files import (
     there_already,
     unwritable,
 )
-from quine.tape.registry import state_directory
+from quine.tape import places
 from transport import inherit, quickjson, this_build
 from transport.detached.order import Order
 from transport.detached.start import start
@@ -81,7 +81,7 @@ def command(options: RunOptions, argv: list[str], tree: str, stage: Staging | No
         return _over_there(options, job, argv, tree, stage)
     cwd = directory_here(options)
     if stage:
-        _alone(job)
+        alone(job)
         if not is_started(job) and (failed := _laid_out(stage, options, cwd)):
             return failed
     shown = command_text(argv)
@@ -282,7 +282,7 @@ def prepare(words: list[str]) -> bool:
     Return False if the job was started already: its files must not change while it runs.
     """
     job = _named(words)
-    _alone(job)  # locked before the directory is made, which `give_up` removes
+    alone(job)  # locked before the directory is made, which `give_up` removes
     if is_started(job):
         return False
     _, at = _place(job, os.getcwd(), job)
@@ -300,30 +300,6 @@ def give_up(words: list[str]) -> None:
 
 def _named(words: list[str]) -> str:
     return words[words.index("--detach") + 1].removeprefix("--job=")
-
-
-def _alone(job: str) -> None:
-    """Staging is serialised per job id; a second caller blocks here and then finds the job started.
-
-    The lock belongs to the process: it survives an exec, and the supervisor that is forked does not hold it.
-    """
-    jobs = os.path.join(state_directory(), "jobs")
-    try:
-        dirs.make(jobs)
-        low = os.open(f"{jobs}/.laying", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fd = fcntl.fcntl(low, fcntl.F_DUPFD, inherit.FIRST_FD)
-        finally:
-            os.close(low)
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX, 1, int(job.replace("-", "")[-15:], 16))
-        except OSError:
-            os.close(fd)
-            raise
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        here = os.environ.get("QUINE_NODE_NAME", "")
-        raise Failure(NOT_STARTED, f"no lock for job {job} in {jobs}: {why}", host=here) from None
 
 
 def _place(job: str, cwd: str, folder: str) -> tuple[str, int]:
@@ -376,7 +352,13 @@ def _over_there(options: RunOptions, job: str, argv: list[str], tree: str, stage
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-    status = show(spawn, options, services(spawn.context) if stage else None, stage=stage)
+
+    def ended(status: Status) -> Status:
+        if status.code == LOST or (status.state, status.code) == ("exited", OK):
+            places.note_host(job, spawn.where)
+        return status
+
+    status = show(spawn, options, services(spawn.context) if stage else None, stage=stage, ended=ended)
     if status == LOST:
         again = f"--on {spawn.where} --job {job}"
         say(

@@ -50,6 +50,30 @@ def made_directory() -> str:
     return jobs
 
 
+def alone(job: str) -> None:
+    """Staging is serialised per job id; a second caller blocks here and then finds the job started.
+
+    The lock belongs to the process: it survives an exec, and the supervisor that is forked does not hold it.
+    """
+    jobs = os.path.join(state_directory(), "jobs")
+    try:
+        dirs.make(jobs)
+        low = os.open(f"{jobs}/.laying", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fd = fcntl.fcntl(low, fcntl.F_DUPFD, inherit.FIRST_FD)
+        finally:
+            os.close(low)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX, 1, int(job.replace("-", "")[-15:], 16))
+        except OSError:
+            os.close(fd)
+            raise
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        here = os.environ.get("QUINE_NODE_NAME", "")
+        raise Failure(NOT_STARTED, f"no lock for job {job} in {jobs}: {why}", host=here) from None
+
+
 def unwritable(error: OSError, jobs: str) -> Failure:
     """Return the failure of a write to the directory of all jobs. On a host it names the host."""
     why = f"the job cannot be put on record: {error.filename or jobs}: {(error.strerror or '').lower()}"

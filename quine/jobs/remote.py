@@ -44,10 +44,15 @@ MOST_LINES = 20_000  # and its lines: a job, of which each takes ten times as mu
 
 
 class Remote(NamedTuple):
-    """A job of another machine."""
+    """A job of another machine. `noted`: it was detached there from here, so its user has named the host."""
 
     host: str
     id: str
+    noted: bool = False
+
+    def asked(self, options: RunOptions) -> RunOptions:
+        """Return the options with which its host is asked: as if --on had named it, if it was named before."""
+        return options.replace(on=self.host) if self.noted else options
 
 
 class Silent(NamedTuple):
@@ -170,6 +175,21 @@ def find(text: str, where: str, options: RunOptions, reads: bool = False) -> lis
     return [Remote(fact["host"], fact["id"]) for fact in best]
 
 
+def noted(text: str, options: RunOptions) -> list[Remote]:
+    """Return the commands detached from here whose id begins with `text`, on hosts that can be named still."""
+    from quine.tape import places
+    from transport.errors import Refused
+
+    found: dict[str, Remote] = {}
+    for job, host in places.hosts(text):
+        try:
+            if foreign.is_job(job) and hosts(host, options) == [host]:
+                found.setdefault(job, Remote(host, job, noted=True))
+        except (Misconfigured, Refused, ModuleNotFoundError):
+            continue  # it is known to no inventory any more
+    return list(found.values())
+
+
 def once(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Keep each id once: machines that share a home all list a job, and one of them knows it."""
     best: dict[str, dict[str, Any]] = {}
@@ -197,7 +217,7 @@ def show(words: list[str], job: Remote, options: RunOptions, env: dict[str, str]
     """Run a verb on the job's host, with these variables, act as its proxy, and return its exit status."""
     from quine.jobs.client import show as run_as_proxy
 
-    spawn = _asking([*words, job.id], job.host, options)
+    spawn = _asking([*words, job.id], job.host, job.asked(options))
     spawn.env = env or {}
     return run_as_proxy(spawn, RunOptions(), ended=lambda status: _judged(status, job))
 
@@ -220,7 +240,7 @@ def wait(job: Remote, options: RunOptions, deadline: float) -> int:
 def _called(words: list[str], job: Remote, options: RunOptions) -> Status:
     null = os.open(os.devnull, os.O_RDONLY)
     try:
-        return client.run(_asking([*words, job.id], job.host, options), null)
+        return client.run(_asking([*words, job.id], job.host, job.asked(options)), null)
     finally:
         os.close(null)
 

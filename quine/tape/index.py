@@ -63,6 +63,10 @@ class Index:
     def path(self, session: str) -> str:
         return tape_path(self.folder, session)
 
+    def has(self, text: str) -> bool:
+        """Return whether the id of a session or a job begins so."""
+        return any(name.startswith(text) for names in (self.tapes, self.jobs) for name in names)
+
     def ends(self, session: str) -> Ends:
         """Return the first and last entry of a tape of this directory; both {} if it has no such tape."""
         known = self._known.get(session)

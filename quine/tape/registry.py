@@ -234,7 +234,9 @@ def _is_over(index: Index, first: str, pids: frozenset[int]) -> bool:
 
 def fresh(agent: Agent, *folders: str) -> Agent:
     """Read the same agent again: it may have ended since, or have begun another session."""
-    return next((one for one in find(agent.id, *folders) if one.id == agent.id), agent)
+    own = [agent.tapes.folder] if agent.tapes else []
+    found = find(agent.id, *dict.fromkeys([*folders, *own]))
+    return next((one for one in found if one.id == agent.id), agent)
 
 
 def of(index: Index, session: str) -> Agent | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.agent import main
+from quine.agent import ending, main
 from tests.lab.machine import UNSHARE
 from tests.support.agents import OK, call, says, sh
 from tests.support.places import Shell, needs_mounts
@@ -67,13 +67,13 @@ def test_the_data_directory_of_agents_elsewhere_goes_with_the_last_of_them(tmp_p
     first, second = (main._make_data_dir(str(path), shared=True) for _ in range(2))
     assert path.stat().st_mode & 0o777 == 0o700
     (path / "outputs").mkdir()
-    main._tidy(str(path), first)
+    ending.tidy(str(path), first)
     assert (path / "outputs").is_dir()
-    main._tidy(str(path), second)
+    ending.tidy(str(path), second)
     assert not path.exists()
     third = main._make_data_dir(str(path), shared=True)
     (path / "log").touch()
-    main._tidy(str(path), third)
+    ending.tidy(str(path), third)
     assert path.is_dir()
     assert main._make_data_dir(str(path), shared=False) == -1
 
@@ -82,12 +82,12 @@ def test_agents_that_come_and_go_together_all_find_their_data_directory(tmp_path
     """None starts without it, and it is nobody else's at any moment."""
     script = """
 import os, sys, time
-from quine.agent import main
+from quine.agent import ending, main
 path, until = sys.argv[1], time.monotonic() + 0.2
 while time.monotonic() < until:
     held = main._make_data_dir(path, shared=True)
     assert os.stat(path).st_mode & 0o777 == 0o700
-    main._tidy(path, held)
+    ending.tidy(path, held)
 """
     words = [sys.executable, "-c", script, str(tmp_path / "folder" / ".quine")]
     together = [subprocess.Popen(words, stderr=subprocess.PIPE) for _ in range(4)]

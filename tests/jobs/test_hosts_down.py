@@ -10,7 +10,7 @@ import pytest
 
 from quine.base.sessions import SHORT
 from tests.lab import Lab
-from tests.support.detached import detach
+from tests.support.detached import detach, forget
 from tests.support.detached import go as go
 from tests.support.waiting import until
 from transport.status import NOT_STARTED
@@ -31,6 +31,7 @@ def test_a_job_whose_host_is_down_is_not_said_to_be_none(
     """The words "no such job", as a wrong command line ends, would tell a script that there is nothing to wait for."""
     lab = own_lab(["h1"])
     job = detach(lab, "--on", "h1", "--", "sleep", "8635")
+    forget(lab)
     lab["h1"].stop()
     lab.run(["node", "--stop", "--force"], check=True)
     done = lab.run([verb, job])
@@ -45,6 +46,7 @@ def test_a_job_whose_host_is_down_is_not_said_to_be_none(
 def test_a_job_is_found_and_listed_without_the_hosts_that_are_down(lab: Lab, down: str, go: Path) -> None:
     """A host that lies can guess the part that `ps` shows, and would be given what is meant for another's job."""
     job = detach(lab, "--on", "h1", "--", "sh", "-c", f"read x <{go}; exit 7")
+    forget(lab)
     done = lab.run(["wait", "--timeout=0", job])
     assert (done.returncode, done.stderr) == (124, b"")
     done = lab.run(["wait", "--timeout=0", job[:SHORT]])
@@ -65,6 +67,14 @@ def test_a_job_is_found_and_listed_without_the_hosts_that_are_down(lab: Lab, dow
     assert lab.run(["ps", "--on", "h1"]).returncode == 0
     go.write_text("\n")
     assert lab.run(["wait", job]).returncode == 7, "it was not ended"
+
+
+def test_no_other_host_is_asked_for_a_job_that_was_started_here(lab: Lab, down: str) -> None:
+    """Nothing else claims it, so the part of its id that `ps` shows is enough to send something."""
+    job = detach(lab, "--on", "h1", "--", "sleep", "8639")
+    for words, status in ((["wait", "--timeout=0"], 124), (["kill"], 0), (["wait"], 128 + 15)):
+        done = lab.run([*words, job[:SHORT]])
+        assert (done.returncode, done.stderr) == (status, b""), words
 
 
 def test_a_job_that_is_nowhere_is_said_with_the_hosts_that_were_asked(lab: Lab) -> None:
@@ -100,6 +110,7 @@ def test_a_job_that_is_found_is_told_without_a_host_that_is_silent(
 ) -> None:
     words = ["sleep", "8638"] if verb == "kill" else ["sh", "-c", "exit 7"]
     job = detach(lab, "--on", "h1", "--", *words)
+    forget(lab)
     done = lab.run([verb, job[:length]], timeout=20)
     assert done.returncode == status
     assert done.stderr.count(b"quine: mute: error: no answer within ") == (length < SHORT)

@@ -50,6 +50,9 @@ def test_a_host_is_used_without_an_inventory(lab: Lab, place: str) -> None:
         done = lab.run(words, env=NONE)
         assert done.returncode == 0, (words, done.stderr)
         assert done.stdout.decode().startswith(said), (words, done.stdout)
+    job = lab.run(["run", "--detach", "--on", "named", "--", "sh", "-c", "exit 7"], env=NONE).stdout.decode()
+    done = lab.run(["wait", job.strip()], env=NONE)  # its host is remembered, as it was named
+    assert (done.returncode, done.stderr) == (7, b"")
     for where, why in (
         ("any", "there is no inventory"),
         ("names", "no such host: 'names'"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from quine.tape import places
 from tests.lab import Lab
 
 
@@ -19,6 +20,11 @@ def detach(lab: Lab, *words: str | Path, **more: Any) -> str:
     assert (done.returncode, done.stderr) == (0, b"")
     (line,) = done.stdout.decode().splitlines()
     return line
+
+
+def forget(lab: Lab) -> None:
+    """Remove the note of what was started here, as if another machine had started it."""
+    (lab.home / ".local" / "state" / "quine" / places.HOSTS).unlink()
 
 
 def folder(job: str, home: Path) -> Path:

@@ -1,0 +1,98 @@
+"""The places of sessions and jobs that were begun here, so that an id is found from any directory.
+
+They are the data directories of agents, and the hosts of detached commands.
+
+Laws
+1. A note is a help: it is looked at when all that a command names has nothing, and its loss loses nothing. A directory
+   counts if it has the mark of this user; a host, if it is still one.
+2. One line a place, appended. A note that has grown is replaced by its last lines. Machines that share a home share the
+   notes, so a line may be torn or lost: one that cannot be read is passed over.
+3. A line is written only for a place that the note does not have, so most starts write none.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from quine.base import data_directory, dirs
+from transport.address import state_directory
+from transport.atomic import write
+from transport.lean import contextlib
+
+FOLDERS, HOSTS = "data-directories", "started-on"  # names of the notes, in the state directory
+LARGEST = 1 << 15  # bytes that are read, the last ones, and kept of a note of twice that size
+LONGEST = 1 << 12  # bytes of a line
+
+
+def note_folder(path: str) -> None:
+    """Note the data directory of an agent."""
+    _add(FOLDERS, os.fsencode(path))
+
+
+def note_host(job: str, host: str) -> None:
+    """Note the host of a command that is detached there."""
+    _add(HOSTS, f"{job} {host}".encode(errors="surrogateescape"))
+
+
+def folders() -> list[str]:
+    """Return the data directories of this user that are noted, the latest first."""
+    noted = [os.fsdecode(line) for line in _lines(FOLDERS)]
+    return [path for path in noted if os.path.isabs(path) and data_directory.marked_at(path) is not None]
+
+
+def having(text: str, apart: str = "") -> list[str]:
+    """Return the noted directories with a session or a job whose id begins so, other than the directory `apart`."""
+    from quine.tape.index import Index  # here: an agent that only notes its directory does without
+
+    known = os.path.realpath(apart)
+    others = [path for path in folders() if os.path.realpath(path) != known]
+    return [path for path in others if text and Index(path).has(text)]
+
+
+def hosts(text: str) -> list[tuple[str, str]]:
+    """Return the commands whose id begins so, each with its host."""
+    pairs = [line.decode(errors="surrogateescape").partition(" ") for line in _lines(HOSTS)]
+    return [(job, host) for job, _, host in pairs if job.startswith(text) and host]
+
+
+def _path(name: str) -> str:
+    return os.path.join(state_directory(), name)
+
+
+def _lines(name: str) -> list[bytes]:
+    """Return the lines of a note, the last one first."""
+    data = b""
+    with contextlib.suppress(OSError):
+        fd = os.open(_path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            data = _end(fd)
+        finally:
+            os.close(fd)
+    return list(dict.fromkeys(reversed(data.splitlines())))
+
+
+def _end(fd: int) -> bytes:
+    """Return the last lines of a note, less than LARGEST bytes; nothing of what is no file."""
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
+        return b""
+    past = max(0, facts.st_size - LARGEST)
+    data = os.pread(fd, LARGEST, past)
+    return data.partition(b"\n")[2] if past else data
+
+
+def _add(name: str, line: bytes) -> None:
+    if len(line) > LONGEST or b"\n" in line or line in _lines(name):
+        return
+    with contextlib.suppress(OSError):  # law 1
+        dirs.make(state_directory())
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(_path(name), flags, 0o600)
+        try:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                os.write(fd, line + b"\n")
+            if os.fstat(fd).st_size > 2 * LARGEST:
+                write(_path(name), _end(fd), 0o600, own=True)
+        finally:
+            os.close(fd)

@@ -1,0 +1,91 @@
+"""The notes of the places where sessions and jobs were begun: an id is found from any directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quine.base import data_directory
+from quine.base.sessions import SHORT, new_session
+from quine.tape import places
+from tests.support.agents import OK, Agents, says
+
+Note = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "quine"
+
+
+def made(path: Path, *sessions: str) -> str:
+    """A data directory of this user with empty tapes."""
+    os.close(data_directory.opened(str(path), make=True))
+    for session in sessions:
+        (path / f"{session}.jsonl").touch()
+    places.note_folder(str(path))
+    return str(path)
+
+
+def test_a_directory_is_noted_once_and_the_latest_is_the_first(tmp_path: Path, state: Path) -> None:
+    assert places.folders() == [] and not state.exists()
+    one, two = made(tmp_path / "one"), made(tmp_path / "two of\udce4 us")
+    made(tmp_path / "one")
+    assert places.folders() == [two, one]
+    assert (state / places.FOLDERS).stat().st_mode & 0o777 == 0o600
+    places.note_folder(f"{tmp_path}/a\nb")
+    assert places.folders() == [two, one]
+
+
+def test_the_directory_of_a_session_is_found(tmp_path: Path) -> None:
+    session = new_session()
+    one, two = made(tmp_path / "one", session), made(tmp_path / "two", new_session())
+    assert places.having(session[:SHORT]) == places.having(session, two) == [one]
+    assert places.having(session, one) == places.having("") == places.having("0" * SHORT) == []
+
+
+def test_a_directory_that_is_not_the_users_any_more_is_passed_over(tmp_path: Path, state: Path) -> None:
+    one, two = made(tmp_path / "one"), made(tmp_path / "two")
+    os.rename(one, tmp_path / "moved")
+    (tmp_path / "one").mkdir()  # as a repository that was put there would have it
+    with open(state / places.FOLDERS, "ab") as file:
+        file.write(b"relative\n\n/torn\n" + os.fsencode(two)[:-1])
+    assert places.folders() == [two]
+
+
+def test_a_note_is_bounded(state: Path) -> None:
+    for n in range(3000):
+        places.note_host(f"{n:032x}", "host")
+        assert n % 100 or (state / places.HOSTS).stat().st_size <= 2 * places.LARGEST + 100
+    kept = places.hosts("")
+    assert kept[0] == (f"{2999:032x}", "host") and len(kept) > places.LARGEST // 100
+    assert [job for job, _ in kept] == [f"{2999 - n:032x}" for n in range(len(kept))]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_another_thing_in_place_of_a_note_is_no_fault(state: Path, make: Callable[[Path], None]) -> None:
+    state.mkdir(parents=True)
+    make(state / places.HOSTS)
+    places.note_host(new_session(), "host")
+    assert places.hosts("") == []
+
+
+def test_the_verbs_find_a_session_from_another_directory(agents: Agents, tmp_path: Path) -> None:
+    agents.run(says(OK))
+    (session,) = [path.stem for path in agents.data.glob("*.jsonl")]
+    away = tmp_path / "away"
+    away.mkdir()
+
+    def quine(*words: str) -> subprocess.CompletedProcess[str]:
+        return agents.quine(*words, cwd=away, env={"QUINE_DATA_DIR": ""})
+
+    shown = quine("tape", "show", session)
+    assert shown.returncode == 0 and session in shown.stdout, shown.stderr
+    assert quine("tape", "cost", session[:SHORT]).returncode == 0
+    assert (quine("wait", session[:SHORT]).returncode, quine("wait", "0" * SHORT).returncode) == (0, 2)
+    assert quine("tape", "show", "--data-dir=.", session).returncode == 2
