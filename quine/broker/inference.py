@@ -37,7 +37,7 @@ from quine.providers.dialects.faults import NO_QUOTA_LEFT
 from quine.providers.metering import Price
 from quine.providers.relay import error_to_json, spent_to_json
 from quine.providers.vendors import Config
-from quine.providers.way import PATIENCE
+from quine.providers.way import GOES_ON, PATIENCE, Wait
 from quine.tape.redact import Mask
 from transport.errors import RequestError
 
@@ -148,16 +148,17 @@ class Inferences:
         patient = payer.raises is not None or payer.ledger.time_left() is not None
         chain = chain_of(request.messages)
         while True:
-            way = Passage(turns, tree, chain, patience if patient else None)
+            way = Passage(turns, tree, chain, patience if patient else None, note)
             try:
                 return await self._paid(guest, way, payer, request, known, note)
             except GuestError as fault:
                 if not patient or not is_quota(fault):
                     raise
-                note(f"paused until the quota is raised or the time of the tree is over: {fault}")
-                turns.pause(tree, fault.after if isinstance(fault, Unavailable) else None, patience)
+                after = fault.after if isinstance(fault, Unavailable) else None
+                note(Wait(str(fault), after, quota=True).note)
+                turns.pause(tree, after, patience)
             await turns.resumed(tree, patience)
-            note("going on after the pause")
+            note(GOES_ON)
 
     async def _paid(
         self,

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from quine.base.errors import DEADLINE
-from quine.base.messages import Refused, Reply, Unavailable, Usage
+from quine.base.messages import Refused, Reply, Unavailable, Usage, unheard
 from quine.broker.gate import Chain, Gate, Refusal, Ticket
-from quine.providers.way import PATIENCE, Outcome
+from quine.providers.way import GOES_ON, PATIENCE, Outcome, Wait
 from transport.lean import NamedTuple
 
+LATE = 5.0  # seconds of a wait for a turn after which the client is told
 LOOK = 1.0  # seconds between two looks at the budgets of a paused tree
 
 
@@ -163,11 +164,20 @@ def _deadline(patience: Patience | None) -> float | None:
 class Passage:
     """The way of one inference through a gate; one ticket for each try."""
 
-    def __init__(self, turns: Turns, tree: int, chain: Chain, patience: Patience | None) -> None:
+    def __init__(
+        self,
+        turns: Turns,
+        tree: int,
+        chain: Chain,
+        patience: Patience | None,
+        note: Callable[[str], None] = unheard,
+    ) -> None:
         self._turns = turns
         self._tree = tree
         self._chain = chain
         self._patience = patience  # None: the tree is not paused
+        self._note = note
+        self._is_late = False
         self._ticket = Ticket(tree)
         self.sent = False  # a request is under way, or was when it was cancelled
         self.so_far: Reply | None = None
@@ -180,11 +190,26 @@ class Passage:
             if self._patience:
                 await self._turns.resumed(self._tree, self._patience)
             self._ticket = Ticket(self._tree, self._chain)
-            await self._turns.enter(self._ticket)
+            await self._turn()
             if not self._patience or not self._turns.is_paused(self._tree):
                 break
             self._turns.withdraw(self._ticket)  # paused while it waited
         self.sent, self.so_far, self.is_whole, self.owed = True, None, False, None
+
+    async def _turn(self) -> None:
+        """Wait for a turn, and tell of a long wait."""
+        timer = asyncio.get_running_loop().call_later(LATE, self._late)
+        try:
+            await self._turns.enter(self._ticket)
+        finally:
+            timer.cancel()
+            if self._is_late:
+                self._is_late = False
+                self._note(GOES_ON)
+
+    def _late(self) -> None:
+        self._is_late = True
+        self._note(Wait("others are before it, and the server takes no more at one time").note)
 
     def heard(self) -> None:
         self._turns.heard(self._ticket)

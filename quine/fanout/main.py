@@ -197,7 +197,8 @@ def _run_with(
         **{"pid": os.getpid(), "detached": bool(options.spawn.job), "command": shown},
     }
     view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now, facts)
-    view.totals = crowd.totals if crowd else None
+    if crowd:
+        view.totals, view.provider = crowd.totals, crowd.waits.look
     run = Run(options, batch, starter, work, items, sink, report, log, view)
     if log:
         log.begin()  # as late as that: a batch that was refused before has changed nothing

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 
+from quine.base.text import plain
 from quine.fanout.load import Loads
 from quine.jobs import batch_state
 from transport.lean import signal
@@ -64,6 +65,10 @@ class View:
         self.totals: Callable[[], tuple[int, int, float]] | None = (
             None  # agents, tokens and dollars of their tree
         )
+        self.provider: Callable[[], tuple[str, str]] | None = (
+            None  # the agents that wait for it, and its words if it has no quota left
+        )
+        self._tells_quota = not quiet
         self._next = float("inf") if quiet else now + (FIRST if self.terminal else LINE)
         self._painted = 0.0  # when
         self._began = now, time.time()
@@ -141,7 +146,8 @@ class View:
             **{"items": None if total is None else max(0, total - progress.skipped), "ended": tally.ended},
             **{kind.replace(" ", "_"): count for kind, count in tally.counts.items()},
             **{"running": progress.running, "rate": progress.rate(now), "eta": progress.eta()},
-            **{"waits": progress.waits, "more_hosts": 0, "hosts": self._hosts(now)},
+            **{"waits": progress.waits, "provider": self.provider()[0] if self.provider else ""},
+            **{"more_hosts": 0, "hosts": self._hosts(now)},
         }
 
     def _hosts(self, now: float) -> list[dict[str, Any]]:
@@ -167,10 +173,22 @@ class View:
 
     def _publish(self, now: float) -> None:
         self._publishes = now + EVERY
+        self._tell_quota()
         snapshot = self.snapshot(now, now >= self._began[0] + FIRST)
         hosts = snapshot["hosts"]
         shown = {"hosts": hosts[: batch_state.HOSTS], "more_hosts": max(0, len(hosts) - batch_state.HOSTS)}
         self._published.put({**snapshot, **shown})
+
+    def _tell_quota(self) -> None:
+        """Say once that the provider has no quota left: its agents wait, and nothing else would tell why."""
+        words = self.provider()[1] if self.provider and self._tells_quota else ""
+        if words:
+            self._tells_quota = False
+            note = (
+                f"the quota of the provider is used up, and the batch waits: {plain(words, newlines=False)}"
+            )
+            hint = "raise it, or end the batch: with --joblog FILE it goes on later, by --resume"
+            self._streams.tell(f"quine: note: {note}\nquine: hint: {hint}\n".encode())
 
     def close(self) -> None:
         self._published.close()

@@ -54,6 +54,7 @@ FIELDS: dict[str, tuple[tuple[type, ...], object]] = {
     "rate": ((int, float), 0.0),
     "eta": ((int, float), None),
     "waits": ((str,), ""),  # for what, if that is none of its jobs
+    "provider": ((str,), ""),  # how many agents wait for it, and how long
     "more_hosts": ((int,), 0),
     "command": ((str,), ""),
 }
@@ -215,6 +216,8 @@ def line(state: Mapping[str, Any]) -> str:
     if state["items"] is not None:
         counts = f"{state['ended']} of {state['items']}: {counts}"
     parts = [counts, f"{state['running']} running", f"{number(state['rate'])}/s"]
+    if state["provider"]:
+        parts.insert(2, state["provider"][:WAITS])
     if state["waits"]:
         parts.append(f"waiting for {state['waits'][:WAITS]}")
     if state["eta"] is not None:

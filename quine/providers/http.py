@@ -32,7 +32,7 @@ from quine.providers.dialects import sse
 from quine.providers.dialects.dialect import Dialect, Stream
 from quine.providers.dialects.faults import Adapted, printable
 from quine.providers.lessons import Lesson, is_plain
-from quine.providers.way import PATIENCE, Open, Outcome, Way
+from quine.providers.way import PATIENCE, Open, Outcome, Wait, Way
 from quine.tape.redact import Mask
 from transport.lean import Any
 
@@ -163,7 +163,7 @@ class HttpGuest:
         if failed > limit:
             raise fault
         seconds = _pause(failed, after)
-        note(f"try {failed + 1} of {limit + 1} in {seconds:.1f} s: {fault}")
+        note(Wait(str(fault), seconds, number=f"{failed + 1} of {limit + 1}").note)
         await self._pause(seconds)
 
     def _masked(self, fault: GuestError) -> GuestError:

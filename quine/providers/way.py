@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from quine.base.messages import GuestError, Reply, Usage
 from transport.lean import NamedTuple, Protocol
 
+GOES_ON = "going on after the pause"  # the note at the end of a wait of unknown length
 PATIENCE = 120.0  # seconds, as in the vendors' own clients: a longer Retry-After is a refusal
 
 
@@ -57,3 +60,36 @@ class Open:
 
     async def broke_off(self, usage: Usage) -> tuple[int, float] | None:
         return None
+
+
+class Wait(NamedTuple):
+    """A wait of one inference for its provider: `seconds` until the next try, None if they are not known.
+
+    It crosses processes as a note, which people read in a log.
+    """
+
+    why: str
+    seconds: float | None = None
+    quota: bool = False  # the provider's quota is used up
+    number: str = ""  # of the next try, and how many there are: "2 of 4"
+
+    @property
+    def note(self) -> str:
+        if self.number:
+            return f"try {self.number} in {self.seconds or 0.0:.1f} s: {self.why}"
+        if not self.quota:
+            return f"waits for a turn: {self.why}"
+        most = f", {self.seconds:.1f} s at most" if self.seconds else ""
+        return f"paused until the quota is raised or the time of the tree is over{most}: {self.why}"
+
+    @classmethod
+    def read(cls, note: str) -> Wait | None:
+        """Return the wait that a note tells of; None for any other note."""
+        start, colon, why = note.partition(": ")
+        if not colon:
+            return None
+        if found := re.fullmatch(r"try (\d+ of \d+) in (\d{1,9}\.\d) s", start):
+            return cls(why, float(found[2]), number=found[1])
+        if found := re.fullmatch(r"paused until .*?(?:, (\d{1,9}\.\d) s at most)?", start):
+            return cls(why, float(found[1]) if found[1] else None, quota=True)
+        return cls(why) if start == "waits for a turn" else None

@@ -325,9 +325,11 @@ def services_of(
     context: dict[str, object],
     masked: Sequence[Secret],
     facts: dict[str, object] | None = None,
+    heard: Callable[[str], None] | None = None,
 ) -> Services:
     """Return the services for one remote child. `context` is that of its spawn; `facts` counts its tokens.
 
+    `heard` is called with each note of an inference, and with "" at its end.
     Handlers are made at the first request: their imports take longer than the remote child needs to start.
     """
     from quine.agent.origin import is_direct, is_relayed
@@ -338,12 +340,17 @@ def services_of(
     from transport.errors import RequestError
 
     memo = inherit.read()
-    relayed, note = is_relayed(memo), log_of(spec, environ)
+    relayed, log = is_relayed(memo), log_of(spec, environ)
     spent: dict[str, object] = {} if facts is None else facts
     made: dict[str, Callable[[bytes], bytes]] = {}
     endings: list[Callable[[], None]] = []
     ended = False
     lock = _thread.allocate_lock()
+
+    def note(text: str) -> None:
+        log(text)
+        if heard:
+            heard(text)
 
     def answer(name: str, body: bytes) -> bytes:
         with lock:
@@ -362,7 +369,11 @@ def services_of(
                     from quine.remote import handlers
 
                     made.update(handlers.services(spec, ledger, environ, spent, note, *more, given.where))
-        return made[name](body)
+        try:
+            return made[name](body)
+        finally:
+            if heard and name == "infer":
+                heard("")
 
     def named(name: str) -> Callable[[bytes], bytes]:
         return lambda body: answer(name, body)

@@ -70,8 +70,8 @@ def test_on_a_terminal_the_view_is_below_the_output_and_is_gone_at_the_end(lab: 
     text = "".join(line + "\n" for line in terminal.lines)
     ends = "more 1out 2\nmore 2out 3\nmore 3"
     assert text.replace("more 1\n", "more 1").replace("more 2\n", "more 2").startswith(f"out 1\n{ends}")
-    ends = ["quine: error: 1 of 3 items are not done: 1 failed", "quine: hint: item 2 (2): status 1", ""]
-    assert terminal.lines[-3:] == ends
+    last = ["quine: error: 1 of 3 items are not done: 1 failed", "quine: hint: item 2 (2): status 1", ""]
+    assert terminal.lines[-3:] == last
     for lines in terminal.shown:
         assert " running, " in lines[-2] and lines[-1].startswith("local ")
         assert not any(" running, " in line for line in lines[:-2]), "no view is left above"
@@ -244,6 +244,23 @@ def run_some(view: View, hosts: int, each: int) -> None:
     view.progress.read, view.progress.under_way = hosts * each + 4, 4
     for _ in range(4):
         view.progress.started("host0", 9.0)
+
+
+def test_agents_that_wait_for_their_provider(lab: Lab) -> None:
+    """A batch whose provider had no quota left said "8 running, 0.0/s", and nothing of the reason."""
+    streams = Quiet()
+    view = view_of(lab, streams)
+    view.provider = lambda: ("4 wait for the provider, 30 s", "")
+    assert ", 0 running, 4 wait for the provider, 30 s, 0.0/s" in view.line(1.0)
+    view.tick(1.0)
+    assert not streams.text
+    view.provider = lambda: ("4 wait for the quota of the provider", "buy\x1b more")
+    for now in (2.0, 3.0, 4.0):
+        view.tick(now)
+    view.close()
+    told, hint = streams.text.decode().splitlines()
+    assert told.startswith("quine: note: the quota of the provider is used up, and the batch waits: buy")
+    assert "\x1b" not in told and "--resume" in hint
 
 
 def test_a_line_every_half_a_minute(lab: Lab) -> None:
