@@ -51,7 +51,6 @@ def main(words: list[str]) -> int:
         from quine.fanout.detached.arrival import start
 
         return start(words[1:])
-    detached = os.environ.pop(DETACHED, "")
     options, rest, dashes = parse(words)
     if options.help:
         print(usage())
@@ -71,6 +70,11 @@ def main(words: list[str]) -> int:
     command = template(options, items.command, mission)
     if options.dry_run:
         return _print(options, command, items, mission)
+    if mission and not options.spawn.detach:
+        from quine.remote.compose import leave_keys
+
+        leave_keys(options.spawn)  # as an agent, before anything is read: this process may begin anew here
+    detached = os.environ.pop(DETACHED, "")
     _check(options)
     if options.spawn.detach:
         return _detach(options, rest, batch_state.shown(words), mission)
@@ -180,8 +184,9 @@ def _run_with(
     now = time.monotonic()
     crowd = None
     if mission:
-        from quine.remote.crowd import Crowd
+        from quine.remote.crowd import Crowd, arrive
 
+        arrive()
         crowd = Crowd(options.spawn)
         crowd.offer(options.spawn.job or crowd.root, shown)
     batch = Batch(on_refused=crowd.refused if crowd else None, bounded=not options.jobs)

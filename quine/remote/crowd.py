@@ -19,6 +19,7 @@ from quine.archive import policy
 from quine.base.cli_options import RunOptions, environment, limits
 from quine.base.errors import Misconfigured
 from quine.base.sessions import new_session
+from quine.broker.finding import arrive as arrive
 from quine.budget.shared_counters import NAME, release
 from quine.jobs.batch_state import duration
 from quine.jobs.client import caller, callers_environment, infers_there, starting_directory

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from tests.lab import Lab
-from tests.support.agents import OK, says, sh, until
+from tests.support.agents import OK, Started, says, sh, until
+from tests.support.rights import ordinary
 
 DONE = {**says(OK), "usage": {"input": 1000, "output": 100}}
 
@@ -88,15 +90,21 @@ def test_a_detached_agent_draws_on_the_budget_it_was_started_below(lab: Lab, tmp
 
 
 def test_a_batch_is_a_budget(lab: Lab, tmp_path: Path) -> None:
+    """Also to an ordinary user who has a key in the environment: no process of the batch is closed to its user."""
     waits = sh(f"touch {tmp_path}/began; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done")
     env = script(lab, tmp_path, {**says(waits), "usage": {"input": 1000, "output": 100}}, DONE)
+    env = lab.overlaid({**env, "QUINE_API_KEY": "k-1234567"})
     words = ["xargs", "-P1", "--max-tokens", "9000", "batch {}", ":::", *"abcde"]
-    with lab.popen(words, env=env, cwd=tmp_path, stderr=-1) as process:
+    more = {"env": env, "cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+    def told(*words: str) -> bytes:
+        return subprocess.run(words, env=env, capture_output=True, check=True).stdout
+
+    with Started([*(quine := [*ordinary(), lab.quine]), *words], **more) as process:
         until((tmp_path / "began").exists)
-        (found,) = shown(lab, "batch")
+        (found,) = map(json.loads, told(*quine, "budget", "show", "--json").splitlines())
         assert (found["max_tokens"], found["running"], found["pid"]) == (9000, 1, process.pid)
-        done = lab.run(["budget", "raise", found["id"], "--max-tokens", "90k"])
-        assert (done.returncode, done.stderr) == (0, b"")
+        assert told(*quine, "budget", "raise", found["id"], "--max-tokens", "90k") == b""
         (tmp_path / "go").touch()
         _, errors = process.communicate(timeout=100)
         assert (process.returncode, errors) == (0, b"")
