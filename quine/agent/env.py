@@ -57,7 +57,6 @@ OPTIONS = {
 }
 INTERRUPTS = ("agent", "command")
 WISDOM = "QUINE_WISDOM_"
-WITHHELD = "withheld"  # in the memo: names of variables
 
 
 class Settings(NamedTuple):
@@ -104,7 +103,7 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
                 NUMBERS[option]({name: given}, name, 0)
     passed = withholding.passed(options.env, environ)
     removed = withholding.taken_out(environ, passed)
-    withheld = withholding.told(removed, memo.get(WITHHELD), passed)
+    withheld = withholding.told(removed, passed, *(one.get(withholding.WITHHELD) for one in (memo, former)))
     # A key read from a file ends with a newline.
     secrets.update({name: value.strip() for name, value in removed.items() if name in KEYS and value.strip()})
     masked = _store(environ, removed, secrets)
@@ -235,7 +234,7 @@ def bequeath(
     memo = {key: value for key, value in settings.memo.items() if key != "exec"}
     # The key of a program is for each agent that calls it. All others are with the broker.
     keeps = os.environ.get("QUINE_API_TYPE") == "program"
-    memo[WITHHELD] = list(settings.withheld)
+    memo[withholding.WITHHELD] = list(settings.withheld)
     memo["environ"] = {name: value for name, value in settings.secrets.items() if keeps or name not in KEYS}
     if broker := finding.told():
         memo[finding.VARIABLE] = broker

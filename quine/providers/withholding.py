@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableMapping
 
 PASSED = "QUINE_ENV_PASSED"  # names of the variables of law 1
+WITHHELD = "withheld"  # in the memo: names of the variables that were taken out
 
 
 def passed_on(given: Iterable[str]) -> dict[str, str]:
@@ -38,9 +39,9 @@ def taken_out(environ: MutableMapping[str, str], passed: set[str]) -> dict[str, 
     return {name: environ.pop(name) for name in [*environ] if _is_withheld(name, environ[name], passed)}
 
 
-def told(removed: Mapping[str, str], before: object, passed: set[str]) -> tuple[str, ...]:
-    """Return the names that a guest is told. `before` are those of the agent above, as its memo has them."""
-    above = [name for name in before if isinstance(name, str)] if isinstance(before, list) else []
+def told(removed: Mapping[str, str], passed: set[str], *before: object) -> tuple[str, ...]:
+    """Return the names that a guest is told. `before`: as memos have them, of the agent above and of this process."""
+    above = [name for names in before if isinstance(names, list) for name in names if isinstance(name, str)]
     return tuple(sorted({*above, *removed} - passed - {*KEYS}))
 
 

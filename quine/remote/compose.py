@@ -33,6 +33,7 @@ def leave_keys(options: RunOptions) -> None:
 
     Raises Failure. Nothing of the caller's has been read yet; see quine/broker/memory.py.
     """
+    from quine.providers import withholding
     from quine.providers.choice import KEYS
 
     environ = dict(os.environ)
@@ -42,14 +43,11 @@ def leave_keys(options: RunOptions) -> None:
     from quine.base.errors import NOT_STARTED, Failure
     from quine.broker import memory
     from quine.files import credentials
-    from transport import inherit
 
-    passed = {name for name in options.env if name not in KEYS}  # --env NAME
-    secrets = {name for name in environ if name in KEYS or inherit.is_secret(name)}
-    left = {name: environ[name] for name in secrets - passed}
+    cleaned = dict(environ)
+    left = withholding.taken_out(cleaned, withholding.passed(options.env, dict(environ)))
     url = options.fs or environ.get(credentials.URL, "")
-    state = {"environ": credentials.kept(url, left)}
-    cleaned = {name: value for name, value in environ.items() if name not in left}
+    state = {"environ": credentials.kept(url, left), withholding.WITHHELD: [*left]}
     if credentials.URL in cleaned:
         cleaned[credentials.URL] = credentials.shown(cleaned[credentials.URL])
     for name in memory.holders(cleaned, keys):

@@ -22,8 +22,13 @@ from transport.address import start_time
 from transport.this_build import PACKAGES, ROOT
 
 TOKEN = "ghp_canary-0a1b2c3d4e5f"
-SECRETS = {"GITHUB_TOKEN": TOKEN, "COPY": f"https://me:{KEY}@host"}
-SEARCH = Search({"key": KEY.encode(), "token": TOKEN.encode()})
+PASSWORD = "pw-canary-6f7a8b"
+SECRETS = {
+    "GITHUB_TOKEN": TOKEN,
+    "COPY": f"https://me:{KEY}@host",
+    "DATABASE_URL": f"postgres://ada:{PASSWORD}@db/x",
+}
+SEARCH = Search({"key": KEY.encode(), "token": TOKEN.encode(), "password": PASSWORD.encode()})
 
 
 @pytest.fixture
@@ -99,13 +104,16 @@ def test_it_goes_on_as_the_program_that_was_started(served: Served, tmp_path: Pa
     assert shown == f"{started} {FIRST} " and (name == "quine") is (way == "script")
 
 
-def test_secrets_of_any_name_are_masked_and_in_no_command(served: Served) -> None:
+def test_secrets_of_any_name_are_masked_and_named_and_in_no_command(served: Served) -> None:
     served.plan[FIRST] = [said(f"env | grep -c -e canary -e {KEY}; echo {TOKEN} {KEY}"), BYE]
     done = served.run(mission=FIRST, env=SECRETS)
     assert done.returncode == 0, done.stderr
     (result,) = served.results(FIRST)
     assert "0\n<secret> <secret>" in result
-    assert TOKEN not in "".join(path.read_text() for path in served.data.glob("*.jsonl"))
+    text = "".join(path.read_text() for path in served.data.glob("*.jsonl"))
+    assert TOKEN not in text and PASSWORD not in text
+    first = next(entry["data"] for entry in served.tape(FIRST) if entry["data"].get("role") == "user")
+    assert 'they hold secrets: ["COPY", "DATABASE_URL", "GITHUB_TOKEN"]' in first["content"]
 
 
 def test_a_nested_agent_with_a_key_of_its_own_is_of_its_tree(served: Served) -> None:
