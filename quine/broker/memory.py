@@ -67,12 +67,13 @@ def is_traced() -> bool:
 def hide(names: Collection[str]) -> None:
     """Take secret variables, and those that hold copies, out of the environment that /proc shows of this process.
 
-    Its memory still has them, so it is closed to other processes.
+    Its memory still has them, so it is closed to other processes; but not for a proxy, which commands here have, too.
+    A node with a proxy was closed, and nothing showed that its jobs are below a node.
     """
     global _closed
     secrets = [os.environ[name].strip() for name in names if name != inherit.VARIABLE]
     exposure.forget({*names, *holders(os.environ, secrets)})
-    if secrets:
+    if any(inherit.withholds(name, os.environ[name], here=True) for name in names):
         _closed = close_to_others()
 
 

@@ -32,7 +32,10 @@ def node(words: list[str]) -> int:
         return rendezvous.dial()
     ready = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else -1
     if ready < 0:  # by hand, perhaps by that of an agent
-        users = inherit.users_environment()
+        users = inherit.scrubbed(inherit.users_environment(), here=True)
+        if os.environ.keys() - {inherit.VARIABLE} != inherit.scrubbed(os.environ, here=True).keys():
+            # Begin anew without secrets: with them it is closed, and nothing shows that its jobs are below a node.
+            inherit.renew(users, {})
         os.environ.clear()
         os.environ.update(users)
     inherit.close_others({ready})  # close the memo and ledger of the agent that started this node

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ import pytest
 
 from quine.remote.node_entry import complete_login
 from tests.lab import Lab
-from tests.support.agents import OK, Agents, says, sh
+from tests.support.agents import OK, QUINE, Agents, Started, says, sh, until
+from tests.support.rights import ordinary
 
 
 @pytest.fixture
@@ -44,6 +47,30 @@ def test_a_command_does_not_choose_the_carriers(agents: Agents, runtime: str, be
     assert [name for name, place in places.items() if Path(place / "ran").exists()] == ["good"], (
         agents.results()
     )
+
+
+@pytest.mark.parametrize("way", ["by hand", "by a command"])
+def test_a_node_is_open_to_its_user_whatever_secrets_started_it(
+    agents: Agents, runtime: str, way: str
+) -> None:
+    """Else its mark is not seen by an ordinary user, whose jobs there are taken for processes without a node."""
+    agents.env |= {"https_proxy": "http://ada:pw@127.0.0.1:9", "MY_TOKEN": "t-1234567"}
+    env = agents.env
+
+    def below(*words: str) -> list[str]:
+        more = {"cwd": agents.directory, "env": env, "capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run([*ordinary(), *words], check=True, **more).stdout.split()  # type: ignore[call-overload]
+
+    if way == "by hand":
+        with Started([*ordinary(), *QUINE, "node"], env=env, stderr=subprocess.DEVNULL) as node:
+            until(lambda: list(Path(runtime).rglob("*.sock")))
+            shown = below("ls", "-l", f"/proc/{node.pid}/fd")
+            node.terminate()
+    else:
+        below(*QUINE, "run", "--on", "local", "--", "true")
+        facts = json.loads(agents.quine("node", "--status", "--json").stdout)
+        shown = below("ls", "-l", f"/proc/{facts['pid']}/fd")
+    assert "/memfd:quine-apart" in shown
 
 
 def test_a_way_without_a_login_has_its_variables_too(own_lab: Callable[..., Lab]) -> None:
