@@ -4,7 +4,7 @@ Laws
 1. A body is checked before anything is done. An error of the body, the guest or the payer is an answer.
 2. An inference that cannot be paid is not begun. One that was cancelled on its way is charged its prompt and as much of
    the reply as had come: whoever hung up just before its end had it for its prompt.
-3. Nothing here blocks: the server is asked by an event loop, and a ledger whose lock is held in a thread.
+3. Nothing here blocks: the server is asked by an event loop, and a ledger by a thread.
 4. A provider's quota that is used up pauses a tree that has a deadline or a budget that can be raised; any other tree
    is refused.
 """

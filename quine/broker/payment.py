@@ -1,8 +1,9 @@
 """Payment of inferences from the ledgers of many trees, without blocking: one tree cannot stop the others.
 
 Laws
-1. A call of a ledger is made at once. If another process holds the lock of its numbers, which may be a stopped one, the
-   call runs in a thread. Of one tree there is one such call at a time, so a locked ledger takes one thread.
+1. A call of a ledger runs in a thread. Another process, which may be a stopped one, can hold the lock of its numbers,
+   and a command can lock so many of its bytes that each call takes a second. Of one tree there is one call at a time,
+   so such a ledger takes one thread.
 2. A call that was begun is finished, whatever becomes of its caller. A reservation whose caller was cancelled is given
    back.
 3. Of requests with the same limit of concurrency the first one is served first.
@@ -18,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from quine.base.messages import Remaining
 from quine.budget.ledger import Ledger, Reservation
-from quine.budget.shared_counters import LONGEST, SHORTEST, Locked
+from quine.budget.shared_counters import LONGEST, SHORTEST
 from quine.providers.metering import Due
 from transport.lean import Any
 
-THREADS = 64  # trees whose ledgers may be locked before others wait for them
+THREADS = 64  # trees whose calls may be under way before others wait for them
 
 
 def tree_of(ledger: Ledger) -> int:
@@ -54,7 +55,7 @@ class Payments:
                 tree.freed.clear()
                 arguments = (concurrent, due.prompt, due.money, due.within)
                 hold: Reservation | None = await self._call(
-                    tree, ledger, ledger.try_reserve, *arguments, undo=lambda hold: _give_back(ledger, hold)
+                    ledger, ledger.try_reserve, *arguments, undo=lambda hold: _give_back(ledger, hold)
                 )
                 if hold is not None:
                     return hold
@@ -68,13 +69,13 @@ class Payments:
     ) -> tuple[Remaining, Remaining]:
         """Record the usage; return the remaining amounts: less all reservations, less only the certain part of them."""
 
-        def left() -> tuple[Remaining, Remaining]:
+        def settled() -> tuple[Remaining, Remaining]:
+            ledger.settle(hold, tokens, cost)
             return ledger.left(), ledger.left(surely=True)
 
         async with self._tree(ledger) as tree:
             try:
-                await self._call(tree, ledger, ledger.settle, hold, tokens, cost)
-                amounts: tuple[Remaining, Remaining] = await self._call(tree, ledger, left)
+                amounts: tuple[Remaining, Remaining] = await self._call(ledger, settled)
                 return amounts
             finally:
                 tree.freed.set()
@@ -103,16 +104,12 @@ class Payments:
 
     async def _call(
         self,
-        tree: _Tree,
         ledger: Ledger,
         function: Callable[..., Any],
         *arguments: Any,
         undo: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Call `function`, in a thread if it must wait. If the caller was cancelled, `undo` gets its result."""
-        if not tree.calling.locked():
-            with contextlib.suppress(Locked):
-                return ledger.book.at_once(function, *arguments)
+        """Call `function` in a thread. If the caller was cancelled, `undo` gets its result."""
 
         # These outlive a caller that is cancelled, and so does the tree: the next one must not call beside them.
         async def in_turn() -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
 from quine.base.messages import Remaining
 from quine.broker.payment import Payments
-from quine.budget.shared_counters import INFER
+from quine.budget import shared_counters
+from quine.budget.shared_counters import INFER, MUTEX, lock
 from quine.providers.metering import Due
 from tests.broker.inferring import ledger, run
 
@@ -71,22 +73,30 @@ def test_the_first_to_ask_is_the_first_to_be_served() -> None:
     assert order == list(range(10))
 
 
-def test_a_free_ledger_is_called_at_once_and_a_locked_one_makes_nobody_wait() -> None:
+def test_a_ledger_that_takes_its_time_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command can lock ten thousands of its bytes, each alone, and the kernel looks at all of them with each call."""
+    threads: set[threading.Thread] = set()
+
+    def locking(*arguments: Any) -> bool:
+        threads.add(threading.current_thread())
+        return lock(*arguments)
+
     async def work() -> None:
         payments = Payments()
         hold = await payments.reserve(paid, 4, DUE)
         await payments.settle(paid, hold, 1, 0.0)
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("ledger")]
         hold = await payments.reserve(paid, 4, DUE)
-        with paid.book.changing():
+        with open(paid.book.again(), "rb") as held:
+            assert lock(held.fileno(), MUTEX.first)
             task = asyncio.ensure_future(payments.settle(paid, hold, 700, 0.0))
-            while not [thread for thread in threading.enumerate() if thread.name.startswith("ledger")]:
-                await asyncio.sleep(0.001)  # the loop goes on
+            await asyncio.sleep(0)  # the loop goes on
             assert not task.done()
         left, surely = await task
         assert left == surely == (100_000 - 701, None)
         await payments.close()
 
     with ledger(tokens=100_000) as paid:
+        monkeypatch.setattr(shared_counters, "lock", locking)
         run(work())
         assert paid.book.count(INFER) == 0 and paid.totals()[1] == 701
+    assert threads and threading.main_thread() not in threads
