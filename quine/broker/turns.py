@@ -173,7 +173,7 @@ class Passage:
         note: Callable[[str], None] = unheard,
     ) -> None:
         self._turns = turns
-        self._tree = tree
+        self.tree = tree
         self._chain = chain
         self._patience = patience  # None: the tree is not paused
         self._note = note
@@ -188,10 +188,10 @@ class Passage:
     async def enter(self) -> None:
         while True:
             if self._patience:
-                await self._turns.resumed(self._tree, self._patience)
-            self._ticket = Ticket(self._tree, self._chain)
+                await self._turns.resumed(self.tree, self._patience)
+            self._ticket = Ticket(self.tree, self._chain)
             await self._turn()
-            if not self._patience or not self._turns.is_paused(self._tree):
+            if not self._patience or not self._turns.is_paused(self.tree):
                 break
             self._turns.withdraw(self._ticket)  # paused while it waited
         self.sent, self.so_far, self.is_whole, self.owed = True, None, False, None

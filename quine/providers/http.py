@@ -31,7 +31,7 @@ from quine.providers.connecting import Connections, Route, route_of, why_unreach
 from quine.providers.dialects import sse
 from quine.providers.dialects.dialect import Dialect, Stream
 from quine.providers.dialects.faults import Adapted, printable
-from quine.providers.lessons import Lesson, is_plain
+from quine.providers.lessons import Lesson, Lessons, is_plain
 from quine.providers.way import PATIENCE, Open, Outcome, Wait, Way
 from quine.tape.redact import Mask
 from transport.lean import Any
@@ -87,7 +87,7 @@ class HttpGuest:
         self._timeout = timeout
         self._pause = pause
         self._connections = connections or Connections()
-        self._left_out: frozenset[str] = frozenset()  # parts that this server refuses for this model
+        self._lessons = Lessons(dialect.OWN)
 
     @property
     def kind(self) -> str:
@@ -101,19 +101,20 @@ class HttpGuest:
     @property
     def lessons(self) -> list[str]:
         """The optional parts of a request that are left out, since this server refuses them for this model."""
-        return sorted(self._left_out)
+        return self._lessons.all()
 
     async def infer(
         self, request: Request, note: Callable[[str], None] = unheard, way: Way | None = None
     ) -> Reply:
         """Return the reply. `note` is called with the reason of every try but the first. Raise a GuestError."""
-        way, failed, lesson = way or Open(), 0, Lesson(self._left_out)
+        way, failed = way or Open(), 0
+        lesson = Lesson(self._lessons.of(way.tree))
         body = self._body(request, lesson.without)
         while True:
             outcome = await self._try(body, way)
             fault = outcome.told
             if isinstance(fault, Reply):
-                self._left_out = lesson.kept(self._left_out)
+                self._lessons.keep(way.tree, lesson)
                 for call in fault.message.tool_calls:
                     if call.repair:
                         note(f"the arguments of {call.name} were repaired: {call.repair}")

@@ -13,11 +13,13 @@ PATIENCE = 120.0  # seconds, as in the vendors' own clients: a longer Retry-Afte
 
 class Way(Protocol):
     """The way of one inference. Of a try that was cancelled: `so_far`, the part of the answer that had come, and
-    `is_whole`, an answer that is no stream had begun to come, so its server has made all of it.
+    `is_whole`, an answer that is no stream had begun to come, so its server has made all of it. `tree` is the number of
+    the tree that asks.
     """
 
     so_far: Reply | None
     is_whole: bool
+    tree: int
 
     async def enter(self) -> None:
         """Wait until a request may be sent."""
@@ -48,6 +50,7 @@ class Open:
 
     so_far: Reply | None = None
     is_whole = False
+    tree = 0
 
     async def enter(self) -> None:
         pass

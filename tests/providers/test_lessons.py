@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from quine.base.messages import GuestError, Message, Refused, Request, unheard
-from quine.providers import http
+from quine.providers import http, lessons
 from quine.providers.dialects.chat import ChatDialect
+from quine.providers.dialects.faults import Adapted
 from quine.providers.dialects.turns import SMALL
 from quine.providers.http import HttpGuest
+from quine.providers.lessons import Lesson, Lessons
+from quine.providers.way import Open
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said, Seen, Turn
 
@@ -52,6 +55,16 @@ def refused(message: str, status: int = 400) -> Fault:
     return Fault(status, "bad" if status < 500 else "server", message=message)
 
 
+def about(mission: str) -> Request:
+    return ASKED._replace(messages=[ASKED.messages[0], Message("user", mission), *ASKED.messages[2:]])
+
+
+def taught(*parts: str) -> Lesson:
+    lesson = Lesson(frozenset())
+    assert lesson.learn(Adapted(Refused("no"), frozenset(parts)))
+    return lesson
+
+
 def run(
     choose: Callable[[Seen], Turn], *missions: str, one_by_one: bool = True
 ) -> tuple[list[Any], HttpGuest, list[Any]]:
@@ -59,11 +72,8 @@ def run(
 
     async def work() -> list[Any]:
         async def one(mission: str) -> Any:
-            request = ASKED._replace(
-                messages=[ASKED.messages[0], Message("user", mission), *ASKED.messages[2:]]
-            )
             try:
-                return (await made.infer(request, unheard)).message.text
+                return (await made.infer(about(mission), unheard)).message.text
             except GuestError as error:
                 return error
 
@@ -129,6 +139,45 @@ def test_a_lesson_that_helps_is_kept_and_told() -> None:
     ends, made, bodies = run(choose, "a", "b")
     assert ends == ["hi", "hi"] and made.lessons == ["usage"]
     assert ["stream_options" in body for body in bodies] == [True, False, False]
+
+
+def test_a_lesson_about_its_own_conversation_is_that_of_the_tree() -> None:
+    """A command may forge a block, or ask for a reply of any length: other trees keep their thoughts, and their length.
+
+    That the server takes no `stream_options` is its own word: once an inference has learned that alone, all trees know.
+    """
+
+    def choose(seen: Seen) -> Turn:
+        if "stream_options" in seen.body:
+            return refused("Unknown parameter: 'stream_options'")
+        forged = mission(seen.body) == "forged" and "reasoning_content" in seen.body["messages"][2]
+        return refused("Unknown parameter: 'reasoning_content'") if forged else HI
+
+    class Of(Open):
+        def __init__(self, tree: int) -> None:
+            self.tree = tree
+
+    async def work() -> list[str]:
+        asked = [(1, "forged"), (1, "forged"), (2, "good"), (3, "good"), (1, "good")]
+        return [(await made.infer(about(mission), unheard, Of(tree))).message.text for tree, mission in asked]
+
+    with Provider(Lenient, choose=choose) as provider:
+        made = guest(provider)
+        assert asyncio.run(_closing(made, work)) == ["hi"] * 5
+    told = [
+        ("stream_options" in body, "reasoning_content" in body["messages"][2]) for body in provider.bodies
+    ]
+    whole, unsaid, neither = (True, True), (False, True), (False, False)
+    assert told == [whole, unsaid, neither, neither, whole, unsaid, unsaid, neither]
+    assert made.lessons == ["reasoning", "usage"]
+
+
+def test_the_trees_with_lessons_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lessons, "MOST_TREES", 2)
+    made = Lessons({"thoughts"})
+    for tree in (1, 2, 1, 3):
+        made.keep(tree, taught("thoughts"))
+    assert [sorted(made.of(tree)) for tree in (1, 2, 3, 4)] == [["thoughts"], [], ["thoughts"], []]
 
 
 def test_a_lesson_that_harms_later_is_taken_back() -> None:

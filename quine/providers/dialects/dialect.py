@@ -183,6 +183,8 @@ class Dialect(abc.ABC):
 
     KIND: ClassVar[str]  # its name among the dialects, as in QUINE_API_TYPE
     SPARE: ClassVar[Mapping[str, re.Pattern[str]]] = {}  # optional parts, and the error that refuses each
+    # Parts of SPARE whose refusal may be about this conversation: its blocks, or the length of its reply.
+    OWN = ("output", "thinking", "thoughts", "cache", "reasoning", "unreasoned", "signatures")
     REFUSALS: ClassVar[tuple[int, ...]] = (400, 422)  # statuses of such an error; a 500 has other causes
 
     def __init__(self, model: str) -> None:
