@@ -23,6 +23,7 @@ import errno
 import os
 import time
 
+from quine.base.messages import unheard
 from quine.budget.changes import Changes
 from quine.budget.ledger import Ledger
 from quine.budget.loans import PARTS, Loan, Wanted
@@ -160,6 +161,7 @@ class _Share:
         self.last: list[int] = []  # and the places given for it: its requester may have died before it knew
         self.back = 0
         self.over = False
+        self.exceeded = False  # its loan, which was noted
         self.loan: Loan | None = None  # of tokens and money, if that machine pays its inferences itself
 
 
@@ -169,7 +171,10 @@ class Lender:
     `parts`: how many loans what is free should do for; 1 if nobody else is to spend of it.
     """
 
-    def __init__(self, ledger: Ledger, limit: int, parts: int = PARTS) -> None:
+    def __init__(
+        self, ledger: Ledger, limit: int, parts: int = PARTS, note: Callable[[str], None] = unheard
+    ) -> None:
+        self._note = note
         self._ledger = ledger
         self._limit = limit
         self._parts = parts
@@ -237,6 +242,9 @@ class Lender:
                 self._require_another(numbered)
                 share.loan = Loan(self._ledger, self._parts)
             loan = share.loan
+            if (passed := loan.exceeded(wanted)) and not share.exceeded:
+                share.exceeded = True
+                self._note(f"ledger: the host has passed its loan: {passed}")
             if not numbered and not wanted.over:
                 loan.count(wanted)
                 return None, None

@@ -14,6 +14,7 @@ Laws
    gone, and that of a job which ended without its last report.
 3. A loan whose answer was not read comes back with the next request. A report tells totals, so it may come twice.
 4. A request for more than is free is refused at once, as one for places.
+5. No more is counted than was lent. It is noted when a host tells of more: a command there may have raised its limit.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from quine.budget.ledger import Ledger
 from quine.budget.shared_counters import INFER
 from transport.lean import NamedTuple, contextlib
 
+LEAST = 1e-6  # dollars: a difference below is one of rounding
 PARTS = 10  # of what is free, or one for each agent that the tree may have if those are fewer: a loan is one of them
 
 
@@ -120,6 +122,15 @@ class Loan:
     def count(self, wanted: Wanted) -> None:
         """Count what was used so far."""
         self._count(wanted.tokens, wanted.cost)
+
+    def exceeded(self, wanted: Wanted) -> str:
+        """Return how a host has passed its loan, by its own word; "" if it has not."""
+        mark, told = self._ledger.mark, []
+        if mark.tokens and wanted.tokens > (lent := self._used + self._rest):
+            told.append(f"{wanted.tokens} tokens were used, and {lent} were lent")
+        if mark.cost and wanted.cost > (money := self._used_cost + self._rest_cost) + LEAST:
+            told.append(f"{wanted.cost:.4f} US dollars were used, and {money:.4f} were lent")
+        return "; ".join(told)
 
     def _count(self, tokens: int, cost: float) -> None:
         """Add what was used since the last report to the totals: no more than was lent, where there is a limit."""

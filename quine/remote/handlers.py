@@ -206,9 +206,8 @@ class Origin(Proxy):
         concurrent = spec.limits.concurrent
         self._guests = Guests(settings, environ, ledger, concurrent, spec.model, note)
         alone = spec.session == spec.root and not ledger.purses
-        self._lender = Lender(
-            ledger, spec.limits.agents, 1 if alone else min(spec.limits.agents or PARTS, PARTS)
-        )
+        parts = 1 if alone else min(spec.limits.agents or PARTS, PARTS)
+        self._lender = Lender(ledger, spec.limits.agents, parts, note)
         # session -> (tokens of its conversation, number of the messages counted)
         self._known: dict[str, tuple[int, int]] = {}
         self._note = note

@@ -321,6 +321,29 @@ def test_loans_are_no_more_than_machines_with_an_agent(tree: Ledger, limit: int)
     assert spoken_for(tree) == tree.totals()[1]
 
 
+@pytest.mark.parametrize("limits", [Limits(tokens=CAP), Limits(cost=1.0)], ids=["tokens", "dollars"])
+def test_a_host_that_passes_its_loan_is_noted_once_and_charged_what_was_lent(limits: Limits) -> None:
+    """A command there can raise the limit of its share: no broker there knows what was lent."""
+    tree, notes = Ledger.create(limits), list[str]()
+    lender, ident = Lender(tree, 0, 4, notes.append), "a" * 32
+    lender.lend(ident, 1, 0, 0, 0)
+    tokens, cost = lender.budget(ident, Wanted(begin=True), numbered=True)
+    within = Wanted(tokens or 5, cost or 0.0)
+    lender.budget(ident, within, numbered=False)
+    assert notes == []
+    beyond = Wanted(2 * within.tokens, 2 * within.cost, over=True)
+    for number in (2, 3):
+        lender.lend(ident, number, number - 1, 0, 0)
+        with contextlib.suppress(RequestError):  # the loan has ended
+            lender.budget(ident, beyond, numbered=True)
+    told = "50000 tokens were used, and 25000 were lent"
+    told = told if limits.tokens else "0.5000 US dollars were used, and 0.2500 were lent"
+    assert notes == [f"ledger: the host has passed its loan: {told}"]
+    assert tree.totals()[1:] == ((tokens, 0.0) if limits.tokens else (10, cost))
+    lender.close()
+    os.close(tree.fd)
+
+
 def test_after_the_rest_was_given_back_nothing_is_lent(tree: Ledger, host: Host) -> None:
     host.borrower.return_rest()
     ident = host.ledger.book.numbers().ident.hex()
