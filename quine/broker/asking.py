@@ -4,8 +4,10 @@ Laws
 1. A broker is found by its socket in the runtime directory, so nothing is stale. One that does not answer is named.
 2. The other end may be a stranger's, of the same user: it is told nothing, and what it tells is bounded.
 3. All brokers have one time to answer, and up to AT_ONCE are asked together: a stranger that tells nothing, or a byte
-   now and then, costs no more than that, and many of them take no more descriptors.
-4. A broker that has not answered has not refused either: where a right depends on its answer it is named.
+   now and then, costs no more than that, and many of them take no more descriptors. One that does not answer soon is
+   asked again after all others, and has more time then: so many strangers do not keep a broker from being asked.
+4. A broker that has not answered has not refused either: where a right depends on its answer it is named. So is one
+   that refuses what another one says that it has done: one of the two is a stranger.
 """
 
 from __future__ import annotations
@@ -28,14 +30,19 @@ ANSWER = 2.0  # seconds for all brokers to answer
 SILENT = "timed out"
 PATIENCE = 60.0  # seconds for an answer on which a right depends; the next inference would wait for it, too
 AT_ONCE = 64  # brokers that are asked at one time
+SOON = 0.25  # seconds for the first try with each; doubled with each further one
 
 
 class Raise(NamedTuple):
-    """The end of a request to raise a purse: whether a broker has done it, why one refuses, paths of silent ones."""
+    """The end of a request to raise a purse: whether a broker says that it has done it; why one refuses, if none does.
+
+    Then the paths of silent brokers, and of those that refuse what another one says that it has done.
+    """
 
     done: bool
     refused: str
     silent: list[str]
+    opposed: tuple[str, ...] = ()
 
 
 def status() -> list[dict[str, Any]]:
@@ -54,15 +61,16 @@ def resume(tree: int = 0) -> int:
 def raise_purse(inode: int, limits: Sequence[float | None]) -> Raise:
     """Ask each broker for other limits of a purse, as `Purse.with_limits`.
 
-    A stranger may refuse what the broker of the purse has done: then nothing is refused. A purse that no broker knows
-    is neither raised nor refused.
+    A stranger may refuse what the broker of the purse has done, or say that it has done what the broker refuses: then
+    nothing is refused, and that is told. A purse that no broker knows is neither raised nor refused.
     """
     told = _all_asked({"ask": "raise", "purse": inode, "limits": list(limits)}, PATIENCE)
-    answers = [one for one in told.values() if not isinstance(one, str)]
-    done = any(answer.get("raised") is True for answer in answers)
-    refusals = [str(answer.get("detail")) for answer in answers if answer.get("error") == "denied"]
-    silent = [path for path, one in told.items() if isinstance(one, str)]
-    return Raise(done, refusals[0] if refusals and not done else "", silent)
+    answers = {path: one for path, one in told.items() if not isinstance(one, str)}
+    silent = [path for path in told if path not in answers]
+    refusals = {path: str(one.get("detail")) for path, one in answers.items() if one.get("error") == "denied"}
+    if any(answer.get("raised") is True for answer in answers.values()):
+        return Raise(True, "", silent, tuple(refusals))
+    return Raise(False, next(iter(refusals.values()), ""), silent)
 
 
 def detach(path: str, pid: int) -> None:
@@ -82,19 +90,21 @@ def _all_asked(question: dict[str, object], seconds: float) -> dict[str, dict[st
     directory = runtime_directory()
     paths = [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(wire.SUFFIX)]
     answers: dict[str, dict[str, Any] | str] = dict.fromkeys(paths, SILENT)
-    left = deque(paths)
+    left = deque((path, SOON) for path in paths)
     over = time.monotonic() + seconds
 
     def ask() -> None:
         while time.monotonic() < over:
             try:
-                path = left.popleft()
+                path, most = left.popleft()
             except IndexError:
                 return
             try:
-                answers[path] = _asked_again(path, question, over)
+                answers[path] = _asked_again(path, question, min(over, time.monotonic() + most))
             except Gone:
                 del answers[path]  # it has ended, and left its name if it was killed
+            except TimeoutError:
+                left.append((path, 2 * most))
             except OSError as error:
                 answers[path] = str(error) or type(error).__name__
 

@@ -30,8 +30,11 @@ class Brokers:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def add(self, name: str, answer: dict[str, object], met: Barrier, cuts: int = 0) -> None:
-        """Add a broker that answers as soon as all at the barrier were asked, and before that cuts some connections."""
+    def add(self, name: str, answer: dict[str, object], met: Barrier, cuts: int = 0) -> str:
+        """Add a broker that answers as soon as all at the barrier were asked, and before that cuts some connections.
+
+        Return its path.
+        """
         listener = self.silent(name)
 
         def serve() -> None:
@@ -46,6 +49,7 @@ class Brokers:
                 wire.send(line, wire.packed(answer))
 
         self._run(Thread(target=serve))
+        return str(listener.getsockname())
 
     def dribbling(self, name: str) -> Event:
         """Add a broker that sends a byte now and then, of a frame that has no end. The event ends it."""
@@ -77,16 +81,36 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
     with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short, Brokers(Path(short)) as made:
         monkeypatch.setattr(asking, "runtime_directory", lambda: short)
         monkeypatch.setattr(asking, "ANSWER", PATIENCE)
+        monkeypatch.setattr(asking, "SOON", PATIENCE)
         monkeypatch.setattr(asking, "PATIENCE", PATIENCE)
         yield made
 
 
 def test_a_refusal_counts_if_no_broker_has_raised(brokers: Brokers) -> None:
+    """Nothing tells the two apart, so one that refuses what another one says that it has done is named."""
     for raised, why in ((True, ""), (False, "no")):
         met = Barrier(2)  # both are asked before one of them answers
-        brokers.add(f"a{raised}", DENIED, met)
+        path = brokers.add(f"a{raised}", DENIED, met)
         brokers.add(f"b{raised}", {"raised": raised}, met)
-        assert asking.raise_purse(1, (None, 2.0, None)) == (raised, why, [])
+        opposed = (path,) if raised else ()
+        assert asking.raise_purse(1, (None, 2.0, None)) == (raised, why, [], opposed)
+
+
+def test_strangers_keep_no_broker_from_being_asked(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More silent ones than are asked at one time, before it in the directory."""
+
+    def asked(path: str, question: dict[str, object], seconds: float) -> dict[str, object]:
+        if path == true:
+            return {"raised": True}
+        Event().wait(seconds)
+        raise TimeoutError
+
+    monkeypatch.setattr(asking, "AT_ONCE", 2)
+    monkeypatch.setattr(asking, "SOON", 0.01)
+    monkeypatch.setattr(asking, "PATIENCE", 0.5)
+    monkeypatch.setattr(asking, "_asked", asked)
+    *strangers, true = [brokers.silent(name).getsockname() for name in "abcde"]
+    assert asking.raise_purse(1, (None, 2.0, None)) == (True, "", strangers, ())
 
 
 def test_a_broker_that_has_not_answered_has_not_agreed(
@@ -96,13 +120,13 @@ def test_a_broker_that_has_not_answered_has_not_agreed(
     monkeypatch.setattr(asking, "PATIENCE", 0.5)
     monkeypatch.setattr(asking, "AT_ONCE", 2)
     silent = [brokers.silent(name).getsockname() for name in "bcd"]
-    assert asking.raise_purse(1, (None, 2.0, None)) == (False, "", silent)
+    assert asking.raise_purse(1, (None, 2.0, None)) == (False, "", silent, ())
 
 
 def test_a_broker_that_cuts_a_question_is_asked_again(brokers: Brokers) -> None:
     """Its worker was killed, and the next one knows the purse."""
     brokers.add("a", {"raised": True}, Barrier(1), cuts=1)
-    assert asking.raise_purse(1, (None, 2.0, None)) == (True, "", [])
+    assert asking.raise_purse(1, (None, 2.0, None)) == (True, "", [], ())
 
 
 def test_brokers_that_do_not_answer_have_one_time_for_all(

@@ -125,6 +125,10 @@ def test_a_budget_is_not_raised_while_its_broker_may_keep_the_former_limits(
         with pytest.raises(Failure, match="no answer from the broker /x") as failed:
             raised.to(tokens)
         assert failed.value.status == TRY_AGAIN and raised.now.tokens == now
+    opposed = Raise(True, "", [], ("/z",))
+    monkeypatch.setattr(asking, "raise_purse", lambda *_: opposed)
+    with pytest.raises(Failure, match="a broker says that it is raised, and /z refuses"):
+        raised.to("15k")
     for tokens, done in (("20k", True), ("30k", False)):
         monkeypatch.setattr(asking, "raise_purse", lambda *_, done=done: Raise(done, "", []))
         assert raised.to(tokens) == 0

@@ -7,7 +7,8 @@ Laws
 2. A raise lowers nothing, also where two come at one time: the limits are compared under the lock by which they are
    written.
 3. Where no broker has raised the purse, and one has not answered, nothing is changed: the purse would show limits that
-   its broker may not have. It is an error also where another one says that it has done it.
+   its broker may not have. It is an error also where another one says that it has done it, and where one refuses what
+   another one says that it has done.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from quine.budget.purse import Purse
 from quine.cli.budget.listing import matching
 from quine.cli.budget.values import limits
 
+LIST = "quine node --status lists the brokers"
 OUTSIDE = "a shell of the same user outside can do it"
 OPTIONS = (("--max-tokens", "tokens"), ("--max-cost", "cost"), ("--deadline", "deadline"))
 
@@ -58,6 +60,11 @@ def change(options: RunOptions, ids: list[str]) -> int:
         raise Misconfigured(f"{found.purse.ident} has just ended") from None
     asking.resume(found.purse.ledger)
     _complain(asked.silent)
+    if asked.opposed:
+        detail = (
+            f"a broker says that it is raised, and {asked.opposed[0]} refuses: it may have its former limits"
+        )
+        raise Failure(TRY_AGAIN, detail, LIST)
     return OK
 
 
@@ -65,7 +72,7 @@ def _complain(silent: list[str]) -> None:
     if silent:
         more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
         detail = f"no answer from the broker {silent[0]}{more}: the budget may have its former limits"
-        raise Failure(TRY_AGAIN, detail, "raise it once more; quine node --status lists the brokers")
+        raise Failure(TRY_AGAIN, detail, f"raise it once more; {LIST}")
 
 
 def _refuse(why: str) -> None:

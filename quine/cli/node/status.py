@@ -104,11 +104,16 @@ def _of_brokers(brokers: list[dict[str, Any]]) -> str:
         keys = broker.get("keys")
         named = " ".join(map(str, keys)) if isinstance(keys, list) else ""
         pid = _word(broker, "pid")
+        try:
+            found = broker.get("gates")
+            of_it = [(pid, *_gate(each)) for each in found] if isinstance(found, list) else []
+        except (TypeError, ValueError, KeyError, AttributeError):
+            silent += f"what answers as broker {pid} is none: its gates cannot be read\n"
+            continue
+        gates += of_it
         rows.append(
             (pid, _word(broker, "seconds"), _word(broker, "agents"), plain(named, newlines=False) or "-")
         )
-        found = broker.get("gates")
-        gates += [(pid, *_gate(each)) for each in found] if isinstance(found, list) else []
     text = table([BROKERS, *rows], right=(0, 1, 2)) if rows else ""
     return text + (table([GATES, *gates], right=(0, 4, 5, 6, 7)) if gates else "") + silent
 
