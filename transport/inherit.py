@@ -19,6 +19,7 @@ import os
 from transport import quickjson
 from transport.address import ancestors as ancestors
 from transport.address import closed_since, pass_over
+from transport.errors import Unseen
 from transport.lean import Any, NamedTuple, prctl
 from transport.provenance.memory_file import FIRST_FD as FIRST_FD
 from transport.provenance.memory_file import inode_at as inode_at
@@ -241,7 +242,7 @@ class MemoryFile(NamedTuple):
             os.close(fd)
 
 
-def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list[MemoryFile]]:
+def held_above(*names: str, pid: int = 0, whole: bool = False, most: int = 0) -> dict[str, list[MemoryFile]]:
     """Memfds of these names that a process and its ancestors hold.
 
     The process is this one, unless `pid` is another.
@@ -252,13 +253,18 @@ def held_above(*names: str, pid: int = 0, whole: bool = False) -> dict[str, list
 
     A command can mark itself as a daemon. So a mark ends no tree whose files are held on both sides of it: a true
     daemon has closed those of its starter, and its jobs get others. With `whole` it ends none: for a decision that is
-    wrong without a file from above, and right with one of another tree.
+    wrong without a file from above, and right with one of another tree. With `most` it raises Unseen where there are
+    more descriptors: a command can hold very many.
     """
+    left = most or float("inf")
     wanted = {link(name): name for name in names}
     parts: list[dict[str, list[MemoryFile]]] = [{name: [] for name in names}]  # and one for each mark
     for each, _ in ancestors(pid or os.getpid()):
         marked = False
         for target, path in _open_files(each):
+            left -= 1
+            if left < 0:
+                raise Unseen(f"the processes above it hold more than {most} descriptors")
             marked = marked or target == link(APART)
             if target in wanted and (inode := _finished(path, target)):
                 parts[-1][wanted[target]].append(MemoryFile(each, inode, path))

@@ -10,35 +10,43 @@ Laws
    close may ask it, too, or wait for a peer, as of a socket with SO_LINGER. The event loop would wait for that, and all
    clients with it. So no descriptor is closed there that may be such a one, by the kernel neither: all that come are
    taken, and a line is closed apart if something is left in it.
+4. What one tree can make a worker hold is bounded: its connections, the bytes of its requests, and the threads that
+   look at the processes above its clients.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import socket
 import struct
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from threading import Thread
+from weakref import WeakValueDictionary
 
 from quine.broker import wire
 from quine.broker.admission import Denied
+from quine.budget.caller import purses_around
 from quine.budget.pinned import pinned
 from quine.budget.shared_counters import release
 from transport import quickjson
-from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from typing import Any
 
+    from quine.broker.admission import Member
     from quine.budget.pinned import PinnedProcess
 
 FDS = struct.Struct("253i")  # SCM_MAX_FD of Linux: the kernel itself closes those that come without room
 ANCILLARY = socket.CMSG_SPACE(wire.CREDENTIALS.size) + socket.CMSG_SPACE(FDS.size)
+
+WALKERS, FEW = 16, 2  # threads that look at the processes above clients; those of them that one tree may have
 
 _waiting: deque[Callable[[], None]] = deque()  # closes that may take long, see `_apart`
 
@@ -61,6 +69,7 @@ class Client:
         self.proved = False
         self.over = False  # see `end`
         self.closed: Callable[[], None] | None = None  # called when it is closed
+        self.room: Room | None = None  # of its tree, once it is admitted
         self._rest = b""
 
     @property
@@ -72,14 +81,18 @@ class Client:
             raise Denied("another process has sent its request")
         return self._process
 
-    async def receive(self, most: int) -> bytes:
-        """Return the body of the next frame; b"" at the end. Raises OSError."""
+    async def size(self, most: int) -> int:
+        """Return the size of the next frame; 0 at the end. Raises OSError."""
         head = await self._exactly(wire.SIZE.size)
         if not head:
-            return b""
+            return 0
         (size,) = wire.SIZE.unpack(head)
         if not 0 < size <= most:
             raise OSError(f"a frame of {size} bytes")
+        return int(size)
+
+    async def body(self, size: int) -> bytes:
+        """Return the body of a frame whose `size` was read. Raises OSError."""
         body = await self._exactly(size)
         if not body:
             raise ConnectionResetError("the client has gone in the middle of a frame")
@@ -87,7 +100,8 @@ class Client:
 
     async def receive_json(self) -> dict[str, Any]:
         """Return the next frame as an object, {} at the end. Raises OSError."""
-        body = await self.receive(wire.LONGEST_HELLO)
+        size = await self.size(wire.LONGEST_GREETING)
+        body = await self.body(size) if size else b""
         try:
             value = quickjson.loads(body) if body else {}
         except (ValueError, RecursionError):
@@ -167,6 +181,80 @@ class Client:
             self._process.close()
         if self.closed:
             self.closed()
+        if self.room:
+            self.room.lines -= 1
+
+
+class Room:
+    """The connections of one tree, and the bytes of its requests: `size` at one time, or one request that is longer."""
+
+    def __init__(self, size: int) -> None:
+        self.lines = 0
+        self._size = size
+        self._held = 0
+        self._changed = asyncio.Condition()
+
+    @contextlib.asynccontextmanager
+    async def holding(self, size: int) -> AsyncIterator[None]:
+        """Wait until there is room for a request of this size, and hold that."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._held or self._held + size <= self._size)
+            self._held += size
+        try:
+            yield
+        finally:
+            self._held -= size
+            async with self._changed:
+                self._changed.notify_all()
+
+
+class Walks:
+    """Looks at the processes above clients, which may take long, by threads of its own. `members`: see `Register`."""
+
+    def __init__(self) -> None:
+        self.members: Mapping[int, Member] = {}
+        self._pool = ThreadPoolExecutor(WALKERS, "walk")
+        self._turns: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def run(self, process: PinnedProcess, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in a thread, on behalf of a process: FEW at a time for all below the same topmost member."""
+        top = self._top(process)
+        turn = self._turns.get(top)
+        if turn is None:
+            turn = self._turns[top] = asyncio.Semaphore(FEW)
+        await turn.acquire()
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        except BaseException:
+            turn.release()
+            raise
+        work.add_done_callback(lambda _: turn.release())  # the thread goes on if its caller is cancelled
+        return await asyncio.shield(work)
+
+    async def purses(self, process: PinnedProcess) -> list[int]:
+        """Return descriptors of the purses around a process. Those of a greeting that was given up are closed."""
+        looking = asyncio.ensure_future(self.run(process, purses_around, process))
+        try:
+            return list(await asyncio.shield(looking))
+        except asyncio.CancelledError:
+            looking.add_done_callback(_let_go)
+            raise
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False)
+
+    def _top(self, process: PinnedProcess) -> int:
+        """Return the pid of the topmost member above a process, or its own if it is below none."""
+        for pid, start in reversed(process.chain()):
+            member = self.members.get(pid)
+            if member and member.process.start == start:
+                return pid
+        return process.pid
+
+
+def _let_go(looking: asyncio.Future[list[int]]) -> None:
+    if not looking.cancelled() and not looking.exception():
+        release(looking.result())
 
 
 def close_line(line: socket.socket) -> None:

@@ -4,6 +4,8 @@ Laws
 1. A connection is served by a task of its own; none waits for another. Calls that may block run in a thread.
 2. Nothing that a client sends is trusted but what the kernel says of it, and its proof.
 3. It ends by itself when for some time no process that it serves has lived, and nothing is under way.
+4. Of too many connections that are not admitted the oldest is given up: a client that has something to say has said it
+   before. The connections of one tree are bounded, so that those of others find descriptors.
 """
 
 from __future__ import annotations
@@ -13,23 +15,22 @@ import errno
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakValueDictionary
 
 from quine.base import procs
 from quine.base.errors import DENIED, Failure, NoGuest
 from quine.base.messages import GuestError, Tool
 from quine.broker import wire
 from quine.broker.admission import Denied, Register
-from quine.broker.connection import Client, close_line
+from quine.broker.connection import Client, Room, Walks, close_line
 from quine.broker.credentials import GUEST, Credentials
 from quine.broker.inference import Inferences, Payer
 from quine.broker.keeper_log import Log
 from quine.broker.key_sources import Given
 from quine.budget import makers
-from quine.budget.caller import purses_around
 from quine.budget.kept_counters import inode_of
 from quine.budget.limits import Limits
 from quine.budget.purse import Cap
-from quine.budget.shared_counters import release
 from quine.providers import metering
 from quine.providers.relay import error_to_json
 from transport import quickjson
@@ -42,12 +43,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from quine.budget.kept_records import KeptRecords
-    from quine.budget.pinned import PinnedProcess
 
 KEPT = ("QUINE_PRICES",)
 IDLE, IDLE_VARIABLE = 60.0, "QUINE_BROKER_IDLE"  # seconds without a process to serve after which it ends
 PATIENCE = 30.0  # seconds that a client may take to say who it is
 MOST_FILES = 1 << 16
+MOST_GREETING = 1 << 11  # connections that are not admitted yet; and a quarter of the descriptors at most
+HELD = 2 * wire.LONGEST  # bytes of the requests of one tree
 LARGEST = 1 << 63  # of a cap
 FULL = 1.0  # seconds until connections are taken again, where there are no descriptors left
 
@@ -81,16 +83,18 @@ class Seat:
 
 def work(seat: Seat) -> None:
     """Serve until there is nobody left to serve."""
-    procs.raise_open_files(MOST_FILES)
-    asyncio.run(_Worker(seat).run())
+    asyncio.run(_Worker(seat, procs.raise_open_files(MOST_FILES)).run())
 
 
 class _Worker:
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: Seat, files: int = MOST_FILES) -> None:
         self._seat = seat
+        self._most = files // 4  # connections of a tree
+        self._greeting: dict[Client, None] = {}  # not admitted yet, the oldest first
+        self._rooms: WeakValueDictionary[int, Room] = WeakValueDictionary()  # by the inode of the ledger
         self._listener = socket.socket(fileno=os.dup(seat.listener))
         self._listener.setblocking(False)
-        self._inferences = Inferences()
+        self._inferences, self._walks = Inferences(), Walks()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -104,9 +108,12 @@ class _Worker:
         self._used = self._begun + PATIENCE  # its maker is still to come, on a busy machine not at once
         self._over = self._loop.create_future()
         self._register = Register(self._seat.records, self._watch, self._left)
+        self._walks.members = self._register.members
         self._loop.add_reader(self._listener.fileno(), self._accept)
         self._tidy()
         await self._over
+        self._walks.close()
+        self._key_reader.shutdown(wait=False)
         await self._inferences.close()
 
     # -- life --------------------------------------------------------------------------------------
@@ -181,7 +188,13 @@ class _Worker:
             if self._closing:  # its name is gone, so processes below that client would not find this broker
                 close_line(line)
                 continue
-            self._begin(self._serve(Client(line)))
+            client = Client(line)
+            self._greeting[client] = None
+            if len(self._greeting) > min(MOST_GREETING, self._most):
+                oldest = next(iter(self._greeting))
+                del self._greeting[oldest]
+                oldest.end()
+            self._begin(self._serve(client))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -207,6 +220,7 @@ class _Worker:
                     await client.send(quickjson.dumps(await self._told(client, hello)).encode())
                     return
                 make = await asyncio.wait_for(self._greet(client, ours, hello), PATIENCE)
+                self._greeting.pop(client, None)
                 payer = make(await self._loop.run_in_executor(self._key_reader, self._seat.given.key))
                 ready = {"kind": payer.config.kind, "model": payer.config.model}
                 await client.send(quickjson.dumps(ready).encode())
@@ -217,12 +231,21 @@ class _Worker:
             except Failure as failure:
                 await client.send(_error("misconfigured", failure.detail, failure.hint, failure.status))
             else:
-                while (body := await client.receive(wire.LONGEST)) and not client.over:
-                    await self._infer(client, payer, body)
+                await self._infer_all(client, payer)
         except (OSError, asyncio.TimeoutError):
             pass  # the client has gone, or is none
         finally:
+            self._greeting.pop(client, None)
             client.close()
+
+    async def _infer_all(self, client: Client, payer: Payer) -> None:
+        assert client.room
+        while size := await client.size(wire.LONGEST):
+            async with client.room.holding(size):
+                body = await client.body(size)
+                if client.over:
+                    return
+                await self._infer(client, payer, body)
 
     async def _opened(self, client: Client) -> tuple[str, dict[str, Any]]:
         """Return the nonce that was sent, and what the client has said to it. Raises OSError."""
@@ -259,7 +282,8 @@ class _Worker:
         try:
             tokens, cost, deadline = (None if value is None else float(value) for value in asked["limits"])
             to, which = (tokens, cost, deadline), int(asked["purse"])
-            return {"raised": await asyncio.to_thread(self._register.lift, client.process, which, to)}
+            lift = self._register.lift
+            return {"raised": await self._walks.run(client.process, lift, client.process, which, to)}
         except (KeyError, TypeError, ValueError, OverflowError):
             return {"error": "unknown"}
 
@@ -278,7 +302,7 @@ class _Worker:
         if hello.get("build") != build_hash():
             raise Denied("it is of another build")
         # Whatever waits comes first: a ledger is closed when no living process has it.
-        client.fds += await _purses(client.process)
+        client.fds += await self._walks.purses(client.process)
         try:
             cap = _cap(hello["mark"])
             concurrent, limited = int(hello["concurrent"]), bool(hello["limited"])
@@ -289,6 +313,9 @@ class _Worker:
         inode = inode_of(client.ledger)
         if not inode:
             raise Denied("its ledger is none")
+        room = self._rooms.get(inode) or self._rooms.setdefault(inode, Room(HELD))
+        if room.lines >= self._most:
+            raise Denied(f"there are {room.lines} connections of its tree already")
         # A process that has a key is closed to others, also to this one: it gives the purses that it has itself.
         given, client.fds = client.fds[1:], client.fds[:1]
         proved = client.proved
@@ -296,6 +323,8 @@ class _Worker:
             proved = not self._register.is_below_a_member(client.process)
         cap, purses = self._register.admit(client.process, inode, cap, proved, given)
         client.closed = self._register.connected(client.process, inode, client.end)
+        client.room = room
+        room.lines += 1
         self._register.book(client.fds.pop())
         self._look()
         ledger = self._register.ledger(inode, cap, purses)
@@ -328,21 +357,6 @@ class _Worker:
             self._seat.log.write(error)
             return quickjson.dumps(error_to_json(GuestError(f"a defect in the broker: {error!r}"))).encode()
         return task.result()
-
-
-async def _purses(process: PinnedProcess) -> list[int]:
-    """Return the purses around a process, found by a thread. That outlives a greeting, and then they are closed."""
-    looking = asyncio.ensure_future(asyncio.to_thread(purses_around, process))
-    try:
-        return await asyncio.shield(looking)
-    except asyncio.CancelledError:
-        looking.add_done_callback(_let_go)
-        raise
-
-
-def _let_go(looking: asyncio.Future[list[int]]) -> None:
-    if not looking.cancelled() and not looking.exception():
-        release(looking.result())
 
 
 def _cap(told: Any) -> Cap:

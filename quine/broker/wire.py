@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 SIZE = struct.Struct(">I")
 LONGEST = 256 << 20  # bytes of a frame: a reply of the longest stream that a provider may send
-LONGEST_HELLO = 1 << 20
+LONGEST_HELLO = 1 << 20  # and of what a prover or a broker tells
+LONGEST_GREETING = 1 << 16  # of what a client tells before it is admitted: its variables and tools
 LONGEST_ADDRESS = 107  # bytes
 SUFFIX = ".broker"  # of the socket's name; each .sock there is taken for that of a node, and asked as one
 MOST_PURSES = 16  # that a client hands over, the innermost ones

@@ -41,6 +41,7 @@ VARIABLE = "QUINE_CALLER"
 FILES = (NAME, purse.NAME, beginning.NAME)  # of a tree
 WALKS = 100  # of some milliseconds each
 MOST_AROUND = 64  # purses that a process and those above it may hold
+MOST_FILES = 1 << 18  # descriptors of them that are looked at, a second or two
 ORPHANED = "the process that has made the budget has ended, so its limits stay as they are"
 UNKNOWN = "the process that asks has ended, or the processes above it are not known"
 
@@ -122,7 +123,7 @@ def may_not_raise(of: Purse, inode: int, asker: PinnedProcess | None) -> str:
     chain = asker.chain() if asker else []
     if not asker or not chain:
         return UNKNOWN
-    held = held_above(purse.NAME, APART, pid=asker.pid, whole=True)
+    held = held_above(purse.NAME, APART, pid=asker.pid, whole=True, most=MOST_FILES)
     if held[APART]:
         return "a job of a node cannot raise a budget"
     if (of.pid, of.started) in chain or inode in {each for _, each, _ in held[purse.NAME]}:
@@ -137,9 +138,9 @@ def purses_around(asker: PinnedProcess) -> list[int]:
     """Return descriptors of the purses that a process and those above it hold; it looks through /proc.
 
     Also of those above a daemon, since a command can mark itself as one. A purse of another ledger is of no use. Raises
-    Unseen, also if there are more than MOST_AROUND.
+    Unseen, also if there are more than MOST_AROUND, or MOST_FILES descriptors.
     """
-    held = held_above(purse.NAME, pid=asker.pid, whole=True)[purse.NAME]
+    held = held_above(purse.NAME, pid=asker.pid, whole=True, most=MOST_FILES)[purse.NAME]
     if len({each.inode for each in held}) > MOST_AROUND:
         raise Unseen(f"more than {MOST_AROUND} budgets are above it")
     found: dict[int, int] = {}

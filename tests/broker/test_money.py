@@ -17,7 +17,7 @@ from unittest import mock
 
 import pytest
 
-from quine.broker import server
+from quine.broker import connection
 from quine.broker.admission import Denied, Register
 from quine.broker.connection import Client
 from quine.broker.keeper_log import LONGEST, Log
@@ -297,7 +297,7 @@ def test_a_client_that_is_refused_leaves_no_descriptor_in_the_broker(monkeypatch
     with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short:
         greeted = Refusals(short)
         # Those of another process are opened anew, and the client is this process here.
-        monkeypatch.setattr(server, "purses_around", lambda pid: list(map(os.dup, greeted.purses)))
+        monkeypatch.setattr(connection, "purses_around", lambda pid: list(map(os.dup, greeted.purses)))
         try:
             asyncio.run(greeted.run())
         finally:
@@ -341,7 +341,7 @@ def test_a_greeting_that_is_given_up_leaves_no_descriptor_in_the_broker(
                     assert given_up.told.wait(PATIENCE)
                     return list(map(os.dup, given_up.purses))
 
-                monkeypatch.setattr(server, "purses_around", around)
+                monkeypatch.setattr(connection, "purses_around", around)
                 await given_up.run(looking)
 
             asyncio.run(greet())
