@@ -17,7 +17,7 @@ Laws
    The purses of a tree are bounded.
 6. This knowledge outlives a worker: it is in memory that the keeper made (quine/budget/kept_records.py), and each
    worker reads it first. A change that could not be noted there is not made: the process, or the payment, is refused.
-   The members and purses of one tree have a SHARE of it. A process for which there is no room is refused.
+   The members and purses of one tree have a SHARE of what others leave. A process without room there is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 MOST_PURSES = 1024  # of a tree; each has a descriptor here
-SHARE = 0.25  # of the room of the records, for the members and purses of one tree: some ten thousand agents
+SHARE = 0.25  # of the room that other trees leave in the records: some ten thousand agents, if there are none
 
 
 class Denied(Exception):

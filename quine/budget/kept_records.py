@@ -8,7 +8,8 @@ Laws
 3. It is no file. A limit of the size of files fails a write, or cuts it, and any process of the user can set one for
    another process (prlimit(2)).
 4. A record for which there is no room is refused, and nothing is changed. The last part of a key names its tree. The
-   records of a tree can be refused beyond a share of a half: so it leaves room for all others.
+   records of a tree can be refused beyond a share of the room that the others have left. So however many trees take
+   their share, the next one finds room.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class KeptRecords:
         self._lock = threading.Lock()
         self._lines: dict[Key, bytes] = {}
         self._sizes: Counter[str | int] = Counter()  # bytes of these lines, by the tree
+        self._total = 0  # bytes of all of them
         self._begin = self._end = _HEAD
         self._most = LEAST
 
@@ -49,7 +51,7 @@ class KeptRecords:
         """Return the records that the process before has left. They are this one's from now on."""
         begin, end = _PLACE.unpack(self._memory[self._at(self._memory[0])])
         self._begin, self._end = (begin, end) if begin else (_HEAD, _HEAD)
-        self._lines, found = {}, {}
+        self._lines, self._total, found = {}, 0, {}
         self._sizes.clear()
         for line in self._memory[self._begin : self._end].splitlines(True):
             key, value = quickjson.loads(bytes(line))
@@ -60,11 +62,13 @@ class KeptRecords:
     def put(self, key: Key, value: object, share: float = 1.0) -> None:
         """Keep a record in place of the last one of this key. Raises OSError, and ValueError for what is no JSON.
 
-        `share` is the part of a half that the records of its tree may take with this one.
+        `share` is the part of what others leave of a half that the records of its tree may take with this one.
         """
         line = quickjson.dumps([key, value]).encode() + b"\n"
         with self._lock:
-            if self._sizes[key[-1]] + len(line) - len(self._lines.get(key, b"")) > share * self._size:
+            before = self._sizes[key[-1]]
+            most = share * (self._size - (self._total - before))
+            if before + len(line) - len(self._lines.get(key, b"")) > most:
                 raise OSError(errno.ENOSPC, "the broker has no room for more agents of this tree")
             if self._end - self._begin + len(line) <= min(self._most, self._size):
                 begin, data = self._begin, line
@@ -91,7 +95,9 @@ class KeptRecords:
         self._memory.close()
 
     def _set(self, key: Key, line: bytes) -> None:
-        self._sizes[key[-1]] += len(line) - len(self._lines.get(key, b""))
+        more = len(line) - len(self._lines.get(key, b""))
+        self._sizes[key[-1]] += more
+        self._total += more
         self._lines[key] = line
 
     def _other(self) -> int:

@@ -109,3 +109,20 @@ def test_a_limit_of_the_size_of_files_cuts_no_record() -> None:
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     assert [value[0] for value in made.read().values()] == list(range(19_900, 20_000))
     made.close()
+
+
+def test_however_many_trees_take_their_share_the_next_one_finds_room() -> None:
+    """A command of each of four trees filled the room: no agent of any other tree began."""
+    records, value = KeptRecords(size=1 << 16), "x" * 90
+    for tree in range(8):
+        taken = 0
+        with pytest.raises(OSError, match="no room for more agents of this tree"):
+            for number in range(1000):
+                records.put(("member", number, tree), value, 0.25)
+                taken += 1
+        assert taken
+    for number in range(taken):
+        records.forget(("member", number, 7))
+    records.put(("member", 0, 8), value, 0.25)
+    assert len(records.read()) > taken  # also for the next worker
+    records.close()
