@@ -3,16 +3,19 @@
 Laws
 1. It is bounded. A client may cause the same line for ever, so a full log takes the place of the one before.
 2. A worker writes from its event loop. A command can put a named pipe or a file of FUSE at the name of the log, where
-   an open never returns. So the keeper opens both files before it serves anybody, and no name is looked up later.
+   an open, or a write, never returns. So the keeper opens both files before it serves anybody, and no name is looked up
+   later. A file that is mounted there is not opened at all.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
 
 from transport.lean import contextlib
+from transport.provenance.memory_file import mount_of
 
 LONGEST = 1 << 20  # bytes after which a log is begun anew
 FORMER = ".1"  # behind the name of the one before
@@ -56,7 +59,7 @@ def _opened(name: str) -> int:
     """Return a descriptor of a regular file of this user; -1 where it cannot be had."""
     flags = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        fd = os.open(name, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        fd = _at(name, flags)
     except OSError:
         return -1
     facts = os.fstat(fd)
@@ -64,3 +67,21 @@ def _opened(name: str) -> int:
         return fd
     os.close(fd)
     return -1
+
+
+def _at(name: str, flags: int) -> int:
+    """Open a file of the mount of its directory, which is made if it is missing. Raises OSError."""
+    folder, base = os.path.split(name)
+    above, seen = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), -1
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            seen = os.open(base, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        if seen < 0:
+            return os.open(base, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=above)
+        if mount_of(seen) != mount_of(above):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+        return os.open(f"/proc/self/fd/{seen}", flags)
+    finally:
+        for each in (above, seen):
+            if each >= 0:
+                os.close(each)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 VARIABLE = "QUINE_PRICES"
 # Defaults if a file gives none: prices of cache reads and writes, as multiples of the input price.
 CACHED = (("claude-", 0.1, 1.25),)
+LARGEST = 1 << 20  # bytes of a file
 MOST = 1e6  # dollars for a million tokens: more than a dollar each is a typing error
 
 _read: dict[str, dict[str, Price]] = {}  # by the path of the user's file, which may not exist
@@ -136,7 +137,10 @@ def _load(path: str, own: bool = False) -> dict[str, Price]:
         raise Misconfigured(f"{path}: this Python cannot read TOML", "Python 3.11 or newer can") from None
     try:
         with os.fdopen(safe_path.named(path), "rb") if own else open(path, "rb") as file:
-            data = tomllib.load(file)
+            text = file.read(LARGEST + 1)
+        if len(text) > LARGEST:
+            raise Misconfigured(f"{path}: more than {LARGEST} bytes", f"see {VARIABLE}")
+        data = tomllib.loads(text.decode())
     except safe_path.Unsafe as unsafe:
         raise Misconfigured(str(unsafe), unsafe.hint) from None
     except OSError as error:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,7 @@ from unittest import mock
 
 import pytest
 
-from quine.broker import connection
+from quine.broker import connection, keeper_log
 from quine.broker.admission import Denied, Register
 from quine.broker.connection import Client
 from quine.broker.keeper_log import LONGEST, Log
@@ -376,3 +378,21 @@ def test_a_pipe_in_the_place_of_the_log_holds_no_broker(there: str, tmp_path: Pa
     if there == "later":
         assert kept.read_text().endswith("anew\n") and kept.stat().st_size < LONGEST
         assert "ValueError: wrong" in (tmp_path / "broker.log.1").read_text()
+
+
+def test_a_file_that_is_mounted_in_the_place_of_the_log_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of FUSE may answer no open, and no write: a write of the worker would hold all its clients."""
+    (tmp_path / "broker.log").write_text("mounted")
+    seen: list[int] = []
+
+    def mount_of(fd: int) -> object:
+        seen.append(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH)
+        return stat.S_ISDIR(os.fstat(fd).st_mode)
+
+    monkeypatch.setattr(keeper_log, "mount_of", mount_of)
+    log = Log(f"{tmp_path}/x.broker")
+    log.write("a line")
+    log.close()
+    assert (tmp_path / "broker.log").read_text() == "mounted" and seen == [os.O_PATH] * 2

@@ -84,6 +84,14 @@ def test_the_users_file(tmp_path: Path) -> None:
     assert of("claude-opus-5", MILLION, 0, environ=environ) == 5.0
 
 
+def test_a_file_without_a_bound_is_not_read(tmp_path: Path) -> None:
+    """A command can make one of any size, at no cost: the broker reads it when it begins."""
+    environ = user(tmp_path, "[models]\n")
+    os.truncate(environ["QUINE_PRICES"], 1 << 40)
+    with pytest.raises(Misconfigured, match="more than 1048576 bytes"):
+        prices.known("m", environ)
+
+
 def test_the_file_of_the_users_configuration(tmp_path: Path) -> None:
     (tmp_path / "quine").mkdir()
     (tmp_path / "quine" / "prices.toml").write_text('[models]\n"*" = { input = 1, output = 1 }\n')

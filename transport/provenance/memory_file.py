@@ -69,6 +69,11 @@ def is_memory_file(fd: int) -> bool:
     return place == _memory[hidden]
 
 
+def mount_of(fd: int) -> object:
+    """Return the mount of an open file, to be compared with another one. The kernel alone is asked. Raises OSError."""
+    return _place(fd)
+
+
 def _place(fd: int) -> tuple[bool, str]:
     """Return the mount of an open file; (True, its device) if this process is closed to others, before Linux 5.14."""
     try:
