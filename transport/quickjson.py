@@ -5,7 +5,8 @@ it, 9 ms in all; the C scanner and encoder that do the work need none of them.
 
 Laws
 1. The same language as json.loads and json.dumps, but for NaN and infinities, which are refused both ways. So is
-   1e999: a value is read only if it could be written again.
+   1e999: a value is read only if it could be written again. Text that nests too deep for Python is a ValueError, too:
+   it often comes from somebody else, and each reader has an answer to a ValueError.
 2. Where the C parts are missing or are not as this file knows them, json itself is used. A test compares the two.
 """
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _SPACE = " \t\n\r"
 _INFINITE = float("inf")
+_TOO_DEEP = "it nests too deep"
 
 
 def _finite(text: str) -> float:
@@ -61,6 +63,8 @@ def _from_c() -> tuple[Callable[[str | bytes], Any], Callable[[object], str], Ca
         except (StopIteration, SystemError):
             # SystemError: the scanner takes its error from json.decoder. Before Python 3.12 it fails without it.
             raise ValueError("not JSON") from None
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from None
         if end != len(text):
             raise ValueError("bytes after a JSON document")
         return value
@@ -89,7 +93,10 @@ def _from_json() -> tuple[Callable[[str | bytes], Any], Callable[[object], str],
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
     def loads(text: str | bytes) -> Any:
-        return json.loads(text, parse_constant=_Context.parse_constant, parse_float=_finite)
+        try:
+            return json.loads(text, parse_constant=_Context.parse_constant, parse_float=_finite)
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from None
 
     def readable(value: object) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)

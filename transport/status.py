@@ -88,9 +88,9 @@ class Status:
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Status:
+    def from_json(cls, data: Any) -> Status:
         """Strict: an unknown state, field or type, or fields that do not fit each other, raise ValueError."""
-        if not set(data) <= set(cls.__slots__):
+        if not isinstance(data, dict) or not set(data) <= set(cls.__slots__):
             raise ValueError("unknown field in a status")
         try:
             status = cls(**data)

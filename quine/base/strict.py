@@ -123,7 +123,7 @@ def parse(model: type[Model], body: bytes) -> Model:
         raise RequestError(f"{name}: {len(body)} bytes, and {MAX_BODY} are possible")
     try:
         return model(loads(body))
-    except (RecursionError, UnicodeDecodeError):
+    except UnicodeDecodeError:
         raise RequestError(f"{name}: not JSON") from None
     except ValueError as error:
         raise RequestError(f"{name}: {error}") from None

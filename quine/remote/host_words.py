@@ -261,7 +261,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "tape: lines",
-            "JSON, chained",
+            "JSON, chained; of a fork a session, and an end that is a status",
             f"{size(lines.LONGEST)} a line, "
             f"{size(tape_receiver.MAX_TAPES)} and {tape_receiver.MAX_SESSIONS} sessions a job",
             "`tape show` and others, without control characters",

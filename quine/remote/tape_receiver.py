@@ -25,6 +25,7 @@ from quine.tape.writer import Sink
 from transport import quickjson
 from transport.errors import RequestError
 from transport.lean import Any
+from transport.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -230,4 +231,13 @@ def _entry(line: str) -> EntryRequest:
     """Parse one line as one entry; with a newline in it there would be two."""
     if "\n" in line or not line.isascii():
         raise RequestError("tape: a line with a newline in it, or not in ASCII")
-    return parse(EntryRequest, line.encode())
+    entry = parse(EntryRequest, line.encode())
+    if entry.type == "fork":
+        if not is_session(entry.data.get("session")):
+            raise RequestError("tape: a fork without the session of its child")
+        if "ended" in entry.data:
+            try:
+                Status.from_json(entry.data["ended"])
+            except ValueError as error:
+                raise RequestError(f"tape: a fork whose end is no status: {error}") from None
+    return entry

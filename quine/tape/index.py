@@ -123,8 +123,10 @@ def ends_of_children(path: str) -> dict[str, Status]:
         for line in lines_of(file):
             if line.startswith(FORK) and b'"ended":' in line:
                 data = _entry(line).get("data", {})
-                with contextlib.suppress(ValueError, TypeError):
-                    found[str(data.get("session"))] = Status.from_json(data["ended"])
+                # The line may come from a host, and have these bytes anywhere.
+                with contextlib.suppress(ValueError):
+                    if is_session(child := data.get("session")):
+                        found[child] = Status.from_json(data.get("ended"))
     return found
 
 

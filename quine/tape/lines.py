@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 
-from quine.base.messages import Message, ToolResult
+from quine.base.messages import DEEPEST, Message, ToolResult, too_deep
 from transport import quickjson
 from transport.lean import Any, sha256
 
@@ -30,6 +30,7 @@ def digest(line: bytes) -> str:
     return sha256(line)
 
 
+LEVELS = 2 * DEEPEST  # of an entry; the arguments of a call have DEEPEST at most
 LONGEST = 8 << 20  # bytes of a line: no window of a model holds a longer message
 READ = LONGEST + (
     64 << 10
@@ -93,8 +94,8 @@ def parse(line: bytes) -> dict[str, Any]:
         entry = quickjson.loads(line)
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
-    except RecursionError:
-        raise ValueError("it nests too deep") from None
+    if line.count(b"[") + line.count(b"{") > LEVELS and too_deep(entry, LEVELS):
+        raise ValueError("it nests too deep")  # here and not where a reader makes text of a value
     if not (
         isinstance(entry, dict) and isinstance(entry.get("data"), dict) and isinstance(entry.get("type"), str)
     ):

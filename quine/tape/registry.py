@@ -20,6 +20,7 @@ import os
 from typing import Any, NamedTuple
 
 from quine.base import procs
+from quine.base.messages import DEEPEST, too_deep
 from quine.base.sessions import job_directory
 from quine.tape.index import Index
 from transport import quickjson
@@ -158,7 +159,7 @@ class Agent(NamedTuple):
 
     def _status_file(self) -> Status | None:
         if self.directory:
-            with contextlib.suppress(OSError, ValueError, TypeError):
+            with contextlib.suppress(OSError, ValueError):
                 end = Status.from_json(_json(os.path.join(self.directory, "status")))
                 return self._reported(end) if end.state == "exited" and end.code else end
         return None
@@ -167,8 +168,9 @@ class Agent(NamedTuple):
         """Return the end of a proxy: its exit status, or the report's, if the agent is lost or never started."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             told = _json(os.path.join(self.directory, "report"))
-            if told["code"] == end.code and told["state"] in ("lost", "unreachable", "denied"):
-                return Status(told["state"], end.code, host=str(told["host"]), detail=str(told["detail"]))
+            status = Status.from_json({name: told[name] for name in ("state", "code", "host", "detail")})
+            if status.state in ("lost", "unreachable", "denied") and status.code == end.code:
+                return status
         return end
 
 
@@ -307,14 +309,17 @@ def held(pid: int, started: int) -> int:
 
 def record(directory: str) -> dict[str, Any]:
     """Return the record in the directory of a job, {} if there is none."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
+    with contextlib.suppress(OSError, ValueError):
         found = _json(os.path.join(directory, "job"))
         return found if isinstance(found, dict) else {}
     return {}
 
 
 def _json(path: str) -> Any:
-    return quickjson.loads(regular_file.content(path, RECORD))
+    value = quickjson.loads(regular_file.content(path, RECORD))
+    if too_deep(value, DEEPEST):
+        raise ValueError("it nests too deep")
+    return value
 
 
 def integer(value: object) -> int:

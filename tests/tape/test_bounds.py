@@ -15,8 +15,10 @@ from quine.base.sessions import new_session
 from quine.tape import index, lines, reader, registry, render, requests, verify
 from quine.tape.writer import FileSink, Tape
 from tests.support.agents import OK, QUINE, Agents, says
+from transport.status import Status
 
 HUGE = 20 << 30  # bytes, all of them a hole
+LOST = {"code": 74, "state": "lost", "signal": "", "detail": "x"}
 MEMORY = 600_000  # KiB of address space: an interpreter, a line and its copies
 
 
@@ -98,6 +100,50 @@ def test_a_record_of_a_job_that_is_a_hole_is_none(tmp_path: Path) -> None:
     (tmp_path / "job").touch()
     os.truncate(tmp_path / "job", HUGE)
     assert registry.record(str(tmp_path)) == {}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"x": {"ended": {}}},
+        {"ended": []},
+        {"ended": {"code": 0}},
+        {"session": [], "ended": LOST},
+        {"session": "x", "ended": LOST},
+    ],
+)
+def test_a_fork_that_is_none_tells_no_end(tmp_path: Path, data: dict[str, Any]) -> None:
+    child, parent = new_session(), new_session()
+    good = {"session": new_session(), "ended": LOST}
+    texts = [
+        json.dumps({"type": "fork", "data": facts}, separators=(",", ":"))
+        for facts in ({"session": child} | data, good)
+    ]
+    (tmp_path / f"{parent}.jsonl").write_text("\n".join([meta(parent), *texts, ""]))
+    (tmp_path / f"{child}.jsonl").write_text(meta(child, parent_session_id=parent) + "\n")
+    found = index.Index(str(tmp_path)).children_ended(parent)
+    assert list(found) == [good["session"]]
+    assert [agent.verdict().state for agent in registry.everyone(str(tmp_path))] == ["unknown", "unknown"]
+
+
+@pytest.mark.parametrize("levels", [100_000, 900, 500])
+def test_records_that_nest_too_deep_are_none(tmp_path: Path, levels: int) -> None:
+    """At the limit of the parser a value may be read of which no text can be made."""
+    deep = f"{'[' * levels}{']' * levels}"
+    session = new_session()
+    (tmp_path / f"{session}.jsonl").write_text(meta(session).replace('"planted"', deep) + "\n")
+    assert index.ends(str(tmp_path / f"{session}.jsonl")) == index.Ends({}, {})
+    job = tmp_path / "jobs" / session
+    job.mkdir(parents=True)
+    (job / "job").write_text(f'{{"pid":1,"intent":{deep}}}')
+    assert registry.record(str(job)) == {}
+    (job / "job").write_text('{"pid":1}')
+    (job / "status").write_text(f'{{"code":69,"state":"exited","detail":{deep}}}')
+    (job / "report").write_text(deep)
+    (agent,) = registry.everyone(str(tmp_path))
+    assert agent.verdict().state == "unknown"
+    (job / "status").write_text('{"code":69,"state":"exited","signal":"","detail":""}')
+    assert agent.verdict() == Status("exited", 69)
 
 
 def test_a_pipe_in_the_place_of_a_result_is_not_copied_and_the_others_are(agents: Agents) -> None:
