@@ -2,6 +2,7 @@
 
 Laws
 1. Only the pidfd of a child tells its end. The end of its output does not: a process it left can hold a pipe open.
+   Its exit code is that of the kernel. A record may only say more of that code: lost, denied, a signal over there.
 2. This module reaps every child, by pid, exactly once.
 3. The output and status of a child started with `wait: false` go to files: `jobs/<session>/{stdout,stderr,status}`.
 4. Children are ended by TERM, a pause, then KILL to each child and all its descendants.
@@ -22,6 +23,7 @@ from transport import quickjson
 from transport.address import boot_id
 from transport.atomic import write_aside
 from transport.lean import Any, contextlib, signal
+from transport.provenance import regular_file
 from transport.status import Status
 
 TYPE_CHECKING = False
@@ -129,8 +131,8 @@ class Job:
         path = os.path.join(self.directory, "status")
         if self.directory:
             # The child's own record, if there is one: after an exec of this process the report pipe of a proxy is lost.
-            with contextlib.suppress(OSError), open(path, "rb") as file:
-                report = file.read(REPORT)
+            with contextlib.suppress(OSError):
+                report = regular_file.content(path, REPORT)
         for fd in (self.report, self.pidfd):
             if fd >= 0:
                 os.close(fd)
@@ -282,8 +284,11 @@ def _tell(jobs: list[Job], number: int) -> None:
 
 
 def _end(wait_status: int, report: bytes) -> Status:
-    """Return how a child ended: as its proxy or its own record reports it, else by its wait status."""
-    if report:
-        with contextlib.suppress(ValueError, TypeError):
-            return Status.from_json(quickjson.loads(report))
-    return Status.from_wait(wait_status)
+    """Return how a child ended: as its proxy or its own record explains its exit code, else by its wait status."""
+    seen = Status.from_wait(wait_status)
+    if report and seen.state == "exited":
+        with contextlib.suppress(ValueError):
+            told = Status.from_json(quickjson.loads(report))
+            if told.code == seen.code:  # the kernel knows better: any process of this user can write a record
+                return told
+    return seen

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from quine.agent import children
 from quine.agent.child_start import Given, _be_proxy
 from quine.agent.children import Job
 from quine.agent.session import SessionSpec
@@ -26,6 +27,29 @@ from transport.status import Status
 
 def fork(intent: str = "", **more: Any) -> dict[str, Any]:
     return call("fork", **({"intent": intent} if intent else {}), **more)
+
+
+@pytest.mark.parametrize(
+    ("word", "record", "end"),
+    [
+        (9, '{"code":0,"state":"exited","signal":"","detail":""}', Status("signaled", 137, "KILL")),
+        (9, '{"code":74,"state":"lost","signal":"","detail":"x"}', Status("signaled", 137, "KILL")),
+        (1 << 8, '{"code":0,"state":"exited","signal":"","detail":""}', Status("exited", 1)),
+        (74 << 8, '{"code":74,"state":"lost","signal":"","detail":"x"}', Status("lost", 74, detail="x")),
+        (
+            143 << 8,
+            '{"code":143,"state":"signaled","signal":"TERM","detail":""}',
+            Status("signaled", 143, "TERM"),
+        ),
+        (1 << 8, "[" * 50_000, Status("exited", 1)),
+        (1 << 8, "[]", Status("exited", 1)),
+        (1 << 8, "", Status("exited", 1)),
+    ],
+)
+def test_a_record_of_a_child_explains_its_exit_code_and_does_not_change_it(
+    word: int, record: str, end: Status
+) -> None:
+    assert children._end(word, record.encode()) == end
 
 
 def test_a_child_and_its_streams(agents: Agents) -> None:
