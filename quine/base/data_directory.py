@@ -7,7 +7,7 @@ Laws
    and who does not know the secret cannot make one.
 3. A directory without a mark is marked at its first use, unless it holds links or git tracks it; of one that was found
    that is said. One that is made here is marked at once. Where no secret can be kept there are no marks: each use looks
-   at all the rest.
+   at all the rest. It gets a `.gitignore` in any case, so that `git add -A` takes no tape.
 4. Other things that quine obeys where it finds them are sealed under the same secret, in a way that makes no mark.
 5. A directory with a mark is the user's wherever it is. Without one, and named by an option, the way to it must be
    safe, too (transport/provenance/safe_path.py).
@@ -25,6 +25,7 @@ from quine.base.text import plain
 from transport.address import state_directory
 from transport.lean import Mapping, blake2b, contextlib
 from transport.provenance import safe_path
+from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ MARK = ".mark"
 IGNORE = ".gitignore"
 SECRET = "mark-secret"  # in the state directory
 _SIZE = 16  # bytes of a random number, and of a digest
+_SECRET = 64  # characters of the secret
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ELSEWHERE = "or name another directory with QUINE_DATA_DIR"
 _fleeting = b""  # a secret of this process, where none can be kept
@@ -85,6 +87,9 @@ def opened(place: str, make: bool = False) -> int:
                     _mark(fd)
                 elif not _is_marked(fd, place):
                     _adopt(fd, place)
+                else:
+                    with contextlib.suppress(OSError):
+                        _ignore(fd, missing=False)
                 _judged.add(known)
     except BaseException:
         os.close(fd)
@@ -168,22 +173,29 @@ def _is_marked(fd: int, place: str) -> bool:
 
 
 def _mark(fd: int) -> bool:
-    """Put our mark into a directory, and a `.gitignore`. Return whether it is there now."""
-    secret = _secret(make=True)
-    if not secret:
-        return False
+    """Put a `.gitignore` into a directory, and our mark. Return whether the mark is there now."""
     number = os.urandom(_SIZE).hex()
     try:
-        with contextlib.suppress(FileExistsError):
-            _write(IGNORE, b"*\n", fd)
-        aside = f"{MARK}-{number}"
-        _write(aside, f"{number} {_digest(secret, number)}\n".encode(), fd)
-        os.rename(aside, MARK, src_dir_fd=fd, dst_dir_fd=fd)
+        _ignore(fd, missing=True)  # first, and also where no secret can be kept
+        if not (secret := _secret(make=True)):
+            return False
+        _publish(MARK, f"{number} {_digest(secret, number)}\n".encode(), fd)
     except OSError as error:
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT):
             return False  # the next write there will say so
         raise
     return True
+
+
+def _ignore(fd: int, missing: bool) -> None:
+    """Write a `.gitignore` in place of an empty one, as a full disk left it, or of a missing one. Raises OSError."""
+    try:
+        facts = os.stat(IGNORE, dir_fd=fd, follow_symlinks=False)
+        wanted = stat.S_ISREG(facts.st_mode) and not facts.st_size
+    except FileNotFoundError:
+        wanted = missing
+    if wanted:
+        _publish(IGNORE, b"*\n", fd)
 
 
 def marked_at(place: str) -> int | None:
@@ -228,40 +240,55 @@ def _kept_secret(make: bool) -> bytes:
         return b""
 
 
-def _write(name: str, data: bytes, directory: int | None = None) -> None:
-    fd = os.open(name, _NEW, 0o600, dir_fd=directory)
+def _publish(name: str, data: bytes, directory: int | None = None, over: bool = True) -> None:
+    """Write a file aside, and give it its name when it is whole and on the disk. A failure leaves nothing behind.
+
+    Raises OSError, without `over` FileExistsError if the name is taken.
+    """
+    aside = f"{name}-{os.urandom(8).hex()}"
+    fd = os.open(aside, _NEW, 0o600, dir_fd=directory)
     try:
-        os.write(fd, data)
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        if over:
+            os.rename(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
+        else:
+            os.link(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
     finally:
-        os.close(fd)
+        with contextlib.suppress(OSError):  # it was renamed
+            os.unlink(aside, dir_fd=directory)
 
 
 def _secret(make: bool) -> bytes:
     """Return the user's secret, or b"" if it cannot be read or, with `make`, created. Raises Unsafe."""
     folder = state_directory()
     place = os.path.join(folder, SECRET)
+    broken = False
     try:
-        return _read(place)
+        if secret := _read(place):
+            return secret
+        broken = True
     except OSError:
-        if not make:
-            return b""
-    aside = f"{place}-{os.urandom(8).hex()}"
+        pass
+    if not make:
+        return b""
     try:
         dirs.make(folder)
-        _write(aside, os.urandom(32).hex().encode())
-        try:
-            with contextlib.suppress(FileExistsError):  # another process was first
-                os.link(aside, place)
-        finally:
-            os.unlink(aside)
+        with contextlib.suppress(FileExistsError):  # another process was first
+            _publish(place, os.urandom(_SECRET // 2).hex().encode(), over=broken)
         return _read(place)
     except OSError:
         return b""
 
 
 def _read(place: str) -> bytes:
+    """Return the secret in a file; b"" if it is not whole, as after a crash. Raises OSError, Unsafe."""
     fd = safe_path.named(place)
     try:
-        return os.read(fd, 64)
+        secret = os.read(fd, _SECRET)
+        return secret if len(secret) == _SECRET else b""
     finally:
         os.close(fd)

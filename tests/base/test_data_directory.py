@@ -149,6 +149,48 @@ def test_one_of_a_split_index_is_refused_with_both_commands(here: Path) -> None:
     use(place)
 
 
+def test_a_full_disk_leaves_no_part_of_a_file_and_the_next_use_mends_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    place, state = here / ".quine", here.parent / "state" / "quine"
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
+        use(place, make=True)
+    assert [*place.iterdir(), *state.glob("*")] == []
+    use(place)
+    assert {path.name for path in place.iterdir()} == {".gitignore", ".mark"}
+    assert (place / ".gitignore").read_text() == "*\n"
+    assert [path.name for path in state.iterdir()] == ["mark-secret"]
+
+
+def test_a_gitignore_that_was_left_empty_is_written_and_one_of_the_user_is_not(here: Path) -> None:
+    use(here / ".quine", make=True)
+    ignore = here / ".quine" / ".gitignore"
+    for before, after in (("", "*\n"), ("!x\n", "!x\n")):
+        ignore.write_text(before)
+        use(here / ".quine")
+        assert ignore.read_text() == after
+    ignore.unlink()
+    use(here / ".quine")
+    assert not ignore.exists()
+
+
+@pytest.mark.parametrize("length", [0, 40])
+def test_a_secret_of_which_a_part_is_left_is_made_anew(here: Path, length: int) -> None:
+    secret = here.parent / "state" / "quine" / "mark-secret"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("0" * length)
+    secret.chmod(0o600)
+    use(here / ".quine", make=True)
+    assert len(secret.read_text()) == 64
+    assert data_directory.marked_at(str(here / ".quine")) is not None
+    data_directory._fleeting = b""
+    assert data_directory.is_sealed(b"x", data_directory.seal(b"x")) and not data_directory._fleeting
+
+
 @pytest.mark.parametrize("planted", ["directory", "pipe"])
 def test_something_else_in_the_place_of_the_mark(here: Path, planted: str) -> None:
     """Verbs that read had gone on; an agent ended."""
@@ -199,6 +241,7 @@ def test_where_no_secret_can_be_kept(here: Path, monkeypatch: pytest.MonkeyPatch
     use(here / ".quine", make=True)
     use(here / ".quine")
     assert not (here / ".quine" / ".mark").exists()
+    assert (here / ".quine" / ".gitignore").read_text() == "*\n"
     (here / ".quine" / "fs").symlink_to("/")
     refused(here / ".quine", "fs in it is a symlink")
 
