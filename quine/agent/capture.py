@@ -16,6 +16,7 @@ import os
 import sys
 
 from quine.base import dirs
+from transport.provenance import regular_file
 
 LIMIT = 1 << 30  # bytes kept of one stream; a command that prints more is ended, and the result says so
 CHUNK = 1 << 18
@@ -99,9 +100,7 @@ class Capture:
         self._spilt = True
         try:
             dirs.make(os.path.dirname(self._path))
-            self._fd = os.open(
-                self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_TRUNC | os.O_CLOEXEC, 0o600
-            )
+            self._fd = regular_file.written(self._path, os.O_TRUNC)
         except OSError as error:
             self._fault = error.strerror or str(error)
         self._keep(self._kept)

@@ -13,6 +13,7 @@ import time
 
 from quine.base.errors import say
 from transport.lean import contextlib
+from transport.provenance import regular_file
 
 
 class Log:
@@ -35,8 +36,6 @@ class Log:
     def write(self, text: str) -> None:
         """Append `text` unchanged. Raises OSError."""
         if self.path:
-            fd = os.open(
-                self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC, 0o600
-            )
+            fd = regular_file.written(self.path, os.O_APPEND)
             with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)

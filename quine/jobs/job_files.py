@@ -20,6 +20,7 @@ from quine.base.errors import NOT_STARTED, OK, Failure, Misconfigured, say
 from quine.base.sessions import is_session
 from quine.tape.registry import integer, lives, record, state_directory
 from transport import inherit
+from transport.provenance import regular_file
 from transport.writes import is_no_input, write_all
 
 TYPE_CHECKING = False
@@ -81,8 +82,7 @@ def unwritable(error: OSError, jobs: str) -> Failure:
 
 
 def keep_mission(directory: str, mission: str) -> None:
-    fd = os.open(f"{directory}/mission", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(fd, "w", encoding="utf-8") as file:
+    with open(regular_file.written(f"{directory}/mission", 0), "w", encoding="utf-8") as file:
         file.write(mission)
 
 

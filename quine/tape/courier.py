@@ -30,6 +30,7 @@ from quine.tape.writer import FileSink
 from transport import quickjson
 from transport.errors import RequestError
 from transport.lean import contextlib, signal, socket
+from transport.provenance import regular_file
 from transport.writes import write_all
 
 TYPE_CHECKING = False
@@ -53,11 +54,11 @@ GONE = "the process that sends it has ended"
 class SpooledSink:
     """A tape in the folder of a job, which its courier sends."""
 
-    def __init__(self, folder: str, path: str, session: str) -> None:
+    def __init__(self, folder: str, path: str, session: str, begins: bool = True) -> None:
         self._folder = folder
         self._path = path  # of the courier's socket
         self._session = session
-        self._file = FileSink(tape_path(folder, session))
+        self._file = FileSink(tape_path(folder, session), begins)
         self._begun = False
 
     def put(self, lines: Sequence[bytes]) -> None:
@@ -173,13 +174,7 @@ def _make_index(folder: str) -> None:
     for tries in range(TRIES, 0, -1):
         try:
             dirs.make(folder)
-            os.close(
-                os.open(
-                    os.path.join(folder, INDEX),
-                    os.O_CREAT | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC,
-                    0o600,
-                )
-            )
+            os.close(regular_file.written(os.path.join(folder, INDEX), 0))
             return
         except FileNotFoundError:
             if tries == 1:

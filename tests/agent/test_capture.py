@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.agent.capture import HEADERS, Capture, quoted
 from quine.agent.outcome import sections
+from quine.base.log import Log
 
 
 @settings(max_examples=50)
@@ -89,6 +93,33 @@ def test_both_ends_of_a_long_output_are_quoted(tmp_path: Path) -> None:
     shown = one.text()
     assert len([line for line in shown.splitlines() if line.startswith(HEADERS)]) == 1
     assert (tmp_path / "whole").read_bytes() == b"[STDERR]\n" * 100
+
+
+def _too_late(*_: object) -> None:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_pipe_in_the_place_of_a_file_of_ours_holds_nothing_up(tmp_path: Path, read: bool) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK) if read else -1
+    before = signal.signal(signal.SIGALRM, _too_late)  # the open would never return
+    signal.alarm(30)
+    try:
+        capture = Capture(10, str(pipe))
+        capture.feed(b"x" * 100)
+        assert "100 bytes total, the whole could not be kept: no regular file" in capture.text()
+        with pytest.raises(OSError, match="no regular file"):
+            Log(str(pipe)).write("x")
+        Log(str(pipe)).note("x")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        if read:
+            assert os.read(reader, 1) == b""
+            os.close(reader)
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def test_every_header_is_known() -> None:
