@@ -9,6 +9,7 @@ Laws
    this holds of the whole way to it.
 4. The start time of the tree and these identities come from a sealed file (quine/budget/beginning.py), never from the
    ledger, which a command can write, nor from a name or an id that a process chose.
+5. A repository does not replace a persona of the user: of two with one name, the own one counts, even if it is refused.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ _CLOCK = 5  # CLOCK_REALTIME_COARSE, the clock of file timestamps in the kernel
 def directories(start: str) -> list[str]:
     """Return the persona directories of a tree started in `start`: one in it, one in the user's configuration."""
     return [os.path.join(start, "personas"), os.path.join(user_directory("config"), "quine", "personas")]
+
+
+def named(name: str, start: str) -> list[str]:
+    """Return the files of the name `name`: first the user's own, which is the one that counts (law 5)."""
+    places = reversed(directories(start))
+    return [path for place in places if os.path.lexists(path := os.path.join(place, f"{name}.md"))]
 
 
 def now() -> int:
@@ -57,18 +64,12 @@ def identities(start: str, before: int = 0) -> bytes:
 def text(name: str, start: str, ledger: Ledger) -> str:
     """Return the text of persona `name` of a tree started in `start`. Raises OSError, or ValueError with the reason."""
     places = directories(start)
-    for place in places:
-        path = os.path.join(place, f"{name}.md")
-        try:
-            # Unsafe is a ValueError.
-            opened = safe_path.found if place == places[0] else safe_path.named
-            folder = opened(place, safe_path.FOLDER)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+    for path in named(name, start)[:1]:
+        place = os.path.dirname(path)
+        opened = safe_path.found if place == places[0] else safe_path.named
+        folder = opened(place, safe_path.FOLDER)  # Unsafe is a ValueError
         try:
             return _read(folder, path, ledger)
-        except FileNotFoundError:
-            continue
         finally:
             os.close(folder)
     raise ValueError(f"there is neither {' nor '.join(f'{place}/{name}.md' for place in places)}")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quine.agent.shell import Shell
     from quine.agent.signals import Signals
     from quine.agent.usage import Account
+    from quine.base.log import Log
     from quine.base.messages import Guest, Message, ToolCall
     from quine.budget.ledger import Ledger
     from quine.providers.metering import Price
@@ -49,6 +50,7 @@ class Running(Protocol):
     shell: Shell
     jobs: Jobs
     tape: Tape
+    log: Log
     messages: list[Message]
     answered: int  # calls of the current reply that have a result
     cut: ToolCall | None  # the call of the current reply that the limit of its output may have cut

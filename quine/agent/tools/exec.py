@@ -98,12 +98,21 @@ def run(loop: Running, args: dict[str, Any]) -> Result:
     persona = loop.spec.persona
     if "persona" in args:
         try:
-            persona = personas.text(args["persona"], loop.tree.start, loop.ledger) if args["persona"] else ""
+            persona = _persona(loop, args["persona"]) if args["persona"] else ""
         except (OSError, ValueError) as error:
             return _error(f"persona {args['persona']}: {_why(error)}")
     spec = _next(loop.spec, wisdom, persona)
     spec = spec._replace(limits=spec.limits._replace(window=loop.account.found))
     return _renew(loop, spec) if host == "local" else _move(loop, spec, host)
+
+
+def _persona(loop: Running, name: str) -> str:
+    """Return the text of a persona, and note it if there are two of that name. Raises OSError, ValueError."""
+    text = personas.text(name, loop.tree.start, loop.ledger)
+    used, *others = personas.named(name, loop.tree.start)
+    for other in others:
+        loop.log.note(f"persona {name}: {used} is used, and not {other}")
+    return text
 
 
 def _next(old: SessionSpec, wisdom: dict[str, str], persona: str) -> SessionSpec:
