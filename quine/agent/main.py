@@ -289,7 +289,7 @@ def _begun(process: Process, spec: SessionSpec, slots: list[int], record: str) -
     env.bequeath(settings, process.tree, spec)
     unmounted = _mount()
     process.signals.arm(process.tree.ledger.time_left, spec.limits.deadline)
-    tape = Tape(origin.sink(settings, ask, process.signals, spec.session), settings.masked)
+    tape = Tape(origin.sink(settings, ask, process.signals, spec), settings.masked)
     log = Log("" if ask else os.path.join(settings.data_dir, f"{spec.session}.log"), settings.verbose)
     process.guest.note = log.note
     if unmounted:

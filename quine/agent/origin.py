@@ -138,22 +138,23 @@ def settle_here(
     return settings._replace(memo={**settings.memo, COURIER: [path, folder]})
 
 
-def sink(settings: Settings, ask: Ask | None, signals: Signals, session: str) -> Sink:
+def sink(settings: Settings, ask: Ask | None, signals: Signals, spec: SessionSpec) -> Sink:
     """Return where a tape is written: to a file here, by the courier of this job, or by requests to the origin."""
+    begins = spec.born != "exec"
     if ask is None:
-        return FileSink(tape_path(settings.data_dir, session))
+        return FileSink(tape_path(settings.data_dir, spec.session), begins)
     if is_direct(settings.memo):
         from quine.tape.courier import SpooledSink
 
         path, folder = settings.memo[COURIER]
-        return SpooledSink(folder, path, session)
+        return SpooledSink(folder, path, spec.session, begins)
 
     def send(name: str, body: bytes) -> bytes:
         # Not interruptible: an outcome is written after the signal that it records.
         with signals.block_sigpipe():
             return ask(name, body, signals.ready)
 
-    return RelaySink(send, session)
+    return RelaySink(send, spec.session)
 
 
 def part(settings: Settings, wait: Callable[[socket.socket, int], None]) -> str:

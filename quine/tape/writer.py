@@ -18,7 +18,7 @@ import os
 import time
 
 from quine.base import data_directory, dirs
-from quine.base.errors import DEFECT, LOST, Failure
+from quine.base.errors import DEFECT, LOST, NOT_STARTED, Failure
 from quine.base.messages import Message
 from quine.tape.lines import LONGEST, digest, parse, seal_holds
 from quine.tape.redact import Mask
@@ -45,10 +45,14 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """A file that this process creates and is the only one to append to."""
+    """A file that this process creates and is the only one to append to.
 
-    def __init__(self, path: str) -> None:
+    `begins`: nothing of the agent was before this tape, so if its first lines cannot be written nothing was started.
+    """
+
+    def __init__(self, path: str, begins: bool = True) -> None:
         self.path = path
+        self._begins = begins
         self._fd = -1
         self._size = -1  # bytes known to be whole lines; -1 = there is no file yet
 
@@ -65,11 +69,21 @@ class FileSink:
             os.fsync(self._fd)
             self._size += sum(len(line) + 1 for line in lines)
         except OSError as error:
-            if self._fd >= 0:
-                # The next line would begin with this half line. A tape ends at a line unless its writer died.
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._fd, self._size)
-            raise Failure(LOST, f"the tape {self.path} cannot be written: {error.strerror}") from None
+            unborn = self._begins and self._size <= 0 and not isinstance(error, FileExistsError)
+            self._undo()
+            why = f"the tape {self.path} cannot be written: {error.strerror}"
+            raise Failure(NOT_STARTED if unborn else LOST, why) from None
+
+    def _undo(self) -> None:
+        """Take back half a line: a tape ends at a line unless its writer died. One without a line is removed."""
+        if self._fd < 0:
+            return
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._size)
+            if not self._size:
+                os.unlink(self.path)
+                self.close()
+                self._size = -1
 
     def _write(self, parts: list[memoryview]) -> None:
         """Write all parts, without a copy."""

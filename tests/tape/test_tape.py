@@ -229,6 +229,36 @@ def test_a_bad_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert f"{deep.name}, line 1" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("begins", "status"), [(True, 69), (False, 74)])
+def test_a_tape_whose_first_line_cannot_be_written_is_not_there(
+    tmp_path: Path, begins: bool, status: int
+) -> None:
+    """Nothing was started, except by an earlier life of the same process."""
+    path = tmp_path / "t.jsonl"
+    tape = Tape(FileSink(str(path), begins))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    tape.add("meta", {"mission": "x" * 1000})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(Failure, match="cannot be written: File too large") as caught:
+                tape.sync()
+            assert caught.value.status == status and not path.exists()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    tape.sync()
+    assert len(read(str(path))) == 1
+    tape.add("message", {"content": "x" * 1000})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limits[1]))
+    try:
+        with pytest.raises(Failure) as caught:
+            tape.sync()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.status == 74 and len(read(str(path))) == 1
+    tape.close()
+
+
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     """A line that could not be written is written with the next one; no line is lost or torn in between."""
     tape = write(tmp_path, new_session())
