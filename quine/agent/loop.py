@@ -93,6 +93,7 @@ class Loop:
         self._far = origin.infers(process.ask, self.settings.memo)
         self._price = process.price
         self.account = Account(spec.limits, self.ledger, self._guest, self._price)
+        self.warned = False  # told at an `exit` what would be cut
         self._silent = 0
         self._refused = 0
         self._alarmed = False

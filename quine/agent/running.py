@@ -55,6 +55,7 @@ class Running(Protocol):
     answered: int  # calls of the current reply that have a result
     cut: ToolCall | None  # the call of the current reply that the limit of its output may have cut
     outputs: str  # directory
+    warned: bool  # told at an `exit` what would be cut
     record: str  # directory for its status file if the parent does not wait, else ""
     slots: list[int]
     relayed: bool  # the origin of the tree is another machine

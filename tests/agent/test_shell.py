@@ -8,12 +8,16 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from quine.agent import capture
+from quine.agent.outcome import Ended
 from quine.agent.shell import Outcome, Shell
 from quine.agent.signals import HANDLED, KICK, PYTHON_IGNORES, Signals, Terminated
+from quine.agent.tools import exit as exit_tool
 from quine.base import procs
 from quine.base.text import quote
 from tests.lab import processes
@@ -40,6 +44,60 @@ def shell(request: pytest.FixtureRequest, signals: Signals, tmp_path: Path) -> I
     one = Shell(request.param, str(tmp_path), signals, str(tmp_path / "outputs"), 4000)
     yield one
     one.close()
+
+
+def exits(shell: Shell, **more: Any) -> tuple[Any, list[str]]:
+    """Return a loop of which an agent says `exit`, and its notes."""
+    notes: list[str] = []
+    facts = {"warned": False, "account": SimpleNamespace(last=None), "signals": SimpleNamespace(alarm=False)}
+    return SimpleNamespace(shell=shell, log=SimpleNamespace(note=notes.append), **{**facts, **more}), notes
+
+
+def test_a_success_is_sent_back_once_while_the_deliverable_is_written(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exit_tool, "MOMENT", 0.0)
+    assert run(shell, "mkfifo go; cat go >&4 & echo $!").code == 0
+    pid = run(shell, "echo $!").stdout.strip()
+    loop, notes = exits(shell)
+    refused = exit_tool.run(loop, {"status": 0}).text
+    assert refused.startswith(
+        f"Exit rejected: background commands may still write to descriptor 4: pid {pid};"
+    )
+    with pytest.raises(Ended):
+        exit_tool.run(loop, {"status": 0})
+    assert notes == [f"ended by exit: background commands may still write to descriptor 4: pid {pid}"]
+    for other in (
+        exits(shell, account=SimpleNamespace(last="turn_exhaustion"))[0],
+        exits(shell, signals=SimpleNamespace(alarm=True))[0],
+    ):
+        with pytest.raises(Ended):
+            exit_tool.run(other, {"status": 0})
+    with pytest.raises(Ended):
+        exit_tool.run(exits(shell)[0], {"status": 1, "stderr": "why"})
+    run(shell, ": >go; wait")
+    loop, notes = exits(shell)
+    with pytest.raises(Ended):
+        exit_tool.run(loop, {"status": "success"})
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [
+        ("(cat go >&4; true) &", 2),
+        ("(cat go >&4 &)", 1),
+        ("(while read x <go; do :; done; true) &", 1),
+        ("cat go &", 0),
+        ("cat go >out 2>&1 &", 0),
+        ("(exec 4>&-; while read x <go; do :; done; true) &", 0),
+    ],
+)
+def test_the_background_commands_that_may_write_to_the_deliverable(
+    shell: Shell, command: str, count: int
+) -> None:
+    run(shell, f"mkfifo go; exec 9<>go; {command}")
+    until(lambda: len(exit_tool._writers(shell.group)) == count)
 
 
 def in_group(number: int) -> list[int]:
@@ -233,8 +291,13 @@ def test_closing_ends_the_group(shell: Shell) -> None:
     assert not in_group(group)
 
 
-def test_a_full_disk_ends_the_keeping_not_the_command(tmp_path: Path) -> None:
-    kept = capture.Capture(1000, "/dev/full")
+def test_a_full_disk_ends_the_keeping_not_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        capture.regular_file, "written", lambda *_: os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
+    )
+    kept = capture.Capture(1000, str(tmp_path / "kept"))
     for _ in range(9):
         kept.feed(b"x" * 999 + b"\n")
     text = kept.text()

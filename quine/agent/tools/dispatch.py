@@ -25,7 +25,7 @@ def carry_out(loop: Running, index: int, call: ToolCall, calls: tuple[ToolCall, 
         return {index: sh_tool.run(loop, call.args)}
     if call.name == "exec":
         return {index: exec_tool.run(loop, call.args)}
-    return {index: exit_tool.run(call.args)}
+    return {index: exit_tool.run(loop, call.args)}
 
 
 def _may_fork(loop: Running, call: ToolCall) -> bool:
