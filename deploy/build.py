@@ -12,6 +12,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -20,7 +21,7 @@ import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -296,6 +297,19 @@ def _umask() -> int:
 
 
 def _forget_old(folder: Path) -> None:
-    builds = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("new-")]
-    for path in sorted(builds, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
+    for path in by_age(folder, stat.S_ISDIR, "new-")[KEPT:]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def by_age(folder: Path, kind: Callable[[int], bool], spared: str) -> list[Path]:
+    """Return the entries of a kind, the newest first, but those whose name begins with `spared`.
+
+    Other processes remove entries meanwhile.
+    """
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            facts = path.stat()
+            if kind(facts.st_mode) and not path.name.startswith(spared):
+                found.append((facts.st_mtime, path))
+    return [path for _, path in sorted(found, reverse=True)]

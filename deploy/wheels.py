@@ -18,6 +18,7 @@ import importlib.util
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -112,23 +113,25 @@ def layer(name: str, platform: Platform, wheels: Path | None) -> Layer:
                 made.rename(folder / f"{key}-{sha256}")
             _forget_old(folder)
             found = Layer(folder / f"{key}-{sha256}", sha256, (folder / f"{key}-{sha256}").stat().st_size)
-    os.utime(found.path)
     return found
 
 
 def _intact(folder: Path, key: str) -> Layer | None:
     for path in folder.glob(f"{key}-*"):
         sha256 = path.name.rpartition("-")[2]
-        with open(path, "rb") as file:
-            if installer.digest(file) == sha256:
-                return Layer(path, sha256, path.stat().st_size)
-        path.unlink()  # damaged
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # an older one, and the maker of another layer has removed it
+            os.utime(path)
+            with open(path, "rb") as file:
+                if installer.digest(file) == sha256:
+                    return Layer(path, sha256, path.stat().st_size)
+            path.unlink()  # damaged
     return None
 
 
 def _forget_old(folder: Path) -> None:
-    made = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
-    for path in sorted(made, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
+    for path in build.by_age(folder, stat.S_ISREG, ".")[KEPT:]:
         path.unlink(missing_ok=True)
     for lock in folder.glob(".lock-*"):
         if not any(folder.glob(f"{lock.name.partition('-')[2]}-*")):

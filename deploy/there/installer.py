@@ -43,6 +43,8 @@ START_SECONDS = 60
 STALE = 3600  # seconds after which a directory made aside, or a part that came, belongs to nobody
 KEPT = 3  # installations that stay, the newest; and those in use
 CHUNK = 1 << 16
+WORDS = {errno.ENOSPC: "full", errno.EDQUOT: "full"}  # of errors; "write" for others
+WORDS.update(dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT), "readonly"))
 # PyPy takes the bytes of names and arguments for those of the locale, also where that is C, as it often is at a login,
 # and has no -X utf8. The program takes back what is set here, for its jobs: see `quine/base/exposure.py`.
 UTF8 = (
@@ -87,12 +89,8 @@ def main(
             install(part, target, setup)
             if mode != "dial":
                 try_out(target)
-    except Failure as failure:
-        say(marker, f"fail {failure.word} {' '.join(failure.text.split())}")
-        sys.exit(69)
-    except OSError as error:
-        say(marker, f"fail {word_of(error)} {error.filename or folder}: {error.strerror}")
-        sys.exit(69)
+    except (Failure, OSError) as error:
+        give_up(marker, error, folder)
     say(marker, "have")
     if mode != "dial":
         sys.exit(0)
@@ -106,10 +104,11 @@ def say(marker: str, text: str) -> None:
     os.write(1, f"{marker} {text}\n".encode(errors="replace"))
 
 
-def word_of(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "full"
-    return "readonly" if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT) else "write"
+def give_up(marker: str, error: Failure | OSError, folder: Path) -> NoReturn:
+    if isinstance(error, OSError):
+        error = Failure(WORDS.get(error.errno or 0, "write"), f"{error.filename or folder}: {error.strerror}")
+    say(marker, f"fail {error.word} {' '.join(error.text.split())}")
+    sys.exit(69)
 
 
 def make(folder: Path) -> None:
@@ -327,7 +326,10 @@ def same(work: Path, target: Path) -> bool:
 
 
 def forget(base: Path, target: Path) -> None:
-    """Remove the leftovers of killed installers, and old installations that no process runs."""
+    """Remove the leftovers of killed installers, and old installations that no process runs.
+
+    Other installers do the same at the same time: an entry that has gone, or cannot be removed, is no failure.
+    """
     old: list[tuple[float, Path]] = []
     for path in base.iterdir():
         try:
@@ -336,7 +338,9 @@ def forget(base: Path, target: Path) -> None:
             continue
         if path.name.startswith((".new-", ".old-", ".part-")):
             if changed < time.time() - STALE:
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
         elif len(path.name) == len(target.name) and path.name != target.name:
             old.append((changed, path))
     spare = [path for _, path in sorted(old, reverse=True)[KEPT - 1 :]]
@@ -350,8 +354,13 @@ def forget(base: Path, target: Path) -> None:
 
 def forget_layers(base: Path) -> None:
     """Remove the layers (deploy/there/layers.py) that no installation names and no process has loaded."""
-    named = {os.path.realpath(link) for link in base.glob("*/layer-*")}
-    spare = []
+    spare: list[Path] = []
+    named: set[str] = set()
+    for folder in base.iterdir():
+        with contextlib.suppress(OSError):  # it is a file, or another installer has removed it
+            named |= {
+                os.path.realpath(folder / name) for name in os.listdir(folder) if name.startswith("layer-")
+            }
     for path in base.glob("layer-*"):
         with contextlib.suppress(OSError):  # another installer has removed it
             if os.path.realpath(path) not in named and path.stat().st_mtime < time.time() - STALE:
@@ -372,10 +381,8 @@ def contents(name: str) -> str:
     """Return that file of /proc of all processes that it can be read of."""
     found = []
     for path in Path("/proc").glob(f"[0-9]*/{name}"):
-        try:
+        with contextlib.suppress(OSError):
             found.append(path.read_text(errors="replace"))
-        except OSError:
-            continue
     return "\n".join(found)
 
 

@@ -57,13 +57,8 @@ def receive(wish: str) -> None:
     with _private(), _unwinding():
         try:
             _receive(marker, name, installation)
-        except installer.Failure as failure:
-            installer.say(marker, f"fail {failure.word} {' '.join(failure.text.split())}")
-            sys.exit(69)
-        except OSError as error:
-            place = error.filename or installation.parent
-            installer.say(marker, f"fail {installer.word_of(error)} {place}: {error.strerror}")
-            sys.exit(69)
+        except (installer.Failure, OSError) as error:
+            installer.give_up(marker, error, installation.parent)
 
 
 def _receive(marker: str, name: str, installation: Path) -> None:

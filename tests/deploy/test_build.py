@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from deploy import build, paths
+from deploy import build, paths, wheels
 from quine.archive import local_mirror
 from quine.files.stores.local.store import Local
 from transport import this_build
@@ -166,3 +168,22 @@ def test_old_builds_are_forgotten(tmp_path: Path) -> None:
     (tmp_path / "new-under-way").mkdir()
     build._forget_old(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["b3", "b4", "b5", "b6", "new-under-way"]
+
+
+@pytest.mark.parametrize("forget", [build._forget_old, wheels._forget_old])
+def test_what_another_process_has_forgotten_meanwhile_is_no_failure(
+    forget: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.stat
+
+    def stat(path: Path, **words: bool) -> os.stat_result:
+        facts = real(path, **words)
+        if path.parent == tmp_path:
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True)
+        return facts
+
+    (tmp_path / "build").mkdir()
+    (tmp_path / "layer").touch()
+    monkeypatch.setattr(Path, "stat", stat)
+    forget(tmp_path)

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -64,6 +65,35 @@ def test_what_a_killed_installer_left_goes_when_it_is_stale(tmp_path: Path, pref
     os.utime(stale, (late, late))
     installer.forget(tmp_path, tmp_path / ("f" * 64))
     assert (stale.exists(), fresh.exists()) == (False, True)
+
+
+def test_installers_that_tidy_up_at_once_do_no_harm_to_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with one home on many hosts: another one removes each thing after this one has seen its name."""
+    mine, late = tmp_path / ("f" * 64), time.time() - installer.STALE - 60
+    for name in (".new-a", ".old-a", mine.name, "layer-a", "layer-b", "e" * 64):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (late, late))
+    (tmp_path / ".part-a").touch()
+    os.utime(tmp_path / ".part-a", (late, late))
+    (tmp_path / "note").touch()
+    (mine / "layer-s3").symlink_to("../layer-a")
+    real, stay = shutil.rmtree, (mine, tmp_path / "layer-a")
+
+    def after_another(call: Callable[..., object]) -> Callable[..., object]:
+        def called(path: object = ".", *args: object, **words: object) -> object:
+            if isinstance(path, (str, Path)) and Path(path).parent == tmp_path and path not in stay:
+                real(path, ignore_errors=True)
+            return call(path, *args, **words)
+
+        return called
+
+    for module, name in ((shutil, "rmtree"), (os, "scandir"), (os, "listdir")):
+        monkeypatch.setattr(module, name, after_another(getattr(module, name)))
+    installer.forget(tmp_path, mine)
+    monkeypatch.undo()
+    assert sorted(os.listdir(tmp_path)) == sorted([mine.name, "layer-a", "note"])
 
 
 BINARY = random.Random(1).randbytes(3 * installer.CHUNK + 1)
