@@ -18,7 +18,7 @@ from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.signals import Signals
 from quine.base import dirs, procs
 from quine.base.sessions import job_directory
-from quine.staging.claim import Claim
+from quine.staging.notes import Claim
 from transport import quickjson
 from transport.address import boot_id
 from transport.atomic import write_aside

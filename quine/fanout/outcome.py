@@ -228,7 +228,7 @@ def unfetched(error: Misconfigured, note: Unreturned) -> Status:
 def of_adopted(status: Status, torn: bool, staged: bool) -> Status:
     """Return the end of a job that was adopted; it is lost if it may have lacked its files, or its output is not whole.
 
-    `torn`: output that the process before had taken is not here. Its host may know that it never began: see `unbegun`.
+    `torn`: output that the process before had taken is not here. Its host may have noted that it never began.
     """
     from transport.status import Status
 

@@ -263,7 +263,7 @@ class Starter:
         self, task: Task, spawn: Spawn, status: Status, stage: Staging | None, ended: Ended
     ) -> None:
         """Ask the host of a job whose caller died whether its command has begun, and then end the try."""
-        from quine.staging import unbegun
+        from quine.staging import notes
 
         def on_exit(answer: Status) -> None:
             task.unbegun = (answer.state, answer.code) == ("exited", 0)
@@ -273,7 +273,7 @@ class Starter:
                 self._finish(task, spawn, status, stage, ended)
 
         probe = self.asking(status.host or "local")
-        probe.argv = ["node", "--stage", "unbegun", unbegun.name_of(spawn.capability)]
+        probe.argv = ["node", "--stage", "unbegun", notes.name_of(spawn.capability)]
         task.over = True
         task.after = job = self._batch.start(probe, on_exit=on_exit)
         job.limit()

@@ -19,7 +19,7 @@ import sys
 from quine.agent.session import SessionSpec
 from quine.base import sizes
 from quine.base.cli_options import RunOptions, as_words, environment, limits, rows
-from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured, NoGuest, NotBuilt, complain, say
+from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NoGuest, NotBuilt, complain, say
 from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from quine.jobs.client import (

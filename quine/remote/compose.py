@@ -287,7 +287,7 @@ def _runner(
 
     from quine.base import data_directory
     from quine.staging.caller_side import Staging
-    from quine.staging.claim import Claim
+    from quine.staging.notes import Claim
 
     stage = Staging(files, returns, os.getcwd(), data_directory.named(environ)).moving()
     return partial(stage.run, claim=Claim(*race) if race else None)

@@ -236,6 +236,13 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "the reason of a failure",
         ),
         Row(
+            "messages of staging: `place`",
+            "32 hexadecimal digits",
+            "one of each host; else it has none",
+            NOWHERE,
+            "which hosts have one directory; files that jobs there may be writing stay as they are",
+        ),
+        Row(
             "shared files: bytes",
             "as written",
             "`QUINE_FS_QUOTA`: half of what is free there",

@@ -27,7 +27,7 @@ from quine.staging.content import measure
 from quine.staging.filling import Filling
 from quine.staging.manifest import IMPLIED, PERMISSIONS, Manifest
 from quine.staging.renames import Conflict, Met, Parents, keep_old, move, remove, seal
-from quine.staging.scan import ASIDE, FACTS, facts_of
+from quine.staging.scan import FACTS, facts_of, new_aside
 from quine.staging.source import set_bits
 
 TYPE_CHECKING = False
@@ -151,7 +151,7 @@ class Layout:
     def _make_private(self) -> bool:
         """Make the private directory, and lock it. Return False if it was removed in between: see `recover`."""
         # set before mkdir: a signal between the two would leave the directory behind
-        self._name = ASIDE + os.urandom(8).hex().encode()
+        self._name = new_aside()
         try:
             os.mkdir(self._name, 0o700, dir_fd=self._base)
         except OSError as error:  # report the base: the private name means nothing to users

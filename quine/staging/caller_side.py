@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from quine.files.select import Services
-    from quine.staging.claim import Claim
     from quine.staging.files_sender import Giving, Others
+    from quine.staging.notes import Claim
     from quine.staging.returns_receiver import OnPut, Taking
     from transport.rpc.incoming import Incoming
 

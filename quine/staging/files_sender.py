@@ -6,7 +6,8 @@ Laws
    quickly would be given files that are no longer its own.
 3. The scan runs while the job is in transit, not before: two Python threads would slow each other down.
 4. Results that other jobs in the same directory may be writing are left as they are, but for the files that the item of
-   this job alone has. The job asks for them last, and is answered by the state of that time.
+   this job alone has. The job asks for them last, and is answered by the state of that time. Its command begins once it
+   is known here to have begun: else another job could be told otherwise, and put a file in the place of its result.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 from quine.staging import spec
 from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, error_text, tell, text_field
 from quine.staging.manifest import IMPLIED
+from quine.staging.shared_directory import is_identity
 from quine.staging.source import LeadsOut, Tree, bits
 from transport.errors import Abandoned, RequestError
 
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
         @property
         def own(self) -> Collection[bytes]:
             """Names of files that are laid out whatever others do with them."""
+
+        def locate(self, place: str) -> None:
+            """The job has told the identity of its directory, "" for none."""
 
         def begin(self, begun: bool) -> None:
             """The job is told of its files, or has `begun` with them: it may write its results."""
@@ -104,12 +109,15 @@ class Giving:
             tell(incoming, reply, b"" if asked.get("has") == tree.digest else tree.packed)
             said = tree.serve(incoming, feed)
             if self._others and said.get("say") == "others":
+                self._locate(said)
                 tell(incoming, {}, self._left(tree.manifest))
                 said = tree.serve(incoming, feed)
             self._started = said.get("say") == "done"
-            if self._others and self._started:
-                self._others.begin(True)
             self._tree = None  # it holds contents, for which others may have no room
+            if self._others and self._started:
+                self._locate(said)
+                self._others.begin(True)
+                tell(incoming, {})  # its command waits for that
         except (Abandoned, Broken):
             raise
         except OSError as error:
@@ -123,6 +131,11 @@ class Giving:
                     "a link that is named is followed: name what is in its directory, as in --files 'DIR/*'"
                 )
             raise RequestError(KNOWN + error_text(error)) from None
+
+    def _locate(self, said: dict[str, object]) -> None:
+        assert self._others
+        place = said.get("place")
+        self._others.locate(str(place) if is_identity(place) else "")
 
     def _left(self, manifest: Manifest) -> bytes:
         """Return the bits of the entries that are left as they are, and those of the ones that are left if there."""

@@ -23,12 +23,13 @@ import time
 
 from quine.base.data_directory import named
 from quine.base.errors import NOT_STARTED, complain, say
-from quine.files.exclusions import OBEYED, Places
+from quine.files.exclusions import Places
 from quine.staging import scan
 from quine.staging.apply import Layout
 from quine.staging.content import AGAIN, KNOWN, LONGEST_BLOB, ROUNDS, Broken, Changed, Feed, error_text, tell
 from quine.staging.manifest import BadManifest, Manifest, digest_of, parse
 from quine.staging.renames import left_alone, recover
+from quine.staging.shared_directory import alone, identity
 from quine.staging.source import Tree, bits
 from quine.staging.store import Objects, Pack
 from transport.errors import RequestError
@@ -62,11 +63,13 @@ def main(words: list[str], detached: Callable[[], Detached]) -> int:
     """Run one phase: return the exit status, or become the command. `detached` loads the module of detached jobs."""
     phase, key, command = words[0], words[1], words[3:]
     if phase == "unbegun":
-        from quine.staging import unbegun
+        from quine.staging import notes
 
-        return 0 if unbegun.is_noted(key) else 1
+        return 0 if notes.is_unbegun(key) else 1
     if phase == "clean":
-        return _clean(command[: int(key)], command[int(key) :])
+        from quine.staging.shared_directory import clean
+
+        return clean(command[: int(key)], command[int(key) :])
     for number in FATAL:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
@@ -99,11 +102,11 @@ def main(words: list[str], detached: Callable[[], Detached]) -> int:
 
 def _note(phase: str) -> None:
     """The command has not begun."""
-    from quine.staging import unbegun
+    from quine.staging import notes
     from transport import inherit
 
     if phase != "out" and (capability := inherit.read().get("capability")):
-        unbegun.note(str(capability))
+        notes.note_unbegun(str(capability))
 
 
 def _end(number: int, _frame: object) -> None:
@@ -195,21 +198,33 @@ def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
         try:
             message, packed = feed.hear(LONGEST_BLOB)
             digest, own = str(message.get("tree")), message.get("own")
+            here = identity() if own is not None else ""
             if not digest or digest != record.digest or found.hash != record.hash:
-                _make(asked, feed, place, objects, digest, packed, own)
-            if own is not None:  # a layout that asked for the results of others may not know of this job
-                with objects.alone():
-                    pass
+                _make(asked, feed, place, objects, digest, packed, own, here)
+            if own is None:
+                tell(asked, {"say": "done"})
+            else:
+                _begin(asked, feed, objects, here)
         except BrokenPipeError:
             return False  # the caller has given up, and knows why
         except (OSError, BadManifest) as error:
             asked.close()
             if not isinstance(error, OSError):
                 return _confess(relay, str(error))
-            return _confess(relay, error_text(error), ELSEWHERE if error.errno in NO_PLACE else "")
-        tell(asked, {"say": "done"})
+            cure = ELSEWHERE if error.errno in NO_PLACE else getattr(error, "cure", "")
+            return _confess(relay, error_text(error), cure)
         asked.end()
     return True
+
+
+def _begin(asked: Asked, feed: Feed, objects: Objects, here: str) -> None:
+    """Tell the caller that this job has its files, and wait until it knows: its command may write results then.
+
+    Not while another job lays out its files by what it was told before: it would do so over these results.
+    """
+    with alone(objects, here):
+        tell(asked, {"say": "done", "place": here})
+        feed.hear()
 
 
 def _confess(relay: Relay, why: str, cure: str = "") -> bool:
@@ -226,11 +241,19 @@ def _scan(roots: list[bytes]) -> Scan:
 
 
 def _make(
-    asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, packed: bytes, own: object
+    asked: Asked,
+    feed: Feed,
+    place: str,
+    objects: Objects,
+    digest: str,
+    packed: bytes,
+    own: object,
+    here: str,
 ) -> None:
     """Lay out the entries that are missing or differ, and record the result.
 
-    `own`: files that are laid out whatever others do with them. Raises OSError, BadManifest, Broken, RequestError.
+    `own`: files that are laid out whatever others do with them; `here`: the identity of the directory. Raises OSError,
+    BadManifest, Broken, RequestError.
     """
     known: dict[bytes, tuple[bytes, bytes]] = {}
     before = scan.recall(place).read()
@@ -251,8 +274,8 @@ def _make(
         try:
             _fill(layout, manifest, asked, feed, objects, digest)
             if isinstance(own, list) and layout.changes(set(map(os.fsencode, own))):
-                with objects.alone():
-                    tell(asked, {"say": "others"})
+                with alone(objects, here):
+                    tell(asked, {"say": "others", "place": here})
                     layout.let_be(feed.hear(len(manifest) // 4 + 2)[1])
                     layout.commit()
             else:
@@ -292,47 +315,6 @@ def _fill(
         finally:
             if pack:
                 pack.close()
-
-
-# -- at the end ------------------------------------------------------------------------------------
-
-
-def _clean(names: list[str], directories: list[str]) -> int:
-    """Remove what was staged and sent. Return 1, and print why, if something could not be removed."""
-    import shutil
-
-    from quine.staging import spec
-
-    here, status = os.path.realpath(os.getcwd()), 0
-    found = spec.matching([name for name in names if name != "."], here, Places(OBEYED))[0]
-    exact = [os.fsencode(os.path.join(here, spec.text_of(name))) for name in names]
-    for path in [*(path for path, _ in found), *filter(os.path.islink, exact)]:  # some links lead nowhere now
-        if not _inside(path, here):
-            continue  # through a symbolic link that leads out of this directory
-        try:
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
-            else:
-                os.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            complain(f"--cleanup: {error_text(error)}", "", os.environ.get("QUINE_NODE_NAME", ""))
-            status = 1
-    for name in sorted(directories, key=len, reverse=True):
-        try:
-            while name and _inside(os.fsencode(os.path.join(here, name)), here):
-                os.rmdir(os.path.join(here, name))
-                name = os.path.dirname(name)
-        except OSError:
-            pass  # it is not empty, or has gone
-    return status
-
-
-def _inside(path: bytes, here: str) -> bool:
-    """Whether an entry is below a directory by its real path, and not that directory."""
-    folder, top = os.path.realpath(os.path.dirname(path)), os.fsencode(here)
-    return path != top and (folder == top or folder.startswith(top + b"/"))
 
 
 # -- after the command -----------------------------------------------------------------------------

@@ -13,6 +13,8 @@ Laws
    be found empty after a kill, and after a loss of power.
 4. Only private directories are locked. Anybody who may read the directory around them can lock that one, for as long
    as he likes, and a node does while jobs are in it.
+5. On NFS the lock of a directory is known to one machine alone. So a private directory of another machine, by its
+   name, is left alone: its owner may be at work. It is named once it is DAY seconds old.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from functools import partial
 
 from quine.base import data_directory
 from quine.files.stores.local import dirfd
 from quine.files.stores.local.dirfd import FOLDER
-from quine.staging.scan import ASIDE
+from quine.staging.scan import ASIDE, is_elsewhere
 from transport.text import harmless
 
 NO_LINKS = (
@@ -39,6 +42,7 @@ NO_LINKS = (
 )  # errors of link() that mean: this file cannot be linked
 BEGUN, SEAL = "begun", "seal-"  # in a private directory; the latter is a prefix
 LONGEST = 256 << 20  # bytes of a journal: a million names and more
+DAY = 86400.0
 NONE = b"-"  # in place of facts: nothing is there
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -46,6 +50,23 @@ READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 class Conflict(OSError):
     """An existing entry of another kind is in the way."""
+
+
+class Left(str):
+    """The name of a private directory that `recover` has left alone, and why."""
+
+    why = "not sealed by quine of this user here, and may have come with a repository"
+
+
+class OfAnotherVersion(Left):
+    why = (
+        "begun by another version of quine: its `new` has the files to come, its `old` those before; "
+        "--returns of that version finishes it, or move what is missing and remove it"
+    )
+
+
+class OfAnotherMachine(Left):
+    why = "of another machine that has this directory, too, and a day old; remove it if no quine runs there"
 
 
 class Met(Exception):
@@ -240,9 +261,9 @@ def _is_sealed(top: int, digest: str, journal: bytes = b"") -> bool:
 def recover(base: bytes, late: list[tuple[bytes, bytes]] | None = None) -> list[str]:
     """Finish the renames, or remove the private directories, that killed processes left in `base`.
 
-    Return the names of those that have no seal of this user, and are left alone. Those that cannot be finished or
-    removed now are left to the next call: see `is_unfinished`. `late` gets pairs of a private directory and the name
-    of a file that did not come from it, since a newer one is there.
+    Return the names of those that are left alone. Those that cannot be finished or removed now are left to the next
+    call: see `is_unfinished`. `late` gets pairs of a private directory and the name of a file that did not come from
+    it, since a newer one is there.
     """
     foreign: list[str] = []
     with contextlib.suppress(OSError):
@@ -250,8 +271,9 @@ def recover(base: bytes, late: list[tuple[bytes, bytes]] | None = None) -> list[
         try:
             for name in os.listdir(base):
                 with contextlib.suppress(OSError):
-                    if name.startswith(ASIDE) and not _recover(name, fd, [] if late is None else late):
-                        foreign.append(os.fsdecode(name))
+                    late = [] if late is None else late
+                    if name.startswith(ASIDE) and (why := _recover(name, fd, late)):
+                        foreign.append(why(os.fsdecode(name)))
         finally:
             os.close(fd)
     return foreign
@@ -270,10 +292,10 @@ def is_unfinished(base: bytes, name: bytes) -> bool:
 
 def left_alone(foreign: list[str]) -> str:
     """Return the message about directories that `recover` left alone; "" if there are none."""
-    if not foreign:
-        return ""
-    named = ", ".join(map(harmless, sorted(foreign)))
-    return f"{named} left alone, not sealed by quine of this user here, and may have come with a repository"
+    names: dict[str, list[str]] = {}
+    for name in sorted(foreign):
+        names.setdefault(name.why if isinstance(name, Left) else Left.why, []).append(harmless(name))
+    return "; ".join(f"{', '.join(found)} left alone, {why}" for why, found in names.items())
 
 
 def newer(names: list[bytes]) -> str:
@@ -282,25 +304,27 @@ def newer(names: list[bytes]) -> str:
     return f"{named} left as it is, since it was written while a result for it came"
 
 
-def _recover(name: bytes, base: int, late: list[tuple[bytes, bytes]]) -> bool:
-    """Return False for a directory that is left alone, since it is not the user's."""
+def _recover(name: bytes, base: int, late: list[tuple[bytes, bytes]]) -> type[Left] | None:
+    """Return the reason for which a directory is left alone and named, if it is."""
     top = os.open(name, FOLDER, dir_fd=base)
     try:
         if os.fstat(top).st_uid != os.getuid():
-            return True
+            return None
+        if is_elsewhere(name):
+            return OfAnotherMachine if os.fstat(top).st_mtime < time.time() - DAY else None
         fcntl.flock(top, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if (text := _read("journal", top)) is not None:
             digest, _, text = text.partition(b"\n")
             if not _is_sealed(top, digest.decode("ascii", "replace"), text):
-                return False
+                return Left
             words = text.split(b"\0")[:-1]
             if len(words) % 2 or not all(map(_is_spot, words[::2])) or not all(map(_stays, words[1::2])):
-                return False  # of another version
+                return OfAnotherVersion
             late += [(name, path) for path in _finish(words, base, top)]
         elif not any(map(partial(_is_sealed, top), _seals(top))) and not _is_bare(top):
-            return False
+            return Left
         remove(name, base)
-        return True
+        return None
     finally:
         os.close(top)
 

@@ -44,7 +44,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from quine.staging.claim import Claim
+    from quine.staging.notes import Claim
     from transport.rpc.incoming import Incoming
     from transport.spawn import Spawn
     from transport.status import Status

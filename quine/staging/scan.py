@@ -20,7 +20,7 @@ import time
 from quine.base import dirs
 from quine.files import exclusions
 from quine.staging.manifest import SIZE, BadManifest, Manifest, parse
-from transport.address import user_directory
+from transport.address import boot_id, user_directory
 from transport.lean import blake2b
 
 TYPE_CHECKING = False
@@ -32,6 +32,10 @@ PATIENCE = 3  # scans of a tree that keeps changing
 KEPT = 200  # records of a user on a machine
 ONCE = "once"  # key of a directory that is staged once: no record is kept
 ASIDE = exclusions.ASIDE.encode()
+PLACE = (
+    exclusions.ASIDE + "place"
+)  # the file in a directory that says which one it is: see `shared_directory`
+MACHINE_ID = "/etc/machine-id"
 LONGEST = 1 << 20  # bytes of a record's first line
 GONE = "vanished before it was sent"
 _HEADER = "quine-seen-1"
@@ -50,10 +54,37 @@ def told_time(ns: int) -> int:
     return min(max(ns, -LAST), LAST)
 
 
+def new_aside() -> bytes:
+    """Return a name for a private directory, marked as of this machine: others may share the directory around it."""
+    return b"-".join([ASIDE + os.urandom(8).hex().encode(), *_marks()])
+
+
+def is_elsewhere(name: bytes) -> bool:
+    """Return whether a private directory is of another machine, whose locks may not be seen here.
+
+    One of an earlier boot of this machine is not: its owner has ended. Earlier builds gave no marks.
+    """
+    marks = name[len(ASIDE) :].split(b"-")[1:]
+    return len(marks) == 2 and not any(mark == own for mark, own in zip(marks, _marks()))
+
+
+def _marks() -> tuple[bytes, bytes]:
+    """Return the mark of this boot, and that of this machine. Images that were copied have one machine id."""
+    boot = key_of("boot", boot_id())[:8].encode()
+    try:
+        with open(MACHINE_ID, "rb") as file:
+            machine = file.read(64).strip()
+    except OSError:
+        machine = b""
+    return boot, key_of("machine", machine, os.uname().nodename)[:8].encode() if machine else boot
+
+
 def is_private(folder: bytes, name: bytes) -> bool:
-    """Return whether a name in the base is a private directory of staging, which a scan of it leaves out."""
+    """Return whether a name in the base is one of staging alone, which a scan of it leaves out."""
     if not name.startswith(ASIDE):
         return False
+    if name == PLACE.encode():
+        return True
     path = os.path.join(folder, name)
     return not os.path.islink(path) and (os.path.isdir(path) or not os.path.lexists(path))
 
@@ -116,7 +147,7 @@ def scan(
     source. Raises OSError, with the path that cannot be read.
     """
     began = time.time_ns()
-    lacking = _by_directory(places)
+    lacking = _by_directory([PLACE, *places])
     folders: list[tuple[bytes, bytes, bytes]] = []
     for path, name in sources:
         try:

@@ -6,6 +6,8 @@ Laws
 2. A pack is complete when its index exists. Contents read from it are verified, and a corrupt pack is deleted.
 3. A pack may vanish at any time, and the disk may fill at any time; then the origin is asked again. The store is
    private (0700) and holds at most BOUND bytes; the most recently used packs stay.
+4. A lock that was taken on a file which has been removed meanwhile is none. So files of locks can be removed by a
+   process that has their lock.
 """
 
 from __future__ import annotations
@@ -17,19 +19,18 @@ import os
 import struct
 import time
 from bisect import bisect_left
-from math import inf
 
 from quine.base import dirs
-from quine.base.errors import say
 from quine.staging.manifest import SIZE
-from quine.staging.scan import cache, key_of
+from quine.staging.scan import cache
 from transport.text import harmless
 from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+
+    Late = Callable[[str, float], None]
 
 BOUND = 4 << 30  # bytes of all packs
 MOST_PACKS = 512
@@ -37,6 +38,9 @@ SMALL = 1 << 20  # bytes; packs up to this size are merged
 MANY = 32  # small packs that make a merge: a look-up reads each index
 LARGEST = 256 << 20  # bytes; a larger content is not kept
 PATIENCE = 60.0  # seconds to wait for another job that fetches the same
+HOLDER = 80  # bytes in the file of a lock about its holder
+COMMIT = "commit-"  # name of the lock of a directory; a prefix
+UNUSED = 86400.0  # seconds after which such a file is removed
 FLUSH = 1 << 20
 
 _ENTRY = struct.Struct("<32sQQ")  # digest, offset, length
@@ -95,57 +99,78 @@ class Objects:
         _drop(self.folder, self._found[digest][0])
 
     @contextlib.contextmanager
-    def turn(self, what: str, name: str, late: Callable[[], None] | None = None) -> Iterator[None]:
+    def turn(self, what: str, name: str) -> Iterator[None]:
         """Let one job at a time do `what` for `name`; a later job finds the result of an earlier one.
 
-        After PATIENCE seconds the work goes on without the lock; or `late` is called, and the wait goes on: the lock
-        ends with its holder. Where no lock can be had at all the work goes on without it.
+        After PATIENCE seconds, or where no lock can be had, the work goes on without the lock.
         """
-        fd = -1
-        with contextlib.suppress(OSError):
-            dirs.make(self.folder)
-            fd = os.open(
-                f"{self.folder}/{what}-{name[:2]}",
-                os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
-                0o600,
-            )
+        fd = self.lock(f"{what}-{name[:2]}")
         try:
-            until = time.monotonic() + PATIENCE
-            while fd >= 0:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= until:
-                        if late is None:
-                            break
-                        until = inf
-                        late()
-                    time.sleep(0.02)
-                except OSError:
-                    break
             yield
         finally:
             if fd >= 0:
                 os.close(fd)
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Let one job at a time ask for results of others in this directory, and put its files there."""
-        here = os.getcwd()
-
-        def late() -> None:
-            where = os.environ.get("QUINE_NODE_NAME", "")
-            say(
-                f"quine: {where}: another job is laying out its files in {harmless(here)}; this one waits for it\n"
-            )
-
-        return self.turn("commit", key_of(here), late)
+    def lock(self, name: str, late: Late | None = None) -> int:
+        """See `lock`, of a file in the store."""
+        with contextlib.suppress(OSError):
+            dirs.make(self.folder)
+        return lock(f"{self.folder}/{name}", os.O_CREAT, late)
 
     def close(self) -> None:
         for fd in self._open.values():
             if fd >= 0:
                 os.close(fd)
         self._open.clear()
+
+
+def lock(path: str, make: int, late: Late | None = None, at: int = 0) -> int:
+    """Wait for the lock of a file; return a descriptor that has it, or -1 without it. It ends with its holder.
+
+    The holder writes its pid there, `at`. After PATIENCE seconds -1 is returned; or `late` is called with the holder
+    and the seconds so far, again and again, and may raise.
+    """
+    began, due = time.monotonic(), PATIENCE
+    while (fd := _try_lock(path, make)) is None:
+        if (seconds := time.monotonic() - began) >= due:
+            if late is None:
+                return -1
+            due += PATIENCE
+            late(_holder(path, at), seconds)
+        time.sleep(0.02)
+    if fd >= 0:
+        with contextlib.suppress(OSError):  # a full disk: those that wait are told no pid
+            os.pwrite(fd, f"{os.getpid()} {os.uname().nodename}".encode()[:HOLDER].ljust(HOLDER), at)
+    return fd
+
+
+def _try_lock(path: str, make: int) -> int | None:
+    """Return a descriptor with the lock, -1 if it cannot be had; None if it is held, or its file was just removed."""
+    try:
+        fd = os.open(path, os.O_RDWR | make | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError:
+        return -1
+    found: int | None = -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = fd if os.path.samestat(os.fstat(fd), os.lstat(path)) else None
+    except (BlockingIOError, FileNotFoundError):
+        found = None
+    except OSError:
+        pass
+    finally:
+        if found != fd:
+            os.close(fd)
+    return found
+
+
+def _holder(path: str, at: int) -> str:
+    """Return the pid of the holder of a lock and the name of its machine, "" if they are not known."""
+    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+        file.seek(at)
+        pid, _, node = file.read(HOLDER).decode().strip().partition(" ")
+        return f"{int(pid)} on {harmless(node)}"
+    return ""
 
 
 class Pack:
@@ -295,6 +320,8 @@ def _clean(folder: str, bound: int) -> None:
                 end in ("part", "new") and _is_nobodys(path)
             ):
                 os.unlink(path)
+            elif name.startswith(COMMIT) and os.stat(path).st_mtime < time.time() - UNUSED:
+                remove_lock(path)
     packs.sort(reverse=True)
     total = 0
     for count, (_, size, base) in enumerate(packs):
@@ -304,6 +331,16 @@ def _clean(folder: str, bound: int) -> None:
     small = [base for _, size, base in packs[:MOST_PACKS] if size <= SMALL]
     if len(small) >= MANY:
         _merge(folder, small)
+
+
+def remove_lock(path: str) -> None:
+    """Remove the file of a lock, unless a process has the lock."""
+    fd = _try_lock(path, 0)
+    if fd is not None and fd >= 0:
+        try:
+            os.unlink(path)
+        finally:
+            os.close(fd)
 
 
 def _merge(folder: str, bases: list[str]) -> None:

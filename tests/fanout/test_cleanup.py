@@ -20,8 +20,9 @@ from quine.fanout.joblog import Entry
 from quine.fanout.journal import Journal, Sent
 from quine.fanout.outcome import Unreturned
 from quine.fanout.tasks import Task
-from quine.staging import remote_main, spec
+from quine.staging import shared_directory, spec
 from quine.staging.caller_side import Staging
+from quine.staging.scan import PLACE
 from transport.spawn import Spawn
 from transport.status import Status
 
@@ -48,10 +49,12 @@ class There:
 
     @property
     def removed(self) -> list[tuple[str, str]]:
-        """Hosts and names, in their order."""
+        """Hosts and names, in their order; without the identity of the directory, which goes with the last of them."""
         found = []
         for spawn, _ in self.jobs:
-            found += [(spawn.where, name) for name in spawn.argv[5 : 5 + int(spawn.argv[3])]]
+            names = spawn.argv[5 : 5 + int(spawn.argv[3])]
+            assert PLACE not in names[:-1]
+            found += [(spawn.where, name) for name in names if name != PLACE]
         return found
 
 
@@ -198,6 +201,34 @@ def test_a_note_of_results_that_cannot_be_synced_is_none(
     journal.leave()
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_results_that_were_left_stay_under_another_name_of_their_host(
+    same: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Login nodes share a home: results that had not come from one of them were removed through the other."""
+    there = There()
+    files = filed(there)
+    assert files._cleanup and files.journal
+    lost, ended = a_task("lost", "d/1.in", "d/1.out"), a_task("ended", "d", "2.out")
+    files.hold(lost, Staging([], ["d/1.out"], "/"))
+    files.journal.sent["lost"] = Sent("hash", 1, 0.0, "h2")
+    lost.sent = "lost"
+    files.missed(lost)
+    files.give(lost)
+    files._results.locate("h1", "a" * 32)
+    files._results.locate("h2", ("a" if same else "b") * 32)
+    files.hold(ended, Staging([], ["2.out"], "/"))
+    files.journal.brought["ended"] = 0
+    end(files, ended)
+    there.end()
+    assert there.removed == [("h1", name) for name in ("d", "2.out") if name != "d" or not same]
+    files.finish(lambda: None)
+    assert there.removed[2 - same :] == ([] if same else [("h1", SHARED)])
+    assert (PLACE in there.jobs[-1][0].argv) != same
+    left = "quine: h1: --cleanup: 2 files are left there, as results are\n\n"
+    assert capsys.readouterr().out == (left if same else "")
+
+
 def test_an_item_whose_results_were_lost_and_came_at_the_next_try_leaves_no_files() -> None:
     there = There()
     files = filed(there)
@@ -277,7 +308,7 @@ def test_of_a_directory_that_was_brought_nothing_else_goes(
     def play() -> None:
         while there.ended < len(there.jobs):
             _, _, _, count, _, *words = there.jobs[there.ended][0].argv
-            assert remote_main._clean(words[: int(count)], words[int(count) :]) == 0
+            assert shared_directory.clean(words[: int(count)], words[int(count) :]) == 0
             there.end()
 
     play()
@@ -366,7 +397,8 @@ def test_files_for_the_end_are_removed_in_pieces_and_those_that_are_too_many_are
         assert len(there.jobs) == there.ended + 1
         there.end()
     assert there.removed == [("h1", name) for name in ["e/f", *names[:9]]]
-    assert all(sum(map(len, spawn.argv[5:])) <= 2 * 8 for spawn, _ in there.jobs)
+    sizes = [sum(len(word) for word in spawn.argv[5:] if word != PLACE) for spawn, _ in there.jobs]
+    assert max(sizes) <= 2 * 8
     assert said == [
         "quine: h1: --cleanup: 16 files are left there: no more than 10 names are remembered for the end\n",
         "quine: --cleanup: directories may be left empty: more than 1 had files\n",

@@ -19,7 +19,7 @@ import pytest
 
 from quine.base import data_directory
 from quine.base.errors import Misconfigured
-from quine.staging import apply, remote_main, renames, returns_receiver, scan, source, spec
+from quine.staging import apply, remote_main, renames, returns_receiver, scan, shared_directory, source, spec
 from quine.staging.caller_side import SOONEST, Staging
 from quine.staging.content import Feed, tell
 from quine.staging.manifest import IMPLIED, SIZE, Manifest, digest_of, parse
@@ -100,7 +100,7 @@ def test_a_private_directory_of_staging_is_no_result_and_is_not_cleaned_up(here:
     assert bring(here, there, ".*", left=[".git"]) == ("", [])
     assert [path.name for path in here.iterdir()] == [".r"]
     with inside(there):
-        assert remote_main._clean([".*"], []) == 0
+        assert shared_directory.clean([".*"], []) == 0
     assert top.exists() and not (there / ".r").exists()
 
 

@@ -23,15 +23,25 @@ from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
 from quine.fanout.files import uses
-from quine.staging import apply, filling, remote_main, renames, scan, source, spec, store
+from quine.staging import (
+    apply,
+    filling,
+    remote_main,
+    renames,
+    scan,
+    shared_directory,
+    source,
+    spec,
+    store,
+)
 from quine.staging.caller_side import Staging
-from quine.staging.claim import Claim
 from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
 from quine.staging.files_sender import Meant, covered
 from quine.staging.manifest import IMPLIED, SIZE, BadManifest, Manifest, digest_of, parse, stays
+from quine.staging.notes import Claim
 from quine.staging.source import Tree, bits, set_bits
 from tests.lab.machine import readable
-from tests.staging.wired import Relay, bring, refused_link, stage
+from tests.staging.wired import Relay, bring, inside, refused_link, stage
 from tests.staging.wired import cache as cache
 from tests.staging.wired import here as here
 from tests.staging.wired import there as there
@@ -198,6 +208,9 @@ class Around:
 
     def begin(self, begun: bool) -> None: ...
 
+    def locate(self, place: str) -> None:
+        self.place = place
+
     def of_others(self) -> tuple[list[str], list[str]]:
         self.asked += 1
         return self._patterns
@@ -227,6 +240,7 @@ def test_results_of_other_jobs_are_left_as_they_are(here: Path, there: Path, new
         assert (there / "t/d/begun").read_text() == (there / "t/out/x").read_text() == "result"
         assert not (there / "t/out/y").exists()
     stage(here, there, "t")
+    (there / scan.PLACE).unlink()
     assert facts(there) == facts(here), "no record says that they are as they should be"
     assert around.asked == 1
 
@@ -242,9 +256,9 @@ def test_a_file_of_this_job_alone_is_laid_out_though_its_directory_is_a_result_o
         (here / each).write_text("old")
     around = Around([pattern], [], [name.encode()])
     stage(here, there, "src", around=around)
-    assert [str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()] == [name]
+    assert [str(path.relative_to(there)) for path in (there / "src").rglob("*") if path.is_file()] == [name]
     stage(here, there, "src", around=around)
-    assert (there / name).read_text() == "old" and not [*there.glob(".quine*")]
+    assert (there / name).read_text() == "old" and [*there.glob(".quine*")] == [there / scan.PLACE]
 
 
 def test_an_entry_that_no_rename_would_bring_is_no_success(here: Path) -> None:
@@ -322,19 +336,25 @@ def test_no_job_asks_for_results_of_others_as_another_one_lays_out_its_files(
     """After a minute it went on: over a result of a job that had been told of its files meanwhile."""
     (here / "a").write_text("a")
     around = Around([], [], [] if changes else [b"a"])
-    held, said = store.Objects().turn("commit", scan.key_of(str(there))), []
-    held.__enter__()
+    with inside(there):
+        place = shared_directory.identity()
+        held, said = shared_directory.alone(store.Objects(), place), []
+        held.__enter__()
 
     def say(text: str) -> None:
         said.append((text, around.asked, list(there.glob("a"))))
         held.__exit__(None, None, None)
 
     monkeypatch.setattr(store, "PATIENCE", 0.0)
-    monkeypatch.setattr(store, "say", say)
+    monkeypatch.setattr(shared_directory, "PATIENCE", 60.0)
+    monkeypatch.setattr(shared_directory, "say", say)
     stage(here, there, "a", around=around)
+    (there / scan.PLACE).unlink()
     ((text, asked, found),) = said
-    assert f"another job is laying out its files in {there}" in text
+    me = f"pid {os.getpid()} on {os.uname().nodename}"
+    assert f"another job ({me}) is laying out its files in {there}" in text
     assert (asked, len(found)) == (0, not changes) and facts(there) == facts(here)
+    assert around.place == place
 
 
 def test_a_job_does_not_ask_for_results_of_others_if_nothing_changes_there_but_its_own_file(
@@ -345,6 +365,7 @@ def test_a_job_does_not_ask_for_results_of_others_if_nothing_changes_there_but_i
     for name in ("a", "b"):
         (here / name).write_text(name)
         stage(here, there, name, "lib", around=around)
+    (there / scan.PLACE).unlink()
     assert around.asked == 1 and facts(there) == facts(here)
 
 
@@ -963,7 +984,7 @@ def test_a_name_that_a_file_system_takes_for_one_that_is_obeyed_is_left_out(
     (here / name).mkdir()
     assert uses.placed(["."], ["."], str(here)) == ["d", "."]
     monkeypatch.chdir(there)
-    assert remote_main._clean(["*", ".*"], []) == 0
+    assert shared_directory.clean(["*", ".*"], []) == 0
     assert [path.name for path in there.iterdir()] == [name]
     for pattern in (f"{spec.literal(name)}/x", spec.literal(name)):
         shutil.rmtree(here / name)
@@ -994,11 +1015,11 @@ def test_what_was_left_out_is_not_removed_there_either(
     for name in (".git", "extra"):
         (here / name).touch()
     monkeypatch.chdir(there)
-    assert remote_main._clean(uses.placed(["."], ["."], str(here)), []) == 0
+    assert shared_directory.clean(uses.placed(["."], ["."], str(here)), []) == 0
     assert {path.name for path in there.iterdir()} == {*OBEYED, "d"}
-    assert remote_main._clean(["*", ".*"], []) == 0
+    assert shared_directory.clean(["*", ".*"], []) == 0
     assert {path.name for path in there.iterdir()} == set(OBEYED)
-    assert remote_main._clean(uses.placed([".git"], ["personas"], str(here)), []) == 0
+    assert shared_directory.clean(uses.placed([".git"], ["personas"], str(here)), []) == 0
     assert {path.name for path in there.iterdir()} == {".quine", "inventory.toml"}
 
 
@@ -1508,7 +1529,7 @@ def test_an_item_is_not_another_one_whose_name_is_its_quoted_form(
     assert bring(here, there, f"{word}.out") == ("", [f"{word}.out"])
     assert not any(spec.allowed(f"{name}.out".encode(), [f"{word}.out"]) for name in {*TWINS} - {item})
     monkeypatch.chdir(there)
-    assert remote_main._clean([f"{word}.out"], []) == 0
+    assert shared_directory.clean([f"{word}.out"], []) == 0
     assert len(list(there.iterdir())) == len({*TWINS}) - 1
     (here / item).write_text(item)
     (there / f"{item}.out").write_text("made there")

@@ -16,7 +16,7 @@ import pytest
 
 from quine.staging import remote_main, renames
 from quine.staging.caller_side import Staging
-from quine.staging.claim import Claim
+from quine.staging.notes import Claim
 from transport.errors import Abandoned, RequestError
 from transport.status import Status
 

@@ -11,7 +11,8 @@ Laws
    all items had. As long as the names of such results are not known, since their items are still to be read, all of the
    host is left for the end of the batch. A pattern is for that end, too: it may mean results of any item.
 5. One item may have very many files. They are looked at and removed in pieces, between which the loop serves others.
-6. A brought directory loses the files that were brought, and is removed only if it is empty then: with --cwd it may
+6. Two hosts may have one directory (`Results`): results that were left on one of them were left on the other.
+7. A brought directory loses the files that were brought, and is removed only if it is empty then: with --cwd it may
    be a directory of the user over there, with other files in it.
 """
 
@@ -22,8 +23,10 @@ import time
 from collections import Counter
 from itertools import chain
 
+from quine.fanout.files.results import Results
 from quine.fanout.files.uses import Shared, Tree, Uses
 from quine.staging import spec
+from quine.staging.scan import PLACE
 from transport.spawn import LEASE, Spawn
 
 TYPE_CHECKING = False
@@ -54,6 +57,7 @@ class Cleanup:
         self.at: At = lambda when, call: call()  # calls a function at a time
         # Whether a host may have results of items that are still to be read.
         self.has_unread: Callable[[str], bool] = lambda host: False
+        self.results = Results()  # which tells the hosts that have one directory
         self._used = Uses()  # by items under way
         self._shared = Shared()  # by all items, as the first one had them
         self._going = Uses()  # being removed
@@ -111,15 +115,20 @@ class Cleanup:
 
     def is_for_the_end(self, host: str, name: str) -> bool:
         """Whether a name or pattern of an item that has ended stays until the batch ends."""
-        names_unknown = self.has_unread(host) or self._blind & {host, ""}
-        return bool(names_unknown) or spec.name_of(name) is None or self._is_needed(host, name)
+        if any(map(self.has_unread, self._hosts(host))) or not self._blind.isdisjoint(self._hosts(host)):
+            return True
+        return spec.name_of(name) is None or self._is_needed(host, name)
+
+    def _hosts(self, host: str) -> set[str]:
+        """Return the names under which results may have been left in the directory of a host; "" is on any."""
+        return {"", *self.results.alike(host)}
 
     def _is_needed(self, host: str, name: str) -> bool:
         return self._used.meet(name) or self._stays(host, name) or self._shared.meet(name)
 
     def _stays(self, host: str, name: str) -> bool:
         """Whether a name meets results that were left on a host."""
-        return any(left.meet(name) for left in map(self._left.get, (host, "")) if left)
+        return any(left.meet(name) for left in map(self._left.get, self._hosts(host)) if left)
 
     @property
     def compared(self) -> int:
@@ -191,7 +200,7 @@ class Cleanup:
             if self._is_kept(host):
                 left += len(shared)
             else:
-                names = [*shared, *names]
+                names = [*shared, *names, PLACE]
             if left:
                 self._say(f"quine: {host}: --cleanup: {left} files are left there, as results are\n")
             self._remove_all(_pieces(names, deepest_first), job, host, over)
@@ -204,14 +213,16 @@ class Cleanup:
 
     def _is_kept(self, host: str) -> bool:
         """Whether results were left on a host."""
-        return bool(self._kept[host] or self._kept[""])
+        return any(self._kept[name] for name in self._hosts(host))
 
     def _for_good(self, host: str, cwd: str | None) -> list[str]:
         """Return the names for the end of the batch that meet no results which were left."""
         later = [*self._later.get((host, cwd), ())]
         if not self._is_kept(host):
             return later
-        return [] if self._blind & {host, ""} else [word for word in later if not self._is_needed(host, word)]
+        if not self._blind.isdisjoint(self._hosts(host)):
+            return []
+        return [word for word in later if not self._is_needed(host, word)]
 
     def _remove_all(
         self,

@@ -102,6 +102,8 @@ class Files:
         self._results = Results()
         self.before = Before(self._names, self._results)  # of jobs of the run before
         self._cleanup = Cleanup(batch, work, say) if cleanup else None
+        if self._cleanup:
+            self._cleanup.results = self._results
         self._held: dict[Task, Held] = {}
         self._work = work
         self.journal: Journal | None = None  # of a batch with a log

@@ -9,6 +9,8 @@ Laws
 2. A result of a job that may still be laying out its files is made if it is not there. One of a job that has begun is
    neither replaced nor made: the job may have removed it.
 3. The loop adds and drops; threads that answer stagings ask.
+4. Two hosts have one directory if their jobs have told one identity of it: a home that login nodes share, or one host
+   under two names.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class Results:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._jobs: dict[object, Around] = {}
+        self._places: dict[str, str] = {}  # by host, the identity of the directory there, as told last
 
     def add(self, job: object, patterns: list[str], own: Iterable[bytes]) -> Around:
         """A job is about to be sent. `own`: names of files that its item alone has."""
@@ -51,12 +54,25 @@ class Results:
     def of_others(self, job: object, host: str | None) -> tuple[list[str], list[str]]:
         """Return the patterns of other jobs on a host: of those that have begun, and of those that may soon."""
         found: tuple[list[str], list[str]] = ([], [])
+        hosts = {host} if host is None else self.alike(host)
         with self.lock:
             for other, latest in self._jobs.items():
                 around = latest if latest.is_told else latest.former
-                if around and other is not job and (None in (host, around.host) or host == around.host):
+                if around and other is not job and (None in (host, around.host) or around.host in hosts):
                     found[not around.begun].extend(around.patterns)
         return found
+
+    def locate(self, host: str | None, place: str) -> None:
+        """A job on a host has told the identity of its directory, "" for none."""
+        with self.lock:
+            if host is not None:
+                self._places[host] = place
+
+    def alike(self, host: str) -> set[str]:
+        """Return the hosts that have the directory of this one, itself among them."""
+        with self.lock:
+            place = self._places.get(host)
+            return {host, *(each for each, there in self._places.items() if place and there == place)}
 
 
 class Around:
@@ -71,6 +87,9 @@ class Around:
         self.is_told = self.begun = False
         self.host: str | None = None
         self.where: Callable[[], str | None] = lambda: None  # returns the host, once there are requests
+
+    def locate(self, place: str) -> None:
+        self._results.locate(self.where(), place)
 
     def begin(self, begun: bool) -> None:
         """The job is told of its files, or has `begun` with them."""

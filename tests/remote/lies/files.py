@@ -45,6 +45,22 @@ def returns(*parts: Any, told: str, options: tuple[str, ...] = (), **more: Any) 
     )
 
 
+def gets(place: object) -> Lie:
+    """The words of jobs that get their files in this place, and which ask again after their end."""
+    words = (
+        said({"say": "in"})
+        + said({"say": "others", "place": place}) * 2
+        + said({"say": "done", "place": place})
+    )
+    return Lie(
+        lambda size: jobs(["of", "--stage", ["ask", "stage", [[words, 1], ["x" * 6000, size // 6000]]]]),
+        batch("--files", "FOLDER/input", "--returns", "out"),
+        74,
+        "the received files were refused: nothing is given here any more",
+        files={"input": "x"},
+    )
+
+
 def listed(*found: tuple[bytes, int, int, bytes]) -> Callable[[], list[Any]]:
     packed = entries(*found)
     return lambda: [OUT[0] + said({"tree": digest_of(packed)}, packed), 1]
@@ -131,6 +147,7 @@ FILES: dict[str, tuple[Lie, ...]] = {
         ),
         returns(lambda: [said({"say": "failed", "why": "\x1b[2J" * 90_000}), 1], told="x1b[2J"),
     ),
+    "messages of staging: `place`": (gets({"x": 1}), gets("g" * 900_000), gets(["0" * 32])),
     "shared files: bytes": (
         shares([word({"op": "put", "path": "x"}), 1], [BLOCK, None], answered="EDQUOT"),
         shares([word({"op": "put", "path": "x", "size": 1 << 60}), 1], [BLOCK, None], answered="EDQUOT"),

@@ -1,0 +1,155 @@
+"""A directory of a host in which jobs of a batch are: which one it is, turns in it, and the removal of names from it.
+
+Laws
+1. Login nodes share a home, and one host may have two names in an inventory. So a directory has an identity, the same
+   under all its names: random bytes in the file PLACE, made whole by the first job of a batch with results there.
+2. The lock of a directory is that of PLACE: a lock on a regular file holds for all machines that have the file, while
+   NFS keeps one on a directory to a single machine. Without PLACE it is a file of the user's cache, by the inode.
+3. A wait for that lock has an end: a process that was stopped would hold up all others. The error names its pid.
+4. Nothing outside of the directory is removed, and PLACE only as the last name, while no process has its lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+
+from quine.base.errors import complain, say
+from quine.staging.content import error_text
+from quine.staging.scan import PLACE, key_of
+from quine.staging.store import COMMIT, PATIENCE, lock, remove_lock
+from transport.text import harmless
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quine.staging.store import Objects
+
+LONGEST = 5 * PATIENCE  # seconds of a wait for renames of another job
+SIZE = 32  # characters of an identity
+_IDENTITY = re.compile(r"[0-9a-f]{32}")
+
+
+class Occupied(OSError):
+    """Another job has the directory for too long: `holder` is its pid and machine. `cure` is the hint."""
+
+    def __init__(self, here: str, holder: str, seconds: float) -> None:
+        what = f"another job{_named(holder)} has been laying out its files there for {seconds:.0f} s"
+        super().__init__(errno.EBUSY, what, here)
+        end = f"if it is stopped, end it (kill {holder.partition(' ')[0]}), or " if holder else ""
+        self.cure = f"{end}choose another directory with --cwd"
+
+
+def _named(holder: str) -> str:
+    return f" (pid {holder})" if holder else ""
+
+
+def is_identity(word: object) -> bool:
+    """Return whether this may be the identity of a directory, as a host tells it."""
+    return isinstance(word, str) and _IDENTITY.fullmatch(word) is not None
+
+
+def identity() -> str:
+    """Return the identity of the current directory, which is made if it has none; "" if it cannot have one."""
+    for _ in range(2):
+        with contextlib.suppress(OSError):
+            return _identity()
+        with contextlib.suppress(OSError):
+            _make()
+    return ""
+
+
+def _identity() -> str:
+    """Return the identity. "" for a file of another user, or one that quine has not made. Raises OSError."""
+    fd = os.open(PLACE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        facts = os.fstat(fd)
+        found = os.read(fd, SIZE).decode("ascii", "replace")
+    finally:
+        os.close(fd)
+    is_own = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
+    return found if is_own and is_identity(found) else ""
+
+
+def _make() -> None:
+    """Make PLACE with its content, unless another process is faster. Raises OSError."""
+    aside = f"{PLACE}-{os.urandom(8).hex()}"
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, f"{os.urandom(SIZE // 2).hex()}\n".encode())
+        os.link(aside, PLACE)
+    finally:
+        os.close(fd)
+        os.unlink(aside)
+
+
+@contextlib.contextmanager
+def alone(objects: Objects, place: str) -> Iterator[None]:
+    """Let one job at a time ask for results of others in this directory, and put its files there. Raises Occupied.
+
+    `place` is the identity of the directory.
+    """
+    here, host = os.getcwd(), os.environ.get("QUINE_NODE_NAME", "")
+
+    def late(holder: str, seconds: float) -> None:
+        if seconds >= LONGEST:
+            raise Occupied(here, holder, seconds)
+        if seconds < 2 * PATIENCE:
+            what = f"is laying out its files in {harmless(here)}; this one waits for it"
+            say(f"quine: {host}: another job{_named(holder)} {what}\n")
+
+    fd = lock(PLACE, 0, late, SIZE + 1) if place else -1
+    if fd < 0:
+        facts = os.stat(".")
+        fd = objects.lock(COMMIT + key_of(f"{facts.st_dev} {facts.st_ino}"), late)
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def clean(names: list[str], directories: list[str]) -> int:
+    """Remove what was staged and sent. Return 1, and print why, if something could not be removed."""
+    import shutil
+
+    from quine.files.exclusions import OBEYED, Places
+    from quine.staging import spec
+
+    here, status = os.path.realpath(os.getcwd()), 0
+    found = spec.matching([name for name in names if name != "."], here, Places(OBEYED))[0]
+    exact = [os.fsencode(os.path.join(here, spec.text_of(name))) for name in names]
+    for path in [*(path for path, _ in found), *filter(os.path.islink, exact)]:  # some links lead nowhere now
+        if not _inside(path, here):
+            continue  # through a symbolic link that leads out of this directory
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            complain(f"--cleanup: {error_text(error)}", "", os.environ.get("QUINE_NODE_NAME", ""))
+            status = 1
+    for name in sorted(directories, key=len, reverse=True):
+        try:
+            while name and _inside(os.fsencode(os.path.join(here, name)), here):
+                os.rmdir(os.path.join(here, name))
+                name = os.path.dirname(name)
+        except OSError:
+            pass  # it is not empty, or has gone
+    if PLACE in names:
+        with contextlib.suppress(OSError):
+            remove_lock(PLACE)
+    return status
+
+
+def _inside(path: bytes, here: str) -> bool:
+    """Whether an entry is below a directory by its real path, and not that directory."""
+    folder, top = os.path.realpath(os.path.dirname(path)), os.fsencode(here)
+    return path != top and (folder == top or folder.startswith(top + b"/"))
