@@ -210,13 +210,13 @@ class Inventory:
             path, why = self.unread
             return Misconfigured(f"no such host: {where!r}; {path} is not read: {why}", trust.CURE)
         if self.path is None:
-            named = where != "any" and NAME.fullmatch(where)
-            return NoSuchHost(
-                f"no such host: {where!r}; there is no inventory"
-                if named
-                else f"there is no inventory, so {where!r} means no host",
-                "quine hosts add NAME USER@HOST, or a Host NAME in ~/.ssh/config; or name one with --inventory",
-            )
+            if where != "any" and NAME.fullmatch(where):
+                detail = f"no such host: {where!r}; there is no inventory"
+                cure = "a Host NAME in ~/.ssh/config; or name one with --inventory"
+                return NoSuchHost(detail, f"quine hosts add NAME USER@HOST, or {cure}")
+            detail = f"there is no inventory, so {where!r} means no host"
+            cure = "quine hosts import takes each Host of ~/.ssh/config"
+            return NoSuchHost(detail, f"{cure}; or quine hosts add NAME USER@HOST")
         known = ", ".join(self.hosts) or "none"
         tags = sorted({f"@{tag}" for host in self.hosts.values() for tag in host.tags})
         if tags:
