@@ -203,9 +203,9 @@ class Passage:
             await self._turns.enter(self._ticket)
         finally:
             timer.cancel()
-            if self._is_late:
-                self._is_late = False
-                self._note(GOES_ON)
+        if self._is_late:
+            self._is_late = False
+            self._note(GOES_ON)
 
     def _late(self) -> None:
         self._is_late = True

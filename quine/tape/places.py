@@ -16,9 +16,11 @@ import os
 import stat
 
 from quine.base import data_directory, dirs
+from quine.base.errors import Misconfigured
 from transport.address import state_directory
 from transport.atomic import write
 from transport.lean import contextlib
+from transport.provenance import safe_path
 
 FOLDERS, HOSTS = "data-directories", "started-on"  # names of the notes, in the state directory
 LARGEST = 1 << 15  # bytes that are read, the last ones, and kept of a note of twice that size
@@ -37,8 +39,7 @@ def note_host(job: str, host: str) -> None:
 
 def folders() -> list[str]:
     """Return the data directories of this user that are noted, the latest first."""
-    noted = [os.fsdecode(line) for line in _lines(FOLDERS)]
-    return [path for path in noted if os.path.isabs(path) and data_directory.marked_at(path) is not None]
+    return [path for path in map(os.fsdecode, _lines(FOLDERS)) if os.path.isabs(path) and _is_own(path)]
 
 
 def having(text: str, apart: str = "") -> list[str]:
@@ -54,6 +55,15 @@ def hosts(text: str) -> list[tuple[str, str]]:
     """Return the commands whose id begins so, each with its host."""
     pairs = [line.decode(errors="surrogateescape").partition(" ") for line in _lines(HOSTS)]
     return [(job, host) for job, _, host in pairs if job.startswith(text) and host]
+
+
+def _is_own(path: str) -> bool:
+    """Return whether a directory has the mark of this user, and nobody else can write to it. No mark is made."""
+    try:
+        safe_path.judge(os.stat(path), path)
+        return data_directory.marked_at(path) is not None
+    except (OSError, safe_path.Unsafe, Misconfigured):
+        return False
 
 
 def _path(name: str) -> str:

@@ -6,6 +6,7 @@ The history of an agent whose guest was changed has those of another server.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -73,6 +74,21 @@ def test_ids_of_another_server(raw: bool) -> None:
 def test_other_servers_get_the_ids_that_they_made() -> None:
     for base in ("http://host/v1", "https://api.mistral.ai.example/v1"):
         assert ids(sent(turn(*IDS), base)) == ([*IDS], [*IDS])
+
+
+def test_a_refusal_that_openrouter_passes_on_teaches_the_same() -> None:
+    dialect = ChatDialect("m")
+    dialect.url("https://openrouter.ai/api/v1")
+    raw = json.dumps({"object": "error", "message": REFUSAL.format(IDS[0]), "type": "invalid_function_call"})
+    said = {
+        "message": "Provider returned error",
+        "code": 400,
+        "metadata": {"raw": raw, "provider_name": "Mistral"},
+    }
+    fault = dialect.fault(400, {"error": said})
+    assert isinstance(fault, Adapted) and fault.parts == {"ids"}
+    quoted = {**said, "message": "the prompt was flagged"}  # such words may be those of the conversation
+    assert not isinstance(dialect.fault(400, {"error": quoted}), Adapted)
 
 
 @pytest.mark.parametrize(

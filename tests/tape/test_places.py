@@ -53,6 +53,9 @@ def test_a_directory_that_is_not_the_users_any_more_is_passed_over(tmp_path: Pat
     one, two = made(tmp_path / "one"), made(tmp_path / "two")
     os.rename(one, tmp_path / "moved")
     (tmp_path / "one").mkdir()  # as a repository that was put there would have it
+    os.chmod(made(tmp_path / "open"), 0o777)
+    os.unlink(Path(odd := made(tmp_path / "odd")) / data_directory.MARK)
+    os.mkdir(Path(odd) / data_directory.MARK)
     with open(state / places.FOLDERS, "ab") as file:
         file.write(b"relative\n\n/torn\n" + os.fsencode(two)[:-1])
     assert places.folders() == [two]

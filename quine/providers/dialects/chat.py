@@ -37,6 +37,7 @@ RETURNED = ("content", "tool_calls", *REASONING, "refusal")
 
 OPENAI, OPENROUTER, MISTRAL = "api.openai.com", "openrouter.ai", "mistral.ai"
 AZURE = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
+PASSED_ON = "Provider returned error"  # of OpenRouter: the words of the provider are in its metadata
 SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")  # Mistral takes no other id of a call
 
 
@@ -164,7 +165,7 @@ class ChatDialect(Dialect):
     def fault(self, status: int, data: Any) -> GuestError:
         said = told(data)
         fault = _hinted(self._judged(status, said), status, said.message, self._base)
-        return self._adapted(fault, status, said.message)
+        return self._adapted(fault, status, said.text if said.message == PASSED_ON else said.message)
 
 
 def _hinted(fault: GuestError, status: int, message: str, base: str) -> GuestError:
