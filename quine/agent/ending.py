@@ -23,9 +23,10 @@ from transport.status import Status, die_of, signal_name
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.loop import Loop
+    from quine.agent.running import Running
 
 
-def report(loop: Loop, end: End) -> bool:
+def report(loop: Running, end: End) -> bool:
     """Write the --report file of an agent whose process was this one. False if that fails."""
     import resource
     import time

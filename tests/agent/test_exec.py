@@ -149,13 +149,16 @@ def test_a_foreign_program_takes_over(agents: Agents) -> None:
     (agents.directory / "d").mkdir()
     done = agents.run(
         says(sh("read x <&3; echo $PPID >&4; cd d"), call("exec", argv=[sys.executable, "../other.py", "a b"])),
-        input=b"one\ntwo\n",
+        input=b"one\ntwo\n", options=("--report", "r"),
     )  # fmt: skip
     pid, line, mask = done.stdout.decode().splitlines()
     assert line == f"{pid} two {agents.directory}/d a b"
     assert int(mask, 16) == 0
     assert done.returncode == 9
     assert agents.outcome()["termination_mode"] == "exec"
+    report = json.loads((agents.directory / "r").read_text())
+    assert (report["state"], report["code"], report["pid"]) == ("lost", 74, int(pid))
+    assert report["detail"].startswith(f"became {sys.executable}, whose end") and report["session"]
 
 
 def test_dispositions_of_commands_and_of_a_foreign_program(agents: Agents) -> None:
@@ -175,8 +178,11 @@ def test_exec_of_the_wrong_file(agents: Agents) -> None:
     (agents.directory / "text").write_text("not a program")
     (agents.directory / "text").chmod(0o755)
     wrong = call("exec", argv=["true"], persona="critic"), call("exec", argv=["./text"])
-    done = agents.run(says(sh("X=1"), *wrong), says(sh("echo alive >&4")), says(OK))
+    done = agents.run(
+        says(sh("X=1"), *wrong), says(sh("echo alive >&4")), says(OK), options=("--report", "r")
+    )
     assert done.stdout == b"alive\n"
+    assert json.loads((agents.directory / "r").read_text())["state"] == "exited"
     assert (
         "[EXEC ERROR] ./text: exec format error; this life goes on, its shell was ended"
         in agents.results()[2]
@@ -268,8 +274,8 @@ def systems(agents: Agents, mission: str = "work") -> list[str]:
 
 
 def test_a_persona_is_an_instruction_for_later_lives(agents: Agents) -> None:
-    persona(agents, "critic", "You doubt {MISSION}.\n")
-    persona(agents, "critic", "not this one", home=True)
+    persona(agents, "critic", "You doubt {MISSION}.\n", home=True)
+    persona(agents, "critic", "not this one")
     persona(agents, "poet", "You sing.", home=True)
     agents.run(
         says(call("exec", wisdom={"n": "1"}, persona="critic"), wisdom=NONE),

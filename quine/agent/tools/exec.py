@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from quine.agent import env, origin, personas
+from quine.agent import ending, env, origin, personas
 from quine.agent.outcome import End, Moved, Result
 from quine.agent.session import SessionSpec
 from quine.agent.signals import Terminated
@@ -27,14 +27,14 @@ from quine.base.text import unfit
 from transport import quickjson
 from transport.errors import Refused
 from transport.lean import Any, contextlib, signal
-from transport.status import signal_number
+from transport.status import LOST, Status, signal_number
 from transport.this_build import own_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.running import Running
 
-LOST = (
+SHELL_LOST = (
     "; this life goes on, its shell was ended for it: variables, functions and background commands are lost"
 )
 LONGEST = 131072  # bytes of one string that Linux accepts in execve: NAME=value and its NUL (MAX_ARG_STRLEN)
@@ -217,7 +217,7 @@ def _renew(loop: Running, spec: SessionSpec) -> Result:
             for fd in loop.slots:
                 os.set_inheritable(fd, False)
             env.bequeath(loop.settings, loop.tree, old)
-            return _error(f"{_why(error)}{LOST}")
+            return _error(f"{_why(error)}{SHELL_LOST}")
 
 
 def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
@@ -226,6 +226,8 @@ def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
     path = _find(argv[0], loop.shell.cwd)
     if not path:
         return _error(f"{validate.short(argv[0])}: not found, or not executable")
+    if loop.settings.report and not _report(loop, argv[0]):
+        return _error("the report cannot be written, and the program would not write it; this life goes on")
     before = env.here()
     loop.record_end(0, "exec", f"exec: {validate.short(argv[0])} takes over")
     loop.shell.close()
@@ -244,7 +246,14 @@ def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
         with contextlib.suppress(OSError):
             os.chdir(before)
         env.bequeath(loop.settings, loop.tree, loop.spec)
-        return _error(f"{validate.short(argv[0])}: {_why(error)}{LOST}")
+        return _error(f"{validate.short(argv[0])}: {_why(error)}{SHELL_LOST}")
+
+
+def _report(loop: Running, program: str) -> bool:
+    """Write the report now: nothing of this process is left after execve. If that fails, the end writes another one."""
+    detail = f"became {validate.short(program)}, whose end this report does not tell"
+    outcome = Status("lost", LOST, pid=os.getpid(), detail=detail)
+    return ending.report(loop, End(LOST, usage=loop.account.usage, outcome=outcome))
 
 
 def _find(program: str, cwd: str) -> str:
