@@ -304,7 +304,12 @@ class Child(Made):
 
     def _ended(self, status: Status, left: int = -1) -> None:
         if self._report:
-            self._heard()  # the report is complete by now
+            self._heard()
+        if (report := self._report) and self.made:
+            # Nothing more comes from a process that has ended, whoever still has its end of the report: a fork of this
+            # process, as it dials, has all descriptors until its exec.
+            self._close_report()
+            self._concluded(report)
         if self.made:
             super()._ended(status, left)
         elif self._begun and self._owner is None:

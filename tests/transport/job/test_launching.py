@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -227,6 +228,41 @@ def test_a_job_whose_spare_is_killed_before_it_begins_is_ordered_again(
         close(other)
 
     started.run(main)
+
+
+@pytest.mark.parametrize("command", ["echo", "no-such-command"])
+def test_the_end_of_a_job_comes_behind_its_start_whoever_holds_its_report(
+    started: Started, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """A node that dials makes processes in threads: until its exec each holds all that the node had open.
+
+    The job counted as ended before its start, and had no output.
+    """
+    pair, held = socket.socketpair, list[socket.socket]()
+
+    def copied(*words: int) -> tuple[socket.socket, socket.socket]:
+        near, far = pair(*words)
+        held.append(far.dup())
+        return near, far
+
+    async def main(launcher: Launching) -> None:
+        monkeypatch.setattr(socket, "socketpair", copied)
+        told = Told()
+        child = launcher.start(order(command, "same"), told)
+        if command != "echo":
+            assert (await told.expect("not started")).code == 127
+            return
+        await told.expect("started")
+        assert (await told.expect("exited")).code == 0
+        assert os.read(child.stdout, 100) == b"same\n"
+        close(child)
+
+    try:
+        started.run(main)
+        assert len(held) == 1
+    finally:
+        for each in held:
+            each.close()
 
 
 def test_an_order_of_megabytes_arrives_whole(started: Started) -> None:
