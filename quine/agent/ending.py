@@ -22,7 +22,6 @@ from transport.status import Status, die_of, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.agent.loop import Loop
     from quine.agent.running import Running
 
 
@@ -96,7 +95,7 @@ def leave(end: End) -> int:
     return end.status
 
 
-def defect(error: Exception, loop: Loop) -> End:
+def defect(error: Exception, loop: Running) -> End:
     """Report an exception that the loop did not handle, record the outcome, and end shell and children."""
     if isinstance(error, Failure):
         complain(error.detail, error.hint, error.host)
@@ -125,7 +124,7 @@ def unborn(error: Exception) -> End:
     return End(DEFECT)
 
 
-def _tell(error: Exception, loop: Loop) -> None:
+def _tell(error: Exception, loop: Running) -> None:
     path = loop.log.path or os.path.join(loop.settings.data_dir, f"{loop.spec.session}.log")
     try:
         import traceback  # here: fails without free descriptors
