@@ -16,10 +16,10 @@ Laws
    exclamation mark and no newline. So sh, csh, tcsh and fish are one case.
 2. A host that has the binary answers and starts the dial at once: one round trip, and no process but the dial.
 3. Bytes before the marker are a banner of the login shell: they are skipped, never trusted.
-4. Nothing is started from a cache that another user may have made: an installation is the user's own (-O), and so is
-   the directory of the interpreters that were brought. The installer judges the cache itself, and the way to it. A way
-   that is not below the home, or has a link in it, is judged here, too, each time: it leads through directories of
-   others.
+4. Nothing is started from a cache that another user may have made: an installation is the user's own (-O). The
+   installer judges the cache itself, and the way to it. A way that is not below the home, or has a link in it, is
+   judged here, too, each time: it leads through directories of others. Scripts that start, make or remove anything
+   else in a cache judge all of it first, by `own`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ PYTHON_SECONDS = 6  # for one Python to start; one in the PATH may hang, as behi
 NOTHING = "nothing"  # the answer to one that asks, of a host that has nothing of ours
 SILENT = "silent"  # in place of a version that did not come in that time
 PLAIN = "it is not executable"  # in place of a version
-LATEST, VERSIONS = (
-    10**12,
-    999_999,
-)  # the time of a host, and the version of its Python: 100 times the major one
+# The time of a host, and the version of its Python: 100 times the major one.
+LATEST, VERSIONS = 10**12, 999_999
 CLOCK = 2  # seconds of a difference between two clocks that are not worth a word
 
 # Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
@@ -74,8 +72,14 @@ _JUDGE = (
 _ROOT = "v $(LC_ALL=C ls -ldn /); "
 # Below the home a link is looked for first, which takes no process. Above the home nothing is judged.
 _JUDGE_LINKS = (
+    "r() {{ " + _ROOT + 'w="$(cd "$HOME" && pwd -P)" && j "$w${{1#"$HOME"}}"; }}; '
     'l() {{ y="$1"; while :; do case "$y" in "$HOME"|/|"") return 0;; esac; [ -h "$y" ] && break; '
-    'y="${{y%/*}}"; done; ' + _ROOT + 'w="$(cd "$HOME" && pwd -P)" && j "$w${{1#"$HOME"}}"; }}; '
+    'y="${{y%/*}}"; done; r "$1"; }}; '
+)
+# Judges a directory in which names are made, or whose programs are started. Others may make names in a sticky one.
+_OWN_FOLDER = (
+    'own() ( [ -O "$1" ] && {whole} "$1" && case "$(LC_ALL=C ls -ldnL "$1")" in '
+    "?????w???[tT]*|????????w[tT]*) exit 1;; esac ); "
 )
 _LIMITED = 't="timeout -s KILL {seconds}"; $t true 2>/dev/null || t=; '  # not every system has a `timeout`
 # A dial starts it, and so sees whether it does; where nothing is started, its Python may be gone.
@@ -114,7 +118,6 @@ _DIAL = "if [ $h = have ]; then {start}; fi; "
 _PLACE = (
     'b="{base}"; until [ -d "$b" ]; do case "$b" in */*) b="${{b%/*}}";; *) b=/;; esac; [ -n "$b" ] || b=/; done; '
     '[ $h = have ] || [ -w "$b" ] || h=shut; '
-    'o="{base}"; [ -O "$o" ] && {safe} "$o" || o=/dev/null; '
     'k=0; y="{base}/.part-{name}"; [ -f "$y" ] && k="$({{ wc -c < "$y"; }} 2>/dev/null)" || k=0; '
 )
 # Each candidate is started, because a name on the PATH may be a stub that only says where to get Python; but not a
@@ -134,8 +137,9 @@ _PYTHON = (
     _LIMITED.replace("{seconds}", "{patience}")
     + 'g=; v=0; f=0; p=; for c in {names}; do command -v "$c" >/dev/null || continue; y="$(command -v "$c")"; '
     + _LOOK
-    + "done; "
-    '[ "$v" -ge {oldest} ] || for y in {elsewhere}; do ' + _LOOK + "done; "
+    + 'done; [ "$v" -ge {oldest} ] || {{ o="{base}"; own "$o" || o=/dev/null; for y in {elsewhere}; do '
+    + _LOOK
+    + "done; }}; "
     '[ "$h" = have ] || case "$f" in -1) h=shut;; -2) h=noexec;; esac; case "$f" in -*) f=0;; esac; '
 )
 _FACTS = 'echo {marker} $h $(uname -sm) $v $f $k "$p"; '
@@ -259,14 +263,11 @@ def looking(place: Place, marker: str, name: str) -> str:
 
 
 def _values(place: Place, marker: str, name: str) -> dict[str, str]:
-    judge, safe = _JUDGE.format(top="/") + _ROOT, "j"
-    if place.cache.startswith("~/"):
-        judge, safe = _JUDGE.format(top='/|"$HOME"|"$w"') + _JUDGE_LINKS.format(), "l"
     base, python = in_shell(place.cache), f'"{in_shell(place.python)}"' if place.python else ""
     return {
         "base": base,
-        "judge": judge,
-        "safe": safe,
+        "judge": judge(place),
+        "safe": "l" if place.cache.startswith("~/") else "j",
         "name": name,
         "marker": marker,
         "oldest": str(_number(OLDEST_PYTHON)),
@@ -277,6 +278,14 @@ def _values(place: Place, marker: str, name: str) -> dict[str, str]:
         "hung": "",
         "patience": str(PYTHON_SECONDS),
     }
+
+
+def judge(place: Place) -> str:
+    """Return the functions that judge a path of a cache. `own`: no other user can change it, or the way to it."""
+    if place.cache.startswith("~/"):
+        links = _JUDGE_LINKS.format() + _OWN_FOLDER.format(whole="r")
+        return _JUDGE.format(top='/|"$HOME"|"$w"') + links
+    return _JUDGE.format(top="/") + _ROOT + _OWN_FOLDER.format(whole="j")
 
 
 def for_any_shell(script: str) -> str:
@@ -381,16 +390,7 @@ def facts(answer: str) -> Facts:
     found = re.fullmatch(ANSWER, answer, re.ASCII)
     if found is None:
         raise ValueError(f"not an answer: {answer!r}")
-    state, system, machine, version, free, kept, python = found.groups()
-    return Facts(
-        state == "have",
-        state == "shut",
-        system,
-        machine,
-        divmod(int(version), 100),
-        int(free),
-        int(kept),
-        python,
-        state == "dead",
-        noexec=state == "noexec",
-    )
+    state, system, machine, *numbers, python = found.groups()
+    version, free, kept = map(int, numbers)
+    have, shut, dead, noexec = (state == each for each in ("have", "shut", "dead", "noexec"))
+    return Facts(have, shut, system, machine, divmod(version, 100), free, kept, python, dead, noexec)

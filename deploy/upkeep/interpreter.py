@@ -11,8 +11,10 @@ Laws
    unpacks only bytes with the SHA-256 of those that were checked.
 2. <cache>/python-SHA256 exists only as a whole, and only if its Python starts; `probe.py` looks for it there.
 3. The host needs /bin/sh, head, dd, tar, sha256sum, and the program that unpacks it.
-4. Bytes that came stay, as in `installer.py`: each connection writes behind those that are there, without a lock, and
-   the name of the file decides which bytes are right at each place.
+4. Nothing is written, unpacked or started in a cache that another user may have made, or can change.
+5. Bytes that came stay, as in `installer.py`: each connection writes behind those that are there, without a lock, and
+   the name of the file decides which bytes are right at each place. The first that has all of them removes the file;
+   the others find the Python that it made.
 """
 
 from __future__ import annotations
@@ -52,6 +54,9 @@ KIND = "a .tar.gz or .tar.xz with one directory, and bin/python3 in it, as pytho
 _SCRIPT = (
     'umask 077; LC_ALL=C; export LC_ALL; base="{base}"; d="$base/{name}"; p="$base/.part-{name}"; '
     'w="$base/.new-{name}-$$"; fail() {{ echo {marker} fail "$@"; exit 69; }}; set -f; '
+    'works() {{ "$1/{program}" -I -S -c "{trial}" </dev/null; }}; '
+    # Another connection brought the same one meanwhile, and has removed the bytes that both wrote.
+    'lost() {{ works "$d" >/dev/null 2>&1 && {{ rm -f "$p"; echo {marker} have; exit 0; }}; fail "$@"; }}; '
     '[ $h = shut ] && fail readonly "$base"; '
     '[ $h = noexec ] && fail noexec "$base" is on a file system mounted noexec; '
     "for c in head dd tar sha256sum {tool}; do command -v $c >/dev/null || fail lacks $c; done; "
@@ -59,16 +64,18 @@ _SCRIPT = (
     '[ "${{4:-{room}}}" -ge {room} ] || fail full "$base has $4 kB free, {room} kB are needed"; '
     '[ "$k" -le {size} ] || k=0; k=$((k / {block})); echo {marker} need $((k * {block})); '
     'e="$(mkdir -p "$base" 2>&1)" || fail readonly $e; '
-    '[ -O "$base" ] || fail owner "$base" belongs to another user; '
+    'own "$base" || fail owner "$base"; '
     'e="$(head -c $(({size} - k * {block})) | dd of="$p" bs={block} seek=$k conv=notrunc 2>&1)" || case "$e" in '
     "*space*|*uota*) fail full $e;; *) fail write $e;; esac; "
-    'n="$(wc -c < "$p")"; [ "$n" -ge {size} ] || fail cut $n of {size} bytes came; '
-    's="$(sha256sum < "$p")"; [ "${{s%% *}}" = {sha256} ] || {{ rm -f "$p"; fail corrupt its SHA-256 is $s; }}; '
-    'clean() {{ rm -rf "$w" "$p"; }}; trap clean EXIT; trap "exit 1" HUP TERM; '
+    'n="$({{ wc -c < "$p"; }} 2>/dev/null)"; [ "${{n:-0}}" -ge {size} ] || lost cut "${{n:-0}}" of {size} bytes came; '
+    's="$({{ sha256sum < "$p"; }} 2>/dev/null)"; '
+    '[ "${{s%% *}}" = {sha256} ] || {{ rm -f "$p"; lost corrupt its SHA-256 is $s; }}; '
+    'clean() {{ rm -rf "$w" "$w.old" "$p"; }}; trap clean EXIT; trap "exit 1" HUP TERM; '
     'e="$(mkdir "$w" 2>&1 && tar -x{flag}of "$p" -C "$w" 2>&1)" || case "$e" in '
-    "*space*|*uota*) fail full $e;; *) fail unpack $e;; esac; "
+    "*space*|*uota*) fail full $e;; *) lost unpack $e;; esac; "
     '[ -x "$w/{program}" ] || fail noexec "$base" is on a file system mounted noexec; '
-    'e="$("$w/{program}" -I -S -c "{trial}" 2>&1)" || fail start $e; '
+    'e="$(works "$w" 2>&1)" || fail start $e; '
+    '[ -e "$d" ] && {{ works "$d" >/dev/null 2>&1 || mv "$d" "$w.old"; }}; '
     'mv "$w" "$d"; rm -rf "$d/${{w##*/}}"; echo {marker} have'
 )
 _NAMED = "echo {marker} fail named; exit 69"

@@ -9,7 +9,9 @@ Laws
    `now` each node is asked to end before, which it refuses while it has jobs.
 2. Only that is removed which quine made: directories with the file of an installation in them, interpreters and
    layers that were brought, and leftovers of installers. The cache itself goes if nothing else is in it.
-3. Any login shell passes the command on as it is, and no Python is needed for it: see `probe.py`.
+3. A cache that another user may have made, or can change, is refused: nothing in it is started or removed. In one
+   that is the user's own, entries of others (root's) stay, and are named.
+4. Any login shell passes the command on as it is, and no Python is needed for it: see `probe.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from transport.errors import Unreachable
 
 # The pattern comes by a pipe: as an argument of grep it would stand in a command line, and be found there.
 _RUNS = 'echo "{}" | grep -qFf - /proc/{}/cmdline 2>/dev/null'
+_OWN = '[ -e "{base}" ] && {{ own "{base}" || {{ echo {marker} fail owner "{base}"; exit 69; }}; }}; '
 _STOP = (
-    'for d in "{base}"/*; do [ -f "$d/{file}" ] && [ -x "$d/quine" ] && '
+    'for d in "{base}"/*; do [ -f "$d/{file}" ] && [ -x "$d/quine" ] && own "$d" && '
     'PATH="$d:$PATH" "$d/quine" node --stop </dev/null >/dev/null 2>&1; done; '
 )
 _SCRIPT = (
@@ -39,7 +42,7 @@ _SCRIPT = (
     + 'for d in "{base}"/* "{base}"/unpacked/* "{base}"/.part-* "{base}"/.new-* "{base}"/.old-*; do '
     'c="${{d##*/}}"; k=1; case "$c" in .part-*|.new-*|.old-*) k=0;; {brought}*) ;; {layer}*) k=2;; '
     '*) [ -f "$d/{file}" ] || continue;; esac; '
-    '[ -e "$d" ] || continue; '
+    '[ -e "$d" ] || continue; [ -O "$d" ] || {{ l="$l $c"; continue; }}; '
     "if [ $k -gt 0 ] && " + _RUNS.format("$d/", "[0-9]*") + '; then u="$u $c"; continue; fi; '
     'if [ $k = 2 ]; then for y in "{base}"/*/{layer}* "{base}"/unpacked/*/{layer}*; do '
     'if [ "$y" -ef "$d" ]; then u="$u $c"; continue 2; fi; done; fi; '
@@ -75,6 +78,8 @@ async def remove(
         note=note,
         news=news,
     )
+    if answer.startswith("fail "):
+        raise push.failed(host.name, answer, 0)
     try:
         removed, used, left = parsed(answer)
     except ValueError as error:
@@ -86,9 +91,9 @@ async def remove(
 def command(place: Place, marker: str, now: bool = False) -> str:
     """Return the command for the channel."""
     names = {"file": installer.FILE, "brought": probe.BROUGHT, "layer": layers.PREFIX}
-    script = (_STOP if now else "") + _SCRIPT
+    script = _OWN + (_STOP if now else "") + _SCRIPT
     script = script.format(base=probe.in_shell(place.cache), marker=marker, **names)
-    return probe.for_any_shell(script)
+    return probe.for_any_shell(probe.judge(place) + script)
 
 
 def parsed(answer: str) -> tuple[int, tuple[str, ...], tuple[str, ...]]:

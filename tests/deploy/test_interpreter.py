@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import lzma
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from deploy.build import build
+from deploy.probe import Place
 from deploy.upkeep import interpreter
 from tests.deploy.test_deploy import REAL
 from tests.lab import Lab
@@ -191,6 +194,80 @@ def test_what_is_no_packed_python_is_named(lab: Lab, tmp_path: Path) -> None:
 def test_a_device_or_directory_is_no_packed_python(path: str) -> None:
     with pytest.raises(Misconfigured, match=f"{path} is no archive of a Python: it is not a file"):
         interpreter.read(Path(path))
+
+
+TOOLS = (
+    *("sh", "ls", "id", "df", "uname", "tail", "head", "wc"),
+    *("dd", "tar", "gzip", "sha256sum", "mkdir", "mv", "rm", "touch"),
+)
+LARGE = ("py/lib", FILE, os.urandom(interpreter.BLOCK).hex())  # more than one block
+
+
+def receiver(home: Path, python: interpreter.Interpreter) -> subprocess.Popen[bytes]:
+    """The command on a host without Python, whose home is `home`; its answer `need` has been read."""
+    (home / "bin").mkdir(exist_ok=True)
+    for name in TOOLS:
+        with contextlib.suppress(FileExistsError):
+            (home / "bin" / name).symlink_to(str(shutil.which(name)))
+    argv = ["/bin/sh", "-c", interpreter.command(python, Place(), "MARKER")]
+    env = {"HOME": str(home), "PATH": str(home / "bin")}
+    return subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def brought(process: subprocess.Popen[bytes], python: interpreter.Interpreter) -> str:
+    """Send the bytes that it needs, and return its last answer."""
+    with process:
+        assert process.stdin and process.stdout
+        word, *kept = process.stdout.readline().decode().split()[1:]
+        if word == "need":
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(python.path.read_bytes()[int(kept[0]) :])
+                process.stdin.close()
+            return process.stdout.read().decode().removeprefix("MARKER ").strip()
+        return word
+
+
+def test_nothing_is_brought_into_or_started_in_a_cache_that_others_can_change(tmp_path: Path) -> None:
+    python = interpreter.read(archive(tmp_path, ("py/bin/python3", FILE, "#!/bin/sh\ntouch $HOME/ran\n")))
+    base = tmp_path / ".cache" / "quine"
+    base.mkdir(parents=True)
+    for mode in (0o777, 0o1777, 0o757):
+        base.chmod(mode)
+        assert brought(receiver(tmp_path, python), python) == f"fail owner {base}", oct(mode)
+    assert os.listdir(base) == [] and not (tmp_path / "ran").exists()
+    theirs = base / "python-1" / "py" / "bin" / "python3"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("#!/bin/sh\ntouch $HOME/ran\necho 399 99999\n")
+    theirs.chmod(0o755)
+    assert brought(receiver(tmp_path, python), python).startswith("fail owner")
+    assert not (tmp_path / "ran").exists()
+    base.chmod(0o755)
+    assert brought(receiver(tmp_path, python), python) == "have" and (tmp_path / "ran").exists()
+
+
+def test_the_bytes_of_an_upload_may_go_when_another_one_is_done(tmp_path: Path) -> None:
+    """Of several hosts with one home the first one removes them; they are all there, and so is the Python."""
+    python = interpreter.read(archive(tmp_path, PROGRAM, LARGE))
+    base, data = tmp_path / ".cache" / "quine", python.path.read_bytes()
+    slow = receiver(tmp_path, python)
+    assert slow.stdin and slow.stdout and slow.stdout.readline() == b"MARKER need 0\n"
+    slow.stdin.write(data[: interpreter.BLOCK])
+    slow.stdin.flush()
+    part = base / f".part-python-{python.sha256}"
+    until(lambda: part.exists() and part.stat().st_size == interpreter.BLOCK, "a block has come")
+    assert brought(receiver(tmp_path, python), python) == "have"
+    assert os.listdir(base) == [f"python-{python.sha256}"]
+    said, _ = slow.communicate(data[interpreter.BLOCK :])
+    assert said == b"MARKER have\n" and os.listdir(base) == [f"python-{python.sha256}"]
+
+
+def test_a_python_that_was_damaged_there_is_replaced(tmp_path: Path) -> None:
+    python = interpreter.read(archive(tmp_path, PROGRAM))
+    there = tmp_path / ".cache" / "quine" / f"python-{python.sha256}" / "py" / "bin" / "python3"
+    there.parent.mkdir(parents=True)
+    there.touch()
+    assert brought(receiver(tmp_path, python), python) == "have"
+    assert there.read_text() == PROGRAM[2] and os.listdir(there.parents[3]) == [there.parents[2].name]
 
 
 @pytest.mark.parametrize("form", ["gz", "xz", "bz2"])

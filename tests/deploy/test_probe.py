@@ -193,7 +193,7 @@ def test_nothing_of_another_user_in_the_cache_is_started(binary: Binary, tmp_pat
     folder = installed(tmp_path, binary, script="touch ran")
     tools = tmp_path / "bin"  # without a Python
     tools.mkdir()
-    for name in ("sh", "uname", "wc", "touch"):
+    for name in ("sh", "uname", "wc", "touch", "ls", "id"):
         (tools / name).symlink_to(str(shutil.which(name)))
     stub(folder.parent / f"{probe.BROUGHT}1" / "python" / "bin" / "python3", 399)
     env = {"HOME": str(tmp_path), "PATH": str(tools)}

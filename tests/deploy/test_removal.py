@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from deploy.build import build
+from deploy.probe import Place
+from deploy.upkeep import remove
 from tests.lab import Lab
 from tests.lab.host import Host
 from tests.support.waiting import read_until, until
@@ -139,6 +141,43 @@ def test_nothing_is_removed_where_it_fails_or_use_cannot_be_seen(
     done = lab.run(["deploy", "--remove", "stuck"])
     assert (done.returncode, done.stdout) == (69, b"") and old.exists()
     assert "quine: stuck: error: nothing was removed: " in done.stderr.decode()
+
+
+@pytest.mark.parametrize("cache", ["~/.cache/quine", "{}/.cache/quine"], ids=["below the home", "elsewhere"])
+def test_nothing_is_started_or_removed_in_a_cache_that_others_can_change(cache: str, tmp_path: Path) -> None:
+    """They may have made any name in it, and its programs would run as the user."""
+    base = tmp_path / ".cache" / "quine"
+    folder = base / ("a" * 64)
+    folder.mkdir(parents=True)
+    (folder / "quine.pyz").touch()
+    (folder / "quine").write_text("#!/bin/sh\ntouch ran\n")
+    (folder / "quine").chmod(0o755)
+    command = remove.command(Place(cache=cache.format(tmp_path)), "MARKER", now=True)
+
+    def answer() -> str:
+        env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(["sh", "-c", command], env=env, cwd=tmp_path, capture_output=True, check=False)
+        return done.stdout.decode().removeprefix("MARKER ").strip()
+
+    def refused() -> bool:
+        return answer() == f"fail owner {base}" and folder.exists() and not (tmp_path / "ran").exists()
+
+    for mode in (0o777, 0o1777, 0o757):
+        base.chmod(mode)
+        assert refused(), oct(mode)
+    base.chmod(0o755)
+    (tmp_path / ".cache").chmod(0o777)
+    assert refused(), "they can put another directory in its place"
+    (tmp_path / ".cache").chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(base, 65534, -1)
+        assert refused(), "another user's"
+        os.chown(base, 0, -1)
+        os.chown(folder, 65534, -1)
+        assert answer() == f"removed 0 used left {folder.name}"
+        assert folder.exists() and not (tmp_path / "ran").exists()
+        os.chown(folder, 0, -1)
+    assert answer() == "removed 1 used left" and (tmp_path / "ran").exists() and not base.exists()
 
 
 def test_an_empty_name_is_no_host(lab: Lab) -> None:
