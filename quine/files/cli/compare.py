@@ -35,10 +35,9 @@ def of_disk(found: localfs.Found) -> Item:
     return Item(found.path, found.kind, status.st_size, status.st_mtime, status.st_mode & localfs.PERMISSIONS)
 
 
-def of_tier(entry: Entry, top: str) -> Item:
-    return Item(
-        destination.below(entry, top), entry.kind, entry.size, entry.mtime, entry.mode & localfs.PERMISSIONS
-    )
+def of_tier(entry: Entry, top: str, bits: int = localfs.PERMISSIONS) -> Item:
+    """Return its attributes; `bits` are those of its mode that it would have here."""
+    return Item(destination.below(entry, top), entry.kind, entry.size, entry.mtime, entry.mode & bits)
 
 
 def same_time(one: float, other: float) -> bool:

@@ -1,7 +1,7 @@
 """get: files of the tier to this machine, or to stdout.
 
 Laws
-1. A file appears whole or not at all, with its mode and its time.
+1. A file appears whole or not at all, with its time, and its mode as far as the umask allows.
 2. Nothing is written outside of the directory that was named, whatever names the store has and whatever links lie in
    the directory. A link named as the destination is followed; a device or a pipe is written to, not replaced.
 """
@@ -158,7 +158,7 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> list[str]:
             continue
         if entry.is_file:
             crew.progress.expect(entry.size)
-            crew.do(get_file, call, crew, entry.path, folder, relative, entry.size)
+            crew.do(get_file, call, crew, entry.path, folder, relative, entry.size, True)
         else:
             crew.do(folder.make, relative)
     return list(left)
@@ -184,11 +184,17 @@ def get_named(call: Call, crew: Crew, path: str, here: _Here) -> Task:
 
 
 def get_file(
-    call: Call, crew: Crew, path: str, folder: localfs.Folder, relative: str, size: int | None = None
+    call: Call,
+    crew: Crew,
+    path: str,
+    folder: localfs.Folder,
+    relative: str,
+    size: int | None = None,
+    tree: bool = False,
 ) -> Task:
     """The task of getting one file of the tier, of `size` bytes if known, to `relative` in `folder`.
 
-    Raises OSError, Stopped.
+    `tree`: it is one of a tree, and not named itself. Raises OSError, Stopped.
     """
     absent = keeps(call)
     if absent and os.path.lexists(folder.shown(relative)):
@@ -196,7 +202,7 @@ def get_file(
     with (yield Request("get", path, size=size)) as reader:
         if not crew.progress.files_known:
             crew.progress.expect(reader.length)
-        folder.fill(relative, reader, crew.tick, absent)
+        folder.fill(relative, reader, crew.tick, absent, tree)
     crew.progress.file()
     call.say(f"{escaped(path)} -> {escaped(folder.shown(relative))}")
 

@@ -1,11 +1,9 @@
-"""The local side of transfers: files that are read for `put`, and files and directories that `get` makes.
+"""The local side of transfers: files that are read for `put`, and directories in which `get` makes files (`part.py`).
 
 Laws
 1. Below the directory that was named no symbolic link is followed. Each step is taken by descriptor. So neither a name
    in the store nor a directory that is swapped for a link leads out of it.
-2. A file is made aside and appears whole. It has no name at first (O_TMPFILE) if the filesystem supports that; then a
-   process that is killed while it writes leaves nothing. An existing file is replaced by one rename; a directory, a
-   device or a pipe is not replaced.
+2. The umask holds: a mode of the tier opens a file to nobody whom the user keeps out.
 3. Only regular files are read. Anything else is refused before reading it could block or consume data.
 """
 
@@ -14,9 +12,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 
-from quine.files.api import SMALL, error, stale
+from quine.base import procs
+from quine.files.api import SMALL, error
+from quine.files.cli.part import PIECE, Pace, Part
 from quine.files.paths import join
 from quine.files.stores.local import dirfd
 from quine.files.stores.local.holes import runs
@@ -28,27 +27,13 @@ if TYPE_CHECKING:
 
     from quine.files.api import Reader, Writer
 
-PIECE = 4 * 1024 * 1024  # bytes between two checks for the end of the command, at first
-LARGEST = 64 * PIECE
-QUICK = (
-    0.1  # seconds; after a faster piece the next is twice as large, because each piece has a cost on a link
-)
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 PERMISSIONS = 0o777  # bits of a mode that are kept: a store must not bring in setuid programs
 
 
-class _Pace:
-    """The number of bytes to move between two checks for the end of the command."""
-
-    def __init__(self) -> None:
-        self.piece = PIECE
-        self._since = time.monotonic()
-
-    def look(self) -> None:
-        now = time.monotonic()
-        if now - self._since < QUICK:
-            self.piece = min(2 * self.piece, LARGEST)
-        self._since = now
+def bits() -> int:
+    """Return the bits of a mode of the tier that a file gets here."""
+    return PERMISSIONS & ~(procs.umask() or 0)
 
 
 class Source:
@@ -72,7 +57,7 @@ class Source:
 
     def feed(self, writer: Writer, tick: Callable[[int], None]) -> None:
         """Write the content to `writer`, holes as holes. Raises OSError if the file became shorter meanwhile."""
-        size, pace = self.stat.st_size, _Pace()
+        size, pace = self.stat.st_size, Pace()
         if not size:  # files in /proc have content and size 0
             while took := writer.take(self.fd, PIECE):
                 tick(took)
@@ -111,104 +96,6 @@ class Source:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Part:
-    """A file that is being written in a directory. A context manager: without `commit` nothing is left."""
-
-    def __init__(self, folder: int, name: str, shown: str) -> None:
-        self.folder, self.name, self.shown = folder, name, shown
-        self._aside = ""
-        self.fd = -1
-        try:
-            if os.path.isdir("/proc/self/fd"):
-                self.fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
-        except OSError as refused:
-            if refused.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
-                raise OSError(refused.errno, refused.strerror, shown) from None
-        if self.fd < 0:
-            self._aside = self._new()
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            try:
-                self.fd = os.open(self._aside, flags, 0o600, dir_fd=folder)
-            except OSError as refused:
-                raise OSError(refused.errno, refused.strerror, shown) from None
-
-    def fill(self, reader: Reader, tick: Callable[[int], None]) -> None:
-        """Copy an open file of the tier into it, holes as holes."""
-        at, end, pace = reader.offset, reader.offset + reader.length, _Pace()
-        for start, length in (*reader.holes, (end, 0)):
-            while at < start:
-                gave = reader.give(self.fd, min(pace.piece, start - at))
-                if not gave:
-                    raise stale(reader.entry.path)
-                tick(gave)
-                pace.look()
-                at += gave
-            at += length
-            os.lseek(self.fd, at - reader.offset, os.SEEK_SET)
-        os.ftruncate(self.fd, reader.length)
-
-    def commit(self, mode: int, mtime: float, if_absent: bool = False) -> None:
-        """Set mode and time and give the file its name. Raises OSError: EEXIST, EISDIR, EINVAL for another non-file."""
-        os.fchmod(self.fd, mode & PERMISSIONS)
-        os.utime(self.fd, (mtime, mtime))
-        try:
-            self._name(if_absent)
-        except OSError as refused:
-            raise OSError(refused.errno, refused.strerror, self.shown) from None
-
-    def _name(self, if_absent: bool) -> None:
-        own = f"/proc/self/fd/{self.fd}"
-        try:
-            if self._aside:
-                os.link(self._aside, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-            else:
-                os.link(own, self.name, dst_dir_fd=self.folder, follow_symlinks=True)
-            return
-        except FileExistsError:
-            if if_absent:
-                raise
-        except OSError as refused:
-            if (
-                not self._aside
-                or if_absent
-                or refused.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-            ):
-                raise
-        there = self._there()
-        if there and not stat.S_ISREG(there) and not stat.S_ISLNK(there):
-            raise (
-                error(errno.EISDIR, self.shown)
-                if stat.S_ISDIR(there)
-                else OSError(errno.EINVAL, "is no file")
-            )
-        if not self._aside:
-            aside = self._new()
-            os.link(own, aside, dst_dir_fd=self.folder, follow_symlinks=True)
-            self._aside = aside
-        os.rename(self._aside, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-        self._aside = ""
-
-    def _there(self) -> int:
-        try:
-            return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False).st_mode
-        except FileNotFoundError:
-            return 0
-
-    def _new(self) -> str:
-        return f".quine-{os.urandom(8).hex()}.part"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
-        if self._aside:
-            try:
-                os.unlink(self._aside, dir_fd=self.folder)
-            except FileNotFoundError:
-                pass
 
 
 class Found:
@@ -262,20 +149,28 @@ class Folder:
             raise OSError(refused.errno, refused.strerror, self.shown(relative)) from None
 
     def fill(
-        self, relative: str, reader: Reader, tick: Callable[[int], None], if_absent: bool = False
+        self,
+        relative: str,
+        reader: Reader,
+        tick: Callable[[int], None],
+        if_absent: bool = False,
+        tree: bool = False,
     ) -> None:
-        """Write a file of the tier to `relative`, with mode and time; replace an existing one whole or not at all."""
+        """Write a file of the tier to `relative`, with mode and time; replace an existing one whole or not at all.
+
+        `tree`: it is one of a tree, and not named itself.
+        """
         above, _, name = relative.rpartition("/")
         fd = self.enter(above)
         try:
-            with Part(fd, name, self.shown(relative)) as part:
+            with Part(fd, name, self.shown(relative), keep=not (tree or if_absent)) as part:
                 try:
                     part.fill(reader, tick)
                 except OSError as refused:
                     if refused.errno in (errno.ENOSPC, errno.EFBIG):  # the local side is full
                         raise OSError(refused.errno, refused.strerror, self.shown(relative)) from None
                     raise
-                part.commit(reader.entry.mode, reader.entry.mtime, if_absent)
+                part.commit(reader.entry.mode & bits(), reader.entry.mtime, if_absent, sure=not tree)
         finally:
             os.close(fd)
 
@@ -296,7 +191,7 @@ class Folder:
     def chmod(self, relative: str, mode: int) -> None:
         fd = self.open(relative, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            os.fchmod(fd, mode & PERMISSIONS)
+            os.fchmod(fd, mode & bits())
         finally:
             os.close(fd)
 

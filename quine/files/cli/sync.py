@@ -1,8 +1,8 @@
 """sync: make one directory like another, one way, by sending only the differences.
 
 Laws
-1. A file with the same size, time and mode on both sides is not sent. If the listings agree on the size alone, the
-   store is asked about that file: listings of some stores lack time and mode.
+1. A file with the same size, time and mode (here less the umask) on both sides is not sent. If the listings agree on
+   the size alone, the store is asked about that file: listings of some stores lack time and mode.
 2. Extra files of the target are removed only with --delete, and after everything else. If a part of the source could
    not be read, none is removed: unread is not absent. They also stay at and below a refused link. The same holds for a
    path that the source holds but does not list, such as a symlink in a tier.
@@ -223,13 +223,8 @@ class _Sync:
             self.seen.add(item.path)
             if blocked and item.path.startswith(f"{blocked}/"):
                 continue
-            there = self.there.get(item.path)
-            if (
-                there
-                and there.kind != item.kind
-                and item.kind in ("file", "directory")
-                and not self.replace(item, there)
-            ):
+            there, plain = self.there.get(item.path), item.kind in ("file", "directory")
+            if plain and there and there.kind != item.kind and not self.replace(item, there):
                 blocked = item.path
                 self.refused.add(item.path)  # the directory there goes whole, or stays
                 continue
@@ -331,6 +326,7 @@ class _Down(_Sync):
     verb = "get"
     _folder: localfs.Folder | None = None
     _own = frozenset(OBEYED)  # and quine's own directories: nothing in them is written or removed
+    _bits = 0  # of a mode, which a file gets here
 
     @property
     def folder(self) -> localfs.Folder:
@@ -342,7 +338,7 @@ class _Down(_Sync):
 
     def ours(self) -> Iterator[Item]:
         for entry in self.call.tier.walk(self.source):
-            item = of_tier(entry, self.source)
+            item = of_tier(entry, self.source, self._bits)
             if place := obeyed(item.path):
                 self.left_out.add(place)
             elif not within(item.path, self._own):
@@ -355,6 +351,7 @@ class _Down(_Sync):
         return f"{PREFIX}{self.source}"
 
     def theirs(self) -> Iterator[Item]:
+        self._bits = localfs.bits()
         if self.dry and not os.path.lexists(self.target):
             return
         self._own = own(self.call.tier, self.folder.path).union(OBEYED)
@@ -365,7 +362,8 @@ class _Down(_Sync):
                 yield of_disk(found)
 
     def known_alike(self, item: Item, there: Item) -> Look:
-        known = of_tier((yield Request("stat", paths.join(self.source, item.path))), self.source)
+        entry = yield Request("stat", paths.join(self.source, item.path))
+        known = of_tier(entry, self.source, self._bits)
         if known.size != there.size or not same_time(known.mtime, there.mtime):
             return False
         if known.mode != there.mode and not self.dry:
@@ -374,7 +372,7 @@ class _Down(_Sync):
 
     def send(self, item: Item) -> Task:
         path = paths.join(self.source, item.path)
-        return get_file(self.call, self.crew, path, self.folder, item.path, item.size)
+        return get_file(self.call, self.crew, path, self.folder, item.path, item.size, tree=True)
 
     def make(self, path: str) -> None:
         self.folder.make(path)

@@ -59,3 +59,63 @@ def test_a_descriptor_is_written_where_it_stands(shelf: Shelf) -> None:
     (shelf.directory / "out").symlink_to("/proc/self/fd/1")
     with shelf.popen("get", "a", "out", stdout=subprocess.PIPE) as process:
         assert process.communicate(timeout=120) == (b"content", b"")
+
+
+def test_the_umask_holds_and_a_sync_is_done_with_that(shelf: Shelf) -> None:
+    shelf.ok("put", "--mode", "777", "-", "d/open", input=b"content")
+    got, synced = shelf.directory / "got", shelf.directory / "synced"
+    before = os.umask(0o027)
+    try:
+        shelf.ok("get", "d/open", "got")
+        shelf.ok("sync", "tier:d", "synced")
+        assert [path.stat().st_mode & 0o777 for path in (got, synced / "open")] == [0o750, 0o750]
+        assert shelf.ok("sync", "-n", "tier:d", "synced") == b""
+        (synced / "open").chmod(0o777)
+        shelf.ok("sync", "tier:d", "synced")
+        assert (synced / "open").stat().st_mode & 0o777 == 0o750, "a mode that has changed alone"
+    finally:
+        os.umask(before)
+
+
+def test_a_file_that_was_named_keeps_its_other_names_and_its_owner(shelf: Shelf) -> None:
+    """As after `>`. One of a tree is replaced, as by rsync: its other names may be a snapshot."""
+    got, other = shelf.directory / "got", shelf.directory / "other"
+    got.write_bytes(b"much older content")
+    os.link(got, other)
+    shelf.ok("get", "a", "got")
+    assert got.samefile(other) and other.read_bytes() == b"content"
+    assert got.stat().st_mtime == (shelf.tier / "a").stat().st_mtime
+    shelf.ok("put", "-", "t/got", input=b"newer")
+    shelf.ok("get", "-r", "-T", "t", ".")
+    assert (got.read_bytes(), other.read_bytes()) == (b"newer", b"content")
+    if os.geteuid() == 0:
+        got.chmod(0o444)
+        os.chown(got, 1234, 1235)
+        shelf.ok("get", "a", "got")
+        facts = got.stat()
+        assert (facts.st_uid, facts.st_gid, got.read_bytes()) == (1234, 1235, b"content")
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a tree only one that replaces another: with a new one nothing is lost, and thousands are quicker."""
+    done: list[str] = []
+
+    def noted(name: str) -> None:
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args, **words: (done.append(name), real(*args, **words))[1])
+
+    shelf.ok("put", "-", "t/x", input=b"one of a tree")
+    for name in ("fsync", "link", "rename"):
+        noted(name)
+    shelf.ok("get", "a", "got")
+    assert done == ["fsync", "link"]
+    done.clear()
+    shelf.ok("get", "a", "got")
+    assert done[0] == "fsync" and done[-1] == "rename"
+    done.clear()
+    shelf.ok("get", "-r", "t", "tree")
+    assert "fsync" not in done
+    (shelf.directory / "tree/x").write_bytes(b"other")
+    done.clear()
+    shelf.ok("sync", "tier:t", "tree")
+    assert "fsync" in done and done.index("fsync") < done.index("rename")
