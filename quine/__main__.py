@@ -22,7 +22,7 @@ import time
 from quine import packed
 from quine.base.errors import DEFECT, LOST, NOT_STARTED, Failure, NoGuest, complain
 from transport import inherit, this_build
-from transport.writes import closed, write_all
+from transport.writes import closed, read_some, write_all
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -343,7 +343,7 @@ def _read_mission(path: str) -> str:
         if path == "-":
             if sys.stdin is None:
                 raise Misconfigured("the mission cannot be read: stdin is closed")
-            return sys.stdin.buffer.read().decode()
+            return b"".join(iter(lambda: read_some(0, 1 << 16), b"")).decode()
         with open(path, "rb") as file:
             return file.read().decode()
     except OSError as error:

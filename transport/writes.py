@@ -1,6 +1,8 @@
-"""Descriptors of a caller: writes of all of some data, whether two are of one file, whether one is no input.
+"""Reads and writes of descriptors that other processes share; whether two are of one file, whether one is no input.
 
-Law: a failed write does not hold on to its data, so that the caller may change a bytearray.
+Laws
+1. Another process may make the open file non-blocking, at any time: then this one waits, as if it were not.
+2. A failed write does not hold on to its data, so that the caller may change a bytearray.
 """
 
 from __future__ import annotations
@@ -15,18 +17,31 @@ if TYPE_CHECKING:
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data`, also if another process has made the open file non-blocking. Raises OSError."""
+    """Write all of `data`, where one write may take a part. Raises OSError."""
     done = 0
     with memoryview(data) as view:
         while done < len(view):
             try:
                 done += os.write(fd, view[done:])
             except BlockingIOError:
-                import select
+                _wait(fd, writing=True)
 
-                poll = select.poll()
-                poll.register(fd, select.POLLOUT)
-                poll.poll()
+
+def read_some(fd: int, most: int) -> bytes:
+    """Return the next bytes, at least one but at the end of the file. Raises OSError."""
+    while True:
+        try:
+            return os.read(fd, most)
+        except BlockingIOError:
+            _wait(fd, writing=False)
+
+
+def _wait(fd: int, writing: bool) -> None:
+    import select  # here: few have to wait
+
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT if writing else select.POLLIN)
+    poll.poll()
 
 
 def write_at(fd: int, data: bytes | bytearray | memoryview, at: int) -> None:

@@ -19,6 +19,7 @@ from quine.base.errors import NOT_STARTED, Failure, Misconfigured
 from quine.base.messages import Message
 from transport import quickjson
 from transport.lean import Sequence, contextlib
+from transport.writes import read_some
 
 REMINDER = (
     "[REMINDER] A reply without a tool call does nothing: go on with sh, fork or exec, or end with exit."
@@ -101,7 +102,7 @@ def save_material(spec: SessionSpec, data_dir: str, signals: Signals) -> Session
 def _material() -> bytes:
     """Return the next bytes of stdin. Raises Misconfigured."""
     try:
-        return os.read(0, 1 << 16)
+        return read_some(0, 1 << 16)
     except OSError as error:
         raise Misconfigured(f"stdin cannot be read: {(error.strerror or str(error)).lower()}") from None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import stat
 import sys
 import time
@@ -21,7 +20,7 @@ from quine.base.sessions import is_session
 from quine.tape.registry import integer, lives, record, state_directory
 from transport import inherit
 from transport.provenance import regular_file
-from transport.writes import is_no_input, write_all
+from transport.writes import is_no_input, read_some, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -234,15 +233,10 @@ def _copied(jobs: str, source: int, most: float = float("inf")) -> int:
 
 
 def _read(source: int) -> bytes:
-    while True:
-        try:
-            return os.read(source, COPY)
-        except BlockingIOError:  # another process of its pipe made it so
-            poll = select.poll()
-            poll.register(source, select.POLLIN)
-            poll.poll()
-        except OSError as error:
-            raise _Unreadable(error) from None
+    try:
+        return read_some(source, COPY)
+    except OSError as error:
+        raise _Unreadable(error) from None
 
 
 # -- garbage ---------------------------------------------------------------------------------------

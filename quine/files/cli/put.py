@@ -20,6 +20,7 @@ from quine.files.cli.output import escaped
 from quine.files.cli.pool import once
 from quine.files.cli.progress import Progress
 from quine.files.exclusions import own
+from transport.writes import read_some
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _put_stdin(call: Call, target: Target, mode: int | None) -> int:
 def _pour_stdin(writer: Writer, progress: Progress) -> None:
     while True:
         try:
-            block = os.read(0, BLOCK)
+            block = read_some(0, BLOCK)
         except OSError as problem:
             raise OSError(problem.errno, problem.strerror, "stdin") from None
         if not block:
