@@ -10,7 +10,7 @@ Laws
    close may ask it, too, or wait for a peer, as of a socket with SO_LINGER. The event loop would wait for that, and all
    clients with it. So no descriptor is closed there that may be such a one, by the kernel neither: all that come are
    taken, and a line is closed apart if something is left in it.
-4. What one tree can make a worker hold is bounded: its connections, the bytes of its requests, and the threads that
+4. A worker holds a bounded part for one tree: its connections, the bytes of its requests, and the threads that
    look at the processes above its clients.
 """
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from quine.fanout.run import Run
     from quine.fanout.tasks import Work
     from quine.fanout.view import View
+    from quine.remote.crowd import Crowd
     from transport.client.batch import Batch
 
 EXAMPLE = "quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…]"
@@ -182,13 +183,7 @@ def _run_with(
     from transport.client.batch import Batch
 
     now = time.monotonic()
-    crowd = None
-    if mission:
-        from quine.remote.crowd import Crowd, arrive
-
-        arrive()
-        crowd = Crowd(options.spawn)
-        crowd.offer(options.spawn.job or crowd.root, shown)
+    crowd = _crowd(options, shown) if mission else None
     batch = Batch(on_refused=crowd.refused if crowd else None, bounded=not options.jobs)
     sink = Sink(streams := Streams(batch), options.keep_order)
     if crowd:
@@ -225,6 +220,15 @@ def _run_with(
             log.close()
         told = not options.spawn.report or _report(options, run, view)
     return _end(options, run, left, view.progress.total) or (0 if told else LOST)
+
+
+def _crowd(options: Options, shown: str) -> Crowd:
+    from quine.remote.crowd import Crowd, arrive
+
+    arrive()
+    crowd = Crowd(options.spawn)
+    crowd.offer(options.spawn.job or crowd.root, shown)
+    return crowd
 
 
 def _opened(options: Options, work: Work) -> tuple[Report, Joblog | None]:

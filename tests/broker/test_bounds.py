@@ -1,4 +1,4 @@
-"""What one tree, and a stranger, can make a broker hold: connections, bytes of requests, and threads."""
+"""Bounds of a broker for one tree and for strangers: connections, bytes of requests, and threads."""
 
 from __future__ import annotations
 

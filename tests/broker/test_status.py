@@ -91,4 +91,4 @@ def test_a_pause_for_a_quota_is_shown_and_ended(served: Served, capfd: pytest.Ca
 def test_a_stranger_whose_gates_cannot_be_read_hides_no_broker(gates: list[object]) -> None:
     true = {"pid": 7, "seconds": 1.0, "agents": 2, "keys": ["QUINE_API_KEY"], "gates": []}
     told = status._of_brokers([{"pid": 9, "gates": gates}, true])
-    assert "what answers as broker 9 is none" in told and "QUINE_API_KEY" in told
+    assert "the gates of broker 9 cannot be read" in told and "QUINE_API_KEY" in told

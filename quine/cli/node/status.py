@@ -108,7 +108,7 @@ def _of_brokers(brokers: list[dict[str, Any]]) -> str:
             found = broker.get("gates")
             of_it = [(pid, *_gate(each)) for each in found] if isinstance(found, list) else []
         except (TypeError, ValueError, KeyError, AttributeError):
-            silent += f"what answers as broker {pid} is none: its gates cannot be read\n"
+            silent += f"the gates of broker {pid} cannot be read, so it is a stranger\n"
             continue
         gates += of_it
         rows.append(
