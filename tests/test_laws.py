@@ -268,7 +268,6 @@ def test_every_module_says_what_it_is() -> None:
 
 # They create what a user has named: there a link means the file that it leads to, as for `>`.
 NAMED_BY_USERS = {
-    "quine/fanout/joblog.py",
     "quine/fanout/output/results.py",
     "quine/fanout/output/tables.py",
     "transport/carrier/ssh/known_hosts.py",

@@ -251,7 +251,7 @@ class Journal:
             raise unrecorded(self._path, error) from None
 
     def numbers(self, id: str) -> Numbers:
-        """Return the numbers of a job, as far as there is a note of them."""
+        """Return the numbers of a job; zeros without a note of them."""
         note = self.sent.get(id) or self.unreturned.get(id)
         return note.numbers if note else Numbers()
 

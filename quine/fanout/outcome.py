@@ -146,7 +146,7 @@ class Hosts:
 
 
 class Numbers(NamedTuple):
-    """What {#} and {%} mean in the words of one try; 0 where the journal of an earlier build has no note of it."""
+    """The values of {#} and {%} in the words of one try; 0 where the journal of an earlier build has no note of it."""
 
     job: int = 0
     slot: int = 0

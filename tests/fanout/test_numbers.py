@@ -1,4 +1,4 @@
-"""What {#} and {%} of a job mean in the next run, whose list may be another one. Without a job."""
+"""The values of {#} and {%} of a job in the next run, whose list may be another one. Without a job."""
 
 from __future__ import annotations
 
