@@ -191,8 +191,8 @@ class Past:
 
     def knows(self, hash: str) -> bool:
         """Whether these runs had such an item, whatever became of it."""
-        found = (*self._ends.values(), *self._again.values(), self._running, self._unreturned)
-        return any(hash in hashes for hashes in found)
+        seen = (*self._ends.values(), *self._again.values())
+        return hash in self._running or hash in self._unreturned or any(hash in hashes for hashes in seen)
 
     def has(self, hash: str, number: int) -> bool:
         """Whether one of these items had this number, and an end that counts."""

@@ -186,7 +186,7 @@ class Unreturned(NamedTuple):
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("not a text")
         attempt, numbers = Numbers.parsed(word)
-        return cls(attempt, int(code), *texts, numbers)
+        return cls(attempt, int(code), *texts)._replace(numbers=numbers)
 
 
 def unstartable(error: OSError | Misconfigured) -> Status:
