@@ -282,7 +282,7 @@ Marks = Callable[[], tuple[bytes, bytes]]
 def test_only_the_machine_of_a_private_directory_finishes_it(
     here: Path, monkeypatch: pytest.MonkeyPatch, marks: Any, recovers: bool
 ) -> None:
-    """NFS keeps the lock of a directory to one machine: what is held on another one looks abandoned."""
+    """NFS keeps the lock of a directory to one machine, so one that another machine holds looks abandoned."""
     monkeypatch.setattr(scan, "_marks", lambda: (b"boot", b"machine"))
     top = begun(here, scan.new_aside())
     monkeypatch.setattr(scan, "_marks", lambda: marks)

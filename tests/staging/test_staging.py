@@ -454,7 +454,6 @@ def test_the_whole_directory(here: Path, there: Path, monkeypatch: pytest.Monkey
     (here / ".quine").mkdir()
     (here / ".quine" / "tape").write_text("not for others")
     staging = Staging(["."], [], str(here), ".quine")
-    from quine.staging import remote_main
     from tests.staging.wired import inside
 
     relay = Relay(staging.giving().given)

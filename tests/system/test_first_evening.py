@@ -1,4 +1,4 @@
-"""The first evening: what a new user types after the installation, each line as the hint before it says.
+"""The first evening of a new user: the commands after the installation, each as the hint before it says.
 
 Nothing is configured but what a machine has that never had quine: a model server on loopback, or ssh's configuration.
 """
