@@ -5,7 +5,8 @@ Laws
    under all its names: random bytes in the file PLACE, made whole by the first job of a batch with results there.
 2. The lock of a directory is that of PLACE: a lock on a regular file holds for all machines that have the file, while
    NFS keeps one on a directory to a single machine. Without PLACE it is a file of the user's cache, by the inode.
-3. A wait for that lock has an end: a process that was stopped would hold up all others. The error names its pid.
+3. A wait for one holder of that lock has an end: a process that was stopped would hold up all others. The error names
+   its pid. Many that take turns are waited for.
 4. Nothing outside of the directory is removed, and PLACE only as the last name, while no process has its lock.
 """
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from quine.staging.store import Objects
 
-LONGEST = 5 * PATIENCE  # seconds of a wait for renames of another job
+LONGEST = 5 * PATIENCE  # seconds of a wait for the renames of one other job
 SIZE = 32  # characters of an identity
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
 
@@ -93,14 +94,15 @@ def alone(objects: Objects, place: str) -> Iterator[None]:
 
     `place` is the identity of the directory.
     """
-    here, host = os.getcwd(), os.environ.get("QUINE_NODE_NAME", "")
+    here, told = os.getcwd(), list[str]()
 
     def late(holder: str, seconds: float) -> None:
         if seconds >= LONGEST:
             raise Occupied(here, holder, seconds)
-        if seconds < 2 * PATIENCE:
-            what = f"is laying out its files in {harmless(here)}; this one waits for it"
-            say(f"quine: {host}: another job{_named(holder)} {what}\n")
+        if not told:
+            what = f"another job{_named(holder)} is laying out its files in {harmless(here)}; this one waits for it"
+            told.append(what)
+            say(f"quine: {os.environ.get('QUINE_NODE_NAME', '')}: {what}\n")
 
     fd = lock(PLACE, 0, late, SIZE + 1) if place else -1
     if fd < 0:

@@ -127,16 +127,19 @@ class Objects:
 def lock(path: str, make: int, late: Late | None = None, at: int = 0) -> int:
     """Wait for the lock of a file; return a descriptor that has it, or -1 without it. It ends with its holder.
 
-    The holder writes its pid there, `at`. After PATIENCE seconds -1 is returned; or `late` is called with the holder
-    and the seconds so far, again and again, and may raise.
+    The holder writes its pid there, `at`. After PATIENCE seconds -1 is returned; or `late` is called, with the holder
+    and the seconds for which that has been the holder, again and again. It may raise.
     """
-    began, due = time.monotonic(), PATIENCE
+    holder, since = "", time.monotonic()
+    due = since + PATIENCE
     while (fd := _try_lock(path, make)) is None:
-        if (seconds := time.monotonic() - began) >= due:
+        if (now := time.monotonic()) >= due:
             if late is None:
                 return -1
-            due += PATIENCE
-            late(_holder(path, at), seconds)
+            due = now + PATIENCE
+            if (found := _holder(path, at)) != holder:  # thousands that take turns are no fault
+                holder, since = found, now - PATIENCE
+            late(holder, now - since)
         time.sleep(0.02)
     if fd >= 0:
         with contextlib.suppress(OSError):  # a full disk: those that wait are told no pid

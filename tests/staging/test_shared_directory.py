@@ -229,6 +229,23 @@ def test_a_wait_for_a_job_that_is_stopped_ends_and_names_it(
     assert not (there / "a").exists()
 
 
+def test_jobs_that_take_turns_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand hosts of one home begin at one time: each waits for one holder after the other."""
+    monkeypatch.setattr(store, "PATIENCE", 0.0)
+    path = str(tmp_path / "lock")
+    held, waits = store.lock(path, os.O_CREAT), list[tuple[str, bool]]()
+
+    def late(holder: str, seconds: float) -> None:
+        waits.append((holder.partition(" ")[0], seconds > 0))
+        if len(waits) == 4:
+            os.close(held)
+        else:
+            os.pwrite(held, f"{len(waits) // 2} x".encode().ljust(store.HOLDER), 0)
+
+    os.close(store.lock(path, 0, late))
+    assert waits == [(str(os.getpid()), False), ("0", False), ("1", False), ("1", True)]
+
+
 def test_the_lock_of_a_file_that_was_removed_meanwhile_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +299,7 @@ Marks = Callable[[], tuple[bytes, bytes]]
 def test_only_the_machine_of_a_private_directory_finishes_it(
     here: Path, monkeypatch: pytest.MonkeyPatch, marks: Any, recovers: bool
 ) -> None:
-    """NFS keeps the lock of a directory to one machine, so one that another machine holds looks abandoned."""
+    """NFS keeps the lock of a directory to one machine: on another one the directory looks abandoned."""
     monkeypatch.setattr(scan, "_marks", lambda: (b"boot", b"machine"))
     top = begun(here, scan.new_aside())
     monkeypatch.setattr(scan, "_marks", lambda: marks)

@@ -346,7 +346,6 @@ def test_no_job_asks_for_results_of_others_as_another_one_lays_out_its_files(
         held.__exit__(None, None, None)
 
     monkeypatch.setattr(store, "PATIENCE", 0.0)
-    monkeypatch.setattr(shared_directory, "PATIENCE", 60.0)
     monkeypatch.setattr(shared_directory, "say", say)
     stage(here, there, "a", around=around)
     (there / scan.PLACE).unlink()
