@@ -18,7 +18,7 @@ import threading
 from quine.staging import spec
 from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, error_text, tell, text_field
 from quine.staging.manifest import IMPLIED
-from quine.staging.shared_directory import is_identity
+from quine.staging.scan import is_identity
 from quine.staging.source import LeadsOut, Tree, bits
 from transport.errors import Abandoned, RequestError
 

@@ -35,6 +35,7 @@ ASIDE = exclusions.ASIDE.encode()
 PLACE = (
     exclusions.ASIDE + "place"
 )  # the file in a directory that says which one it is: see `shared_directory`
+IDENTITY = 32  # hexadecimal digits in it
 MACHINE_ID = "/etc/machine-id"
 LONGEST = 1 << 20  # bytes of a record's first line
 GONE = "vanished before it was sent"
@@ -77,6 +78,11 @@ def _marks() -> tuple[bytes, bytes]:
     except OSError:
         machine = b""
     return boot, key_of("machine", machine, os.uname().nodename)[:8].encode() if machine else boot
+
+
+def is_identity(word: object) -> bool:
+    """Return whether this may be the identity of a directory, as a host tells it."""
+    return isinstance(word, str) and len(word) == IDENTITY and set(word) <= set("0123456789abcdef")
 
 
 def is_private(folder: bytes, name: bytes) -> bool:

@@ -15,12 +15,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import stat
 
 from quine.base.errors import complain, say
 from quine.staging.content import error_text
-from quine.staging.scan import PLACE, key_of
+from quine.staging.scan import IDENTITY, PLACE, is_identity, key_of
 from quine.staging.store import COMMIT, PATIENCE, lock, remove_lock
 from transport.text import harmless
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from quine.staging.store import Objects
 
 LONGEST = 5 * PATIENCE  # seconds of a wait for the renames of one other job
-SIZE = 32  # characters of an identity
-_IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 
 class Occupied(OSError):
@@ -47,11 +44,6 @@ class Occupied(OSError):
 
 def _named(holder: str) -> str:
     return f" (pid {holder})" if holder else ""
-
-
-def is_identity(word: object) -> bool:
-    """Return whether this may be the identity of a directory, as a host tells it."""
-    return isinstance(word, str) and _IDENTITY.fullmatch(word) is not None
 
 
 def identity() -> str:
@@ -69,7 +61,7 @@ def _identity() -> str:
     fd = os.open(PLACE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         facts = os.fstat(fd)
-        found = os.read(fd, SIZE).decode("ascii", "replace")
+        found = os.read(fd, IDENTITY).decode("ascii", "replace")
     finally:
         os.close(fd)
     is_own = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
@@ -81,7 +73,7 @@ def _make() -> None:
     aside = f"{PLACE}-{os.urandom(8).hex()}"
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, f"{os.urandom(SIZE // 2).hex()}\n".encode())
+        os.write(fd, f"{os.urandom(IDENTITY // 2).hex()}\n".encode())
         os.link(aside, PLACE)
     finally:
         os.close(fd)
@@ -104,7 +96,7 @@ def alone(objects: Objects, place: str) -> Iterator[None]:
             told.append(what)
             say(f"quine: {os.environ.get('QUINE_NODE_NAME', '')}: {what}\n")
 
-    fd = lock(PLACE, 0, late, SIZE + 1) if place else -1
+    fd = lock(PLACE, False, late, IDENTITY + 1) if place else -1
     if fd < 0:
         facts = os.stat(".")
         fd = objects.lock(COMMIT + key_of(f"{facts.st_dev} {facts.st_ino}"), late)

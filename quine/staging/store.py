@@ -115,7 +115,7 @@ class Objects:
         """See `lock`, of a file in the store."""
         with contextlib.suppress(OSError):
             dirs.make(self.folder)
-        return lock(f"{self.folder}/{name}", os.O_CREAT, late)
+        return lock(f"{self.folder}/{name}", True, late)
 
     def close(self) -> None:
         for fd in self._open.values():
@@ -124,7 +124,7 @@ class Objects:
         self._open.clear()
 
 
-def lock(path: str, make: int, late: Late | None = None, at: int = 0) -> int:
+def lock(path: str, make: bool, late: Late | None = None, at: int = 0) -> int:
     """Wait for the lock of a file; return a descriptor that has it, or -1 without it. It ends with its holder.
 
     The holder writes its pid there, `at`. After PATIENCE seconds -1 is returned; or `late` is called, with the holder
@@ -147,10 +147,11 @@ def lock(path: str, make: int, late: Late | None = None, at: int = 0) -> int:
     return fd
 
 
-def _try_lock(path: str, make: int) -> int | None:
+def _try_lock(path: str, make: bool) -> int | None:
     """Return a descriptor with the lock, -1 if it cannot be had; None if it is held, or its file was just removed."""
     try:
-        fd = os.open(path, os.O_RDWR | make | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        made = os.O_CREAT | os.O_NOFOLLOW if make else os.O_NOFOLLOW
+        fd = os.open(path, os.O_RDWR | made | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError:
         return -1
     found: int | None = -1
@@ -338,7 +339,7 @@ def _clean(folder: str, bound: int) -> None:
 
 def remove_lock(path: str) -> None:
     """Remove the file of a lock, unless a process has the lock."""
-    fd = _try_lock(path, 0)
+    fd = _try_lock(path, False)
     if fd is not None and fd >= 0:
         try:
             os.unlink(path)

@@ -52,7 +52,7 @@ def around_of(results: Results, job: object, host: str, patterns: list[str]) -> 
 def test_a_directory_has_one_identity_whoever_asks_first(tmp_path: Path, there: Path) -> None:
     (tmp_path / "other name").symlink_to(there)
     found = identity(there)
-    assert shared_directory.is_identity(found)
+    assert scan.is_identity(found)
     assert identity(tmp_path / "other name") == found
     assert [path.name for path in there.iterdir()] == [scan.PLACE]
     (other := tmp_path / "other").mkdir()
@@ -172,7 +172,7 @@ def test_no_job_asks_for_results_before_it_is_known_that_another_has_begun(
     begin = around.begin
 
     def begins(begun: bool) -> None:
-        held.append((begun, store._try_lock(str(there / scan.PLACE), 0)))
+        held.append((begun, store._try_lock(str(there / scan.PLACE), False)))
         begin(begun)
 
     monkeypatch.setattr(around, "begin", begins)
@@ -233,7 +233,7 @@ def test_jobs_that_take_turns_are_waited_for(tmp_path: Path, monkeypatch: pytest
     """A thousand hosts of one home begin at one time: each waits for one holder after the other."""
     monkeypatch.setattr(store, "PATIENCE", 0.0)
     path = str(tmp_path / "lock")
-    held, waits = store.lock(path, os.O_CREAT), list[tuple[str, bool]]()
+    held, waits = store.lock(path, True), list[tuple[str, bool]]()
 
     def late(holder: str, seconds: float) -> None:
         waits.append((holder.partition(" ")[0], seconds > 0))
@@ -242,7 +242,7 @@ def test_jobs_that_take_turns_are_waited_for(tmp_path: Path, monkeypatch: pytest
         else:
             os.pwrite(held, f"{len(waits) // 2} x".encode().ljust(store.HOLDER), 0)
 
-    os.close(store.lock(path, 0, late))
+    os.close(store.lock(path, False, late))
     assert waits == [(str(os.getpid()), False), ("0", False), ("1", False), ("1", True)]
 
 
@@ -257,7 +257,7 @@ def test_the_lock_of_a_file_that_was_removed_meanwhile_is_none(
         flock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", later)
-    fd = store.lock(path, os.O_CREAT)
+    fd = store.lock(path, True)
     assert os.path.samestat(os.fstat(fd), os.stat(path))
     store.remove_lock(path)
     assert os.path.exists(path)
