@@ -64,7 +64,10 @@ async def _listed(fs: Any, place: str) -> list[dict[str, Any]]:
 
 
 def drop(fs: Any, place: str, etag: str) -> bool:
-    """Remove one version of a blob. Return False if another is there. Raises FileNotFoundError."""
+    """Remove one version of a blob. Return False if another client has removed or replaced it.
+
+    Raises FileNotFoundError if it is gone after a request without an answer, which may have removed it.
+    """
     from fsspec.asyn import sync
 
     removed: bool = sync(fs.loop, _drop, fs, place, etag)
@@ -73,12 +76,20 @@ def drop(fs: Any, place: str, etag: str) -> bool:
 
 async def _drop(fs: Any, place: str, etag: str) -> bool:
     from azure.core import MatchConditions
-    from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
+    from azure.core.exceptions import AzureError, ResourceModifiedError, ResourceNotFoundError
 
     container, path, _ = fs.split_path(place)
+    version = {"etag": f'"{etag}"', "match_condition": MatchConditions.IfNotModified}
     async with fs.service_client.get_container_client(container=container) as client:
         try:
-            await client.delete_blob(path, etag=f'"{etag}"', match_condition=MatchConditions.IfNotModified)
+            await client.delete_blob(path, **version, retry_total=0)
+            return True
+        except (ResourceModifiedError, ResourceNotFoundError):
+            return False
+        except AzureError:  # again, with the repetitions of the library
+            pass
+        try:
+            await client.delete_blob(path, **version)
         except ResourceModifiedError:
             return False
         except ResourceNotFoundError:

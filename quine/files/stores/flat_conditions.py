@@ -24,12 +24,16 @@ class Conditions:
         self._decides: bool | None = None
         self._drops: bool | None = None
 
-    def expect_absent(self, path: str) -> None:
-        """Raise ENOTSUP if the store ignores that nothing may be there."""
+    def decides(self, path: str) -> bool:
+        """Return whether the store puts a file on condition that nothing is there."""
         if self._decides is None:
             with about(path):
                 self._decides = _decides(*self._unused())
-        if not self._decides:
+        return self._decides
+
+    def expect_absent(self, path: str) -> None:
+        """Raise ENOTSUP if the store ignores that nothing may be there."""
+        if not self.decides(path):
             raise OSError(errno.ENOTSUP, "this store does not decide who is first", path)
 
     def drops(self, path: str) -> bool:

@@ -20,14 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from quine.files import paths
-from quine.files.api import DIRECTORY_MODE, Entry, Reader, Tier, Writer, check_range, error, stale
+from quine.files.api import DIRECTORY_MODE, Entry, Reader, Tier, Writer, check_range, error
 from quine.files.stores import azure, google
 from quine.files.stores.flat_conditions import REFUSED, Conditions
+from quine.files.stores.flat_moves import move
 from quine.files.stores.flat_tree import tree
 from quine.files.stores.fsspec_io import SpoolWriter, SteadyReader, about, known
 from quine.files.stores.local.dirfd import TRIES
 from quine.files.stores.local.temp import NAME as ASIDE
-from quine.files.stores.object.io import AGAIN
 from quine.files.stores.object.keys import IN_URLS, UNFIT, key_of, path_of
 from quine.files.stores.rename_rules import moves, replaces
 from quine.files.stores.spool import spool
@@ -353,7 +353,7 @@ class Generic(Tier):
         else:
             self._expect_way(target)
         if here.is_file and self.flat:
-            self._carry(here, target, if_absent)
+            self._carry(here, target, if_absent, there is None)
         elif here.is_file:
             self._arrive(self._at(source)[1], target)
         else:
@@ -363,18 +363,19 @@ class Generic(Tier):
             with contextlib.suppress(FileNotFoundError):  # it may be gone with its last file in a flat store
                 self.remove(source)
 
-    def _carry(self, here: Entry, target: str, if_absent: bool) -> None:
-        """Move a file of a flat store: copy it, and remove the version that was copied. A newer one is copied, too."""
-        for _ in range(AGAIN):
+    def _carry(self, here: Entry, target: str, if_absent: bool, free: bool) -> None:
+        if self._conditions.drops(here.path):
+            decides = free and self._conditions.decides(target)
+            move(self, here, target, if_absent, decides, self._drop_version)
+        else:
             self.copy(here.path, target, if_absent)
-            if not self._conditions.drops(here.path):
-                return self.remove(here.path)
-            fs, place = self._at(here.path)
-            with about(here.path):
-                if self._cloud.drop(fs, place, here.version):
-                    return None
-            here, if_absent = self.stat(here.path), False
-        raise stale(here.path)
+            self.remove(here.path)
+
+    def _drop_version(self, entry: Entry) -> bool:
+        fs, place = self._at(entry.path)
+        with about(entry.path):
+            dropped: bool = self._cloud.drop(fs, place, entry.version)
+        return dropped
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
         self._writable(path)

@@ -45,8 +45,22 @@ def walked(fs: Any, place: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def drop(fs: Any, place: str, generation: str) -> bool:
-    """Remove one generation of an object. Return False if another is there. Raises FileNotFoundError."""
+    """Remove one generation of an object. Return False if another client has removed or replaced it.
+
+    Raises FileNotFoundError if it is gone after a request without an answer, which may have removed it.
+    """
+    from fsspec.asyn import sync  # type: ignore[import-untyped]
+
     bucket, key, _ = fs.split_path(place)
+    once = getattr(type(fs)._request, "__wrapped__", None)  # the driver's request without its repetitions
+    try:
+        if once:
+            sync(fs.loop, once, fs, "DELETE", "b/{}/o/{}", bucket, key, ifGenerationMatch=generation)
+            return True
+    except (FileNotFoundError, FileExistsError):  # 404, 412
+        return False
+    except Exception:  # again, with the driver's repetitions
+        pass
     try:
         fs.call("DELETE", "b/{}/o/{}", bucket, key, ifGenerationMatch=generation)
     except FileExistsError:  # 412
