@@ -25,7 +25,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+NOTE_SECONDS = 600.0  # between two notes that this build is in use
 _build = ""
+_noted = -NOTE_SECONDS  # when the last one was written
 
 
 def build_hash() -> str:
@@ -131,6 +133,27 @@ def unpacked() -> bool:
 def removed() -> bool:
     """Whether the files of this build are gone, as after `rm -rf ~/.cache`: modules not loaded yet fail then."""
     return not os.path.exists(f"{ROOT}/transport")
+
+
+def note_use() -> None:
+    """Tell other hosts with this home that a process of this one runs this build: a note in it, each few minutes.
+
+    They see no processes of this one, and would remove it as an old one (deploy/there/installer.py).
+    """
+    global _noted
+    now = time.monotonic()
+    if now < _noted + NOTE_SECONDS or not unpacked():
+        return
+    _noted = now
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(f"{os.path.dirname(ROOT)}/used-{os.uname().nodename}", flags, 0o600)
+    except OSError:
+        return  # it was removed, or cannot be written
+    try:
+        os.utime(fd)
+    finally:
+        os.close(fd)
 
 
 def own_command() -> list[str]:

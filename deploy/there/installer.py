@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import shlex
@@ -42,6 +43,9 @@ UNPACKED = 5  # times the size of the binary: the room that an installation take
 START_SECONDS = 60
 STALE = 3600  # seconds after which a directory made aside, or a part that came, belongs to nobody
 KEPT = 3  # installations that stay, the newest; and those in use
+USED = (
+    1800  # seconds for which a note of a host (`note_use` of transport/this_build.py) says that it runs one
+)
 CHUNK = 1 << 16
 WORDS = {errno.ENOSPC: "full", errno.EDQUOT: "full"}  # of errors; "write" for others
 WORDS.update(dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT), "readonly"))
@@ -332,10 +336,7 @@ def forget(base: Path, target: Path) -> None:
     """
     old: list[tuple[float, Path]] = []
     for path in base.iterdir():
-        try:
-            changed = path.lstat().st_mtime
-        except OSError:
-            continue
+        changed = modified(path)
         if path.name.startswith((".new-", ".old-", ".part-")):
             if changed < time.time() - STALE:
                 shutil.rmtree(path, ignore_errors=True)
@@ -344,37 +345,36 @@ def forget(base: Path, target: Path) -> None:
         elif len(path.name) == len(target.name) and path.name != target.name:
             old.append((changed, path))
     spare = [path for _, path in sorted(old, reverse=True)[KEPT - 1 :]]
-    if spare:
-        running = commands()
-        for path in spare:
-            if str(path) not in running:
-                shutil.rmtree(path, ignore_errors=True)
+    running = contents("cmdline") if spare else ""  # an installation in use is named in one
+    for path in spare:
+        notes = glob.glob(f"{glob.escape(str(path))}/used-*")  # of hosts with this home
+        if str(path) not in running and not any(modified(note) > time.time() - USED for note in notes):
+            shutil.rmtree(path, ignore_errors=True)
     forget_layers(base)
 
 
 def forget_layers(base: Path) -> None:
     """Remove the layers (deploy/there/layers.py) that no installation names and no process has loaded."""
-    spare: list[Path] = []
     named: set[str] = set()
     for folder in base.iterdir():
         with contextlib.suppress(OSError):  # it is a file, or another installer has removed it
             named |= {
                 os.path.realpath(folder / name) for name in os.listdir(folder) if name.startswith("layer-")
             }
-    for path in base.glob("layer-*"):
-        with contextlib.suppress(OSError):  # another installer has removed it
-            if os.path.realpath(path) not in named and path.stat().st_mtime < time.time() - STALE:
-                spare.append(path)
-    if spare:
-        loaded = contents("maps")
-        for path in spare:
-            if os.path.realpath(path) not in loaded:
-                shutil.rmtree(path, ignore_errors=True)
+    spare = [path for path in base.glob("layer-*") if os.path.realpath(path) not in named]
+    spare = [path for path in spare if modified(path) < time.time() - STALE]
+    loaded = contents("maps") if spare else ""
+    for path in spare:
+        if os.path.realpath(path) not in loaded:
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def commands() -> str:
-    """Return the command lines of all processes: an installation in use is named in one."""
-    return contents("cmdline")
+def modified(path: Path | str) -> float:
+    """Return the time of its last change, 0 if it has gone."""
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def contents(name: str) -> str:

@@ -6,7 +6,8 @@
 Laws
 1. An installation that a process runs stays, and is named: its path stands in the command line of that process. Its
    layers stay, too; `layer-` sorts behind the names of installations, so that these have gone or stayed before. With
-   `now` each node is asked to end before, which it refuses while it has jobs.
+   `now` each node is asked to end before, which it refuses while it has jobs. An installation with a note of another
+   host with this home (`note_use` of transport/this_build.py) that is not half an hour old stays, too.
 2. Only that is removed which quine made: directories with the file of an installation in them, interpreters and
    layers that were brought, and leftovers of installers. The cache itself goes if nothing else is in it.
 3. A cache that another user may have made, or can change, is refused: nothing in it is started or removed. In one
@@ -36,7 +37,7 @@ _STOP = (
     'PATH="$d:$PATH" "$d/quine" node --stop </dev/null >/dev/null 2>&1; done; '
 )
 _SCRIPT = (
-    "n=0; u=; l=; "
+    'n=0; u=; l=; m="$(uname -n)"; '
     + _RUNS.format("/bin/sh", "$$")
     + " || {{ echo {marker} blind; exit 0; }}; "
     + 'for d in "{base}"/* "{base}"/unpacked/* "{base}"/.part-* "{base}"/.new-* "{base}"/.old-*; do '
@@ -44,6 +45,8 @@ _SCRIPT = (
     '*) [ -f "$d/{file}" ] || continue;; esac; '
     '[ -e "$d" ] || continue; [ -O "$d" ] || {{ l="$l $c"; continue; }}; '
     "if [ $k -gt 0 ] && " + _RUNS.format("$d/", "[0-9]*") + '; then u="$u $c"; continue; fi; '
+    'for y in "$d"/used-*; do [ "$y" = "$d/used-$m" ] || [ -z "$(find "$y" -mmin -{minutes} 2>/dev/null)" ] || '
+    '{{ u="$u $c"; continue 2; }}; done; '
     'if [ $k = 2 ]; then for y in "{base}"/*/{layer}* "{base}"/unpacked/*/{layer}*; do '
     'if [ "$y" -ef "$d" ]; then u="$u $c"; continue 2; fi; done; fi; '
     'rm -rf "$d" 2>/dev/null; if [ -e "$d" ]; then l="$l $c"; else n=$((n + k % 2)); fi; '
@@ -91,6 +94,7 @@ async def remove(
 def command(place: Place, marker: str, now: bool = False) -> str:
     """Return the command for the channel."""
     names = {"file": installer.FILE, "brought": probe.BROUGHT, "layer": layers.PREFIX}
+    names["minutes"] = str(installer.USED // 60)
     script = _OWN + (_STOP if now else "") + _SCRIPT
     script = script.format(base=probe.in_shell(place.cache), marker=marker, **names)
     return probe.for_any_shell(probe.judge(place) + script)

@@ -14,11 +14,14 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from deploy.there import installer
 from tests.support.waiting import until
+from transport import this_build
+from transport.node.served import Served
 
 
 def installations(base: Path, count: int) -> list[Path]:
@@ -38,13 +41,45 @@ def test_an_installation_in_use_stays_however_old_it_is(tmp_path: Path) -> None:
     program = str(made[1] / "lib")
     with subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE) as running:
         try:
-            until(lambda: program in installer.commands(), "its command line is seen")
+            until(lambda: program in installer.contents("cmdline"), "its command line is seen")
             installer.forget(tmp_path, tmp_path / ("f" * 64))
             assert [folder.exists() for folder in made] == [False, True, False, False, True, True]
         finally:
             running.communicate(b"\n")
     installer.forget(tmp_path, tmp_path / ("f" * 64))
     assert [folder.exists() for folder in made] == [False, False, False, False, True, True]
+
+
+def test_an_installation_that_another_host_runs_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts with one home do not see each other's processes."""
+    made = installations(tmp_path, 5)
+    monkeypatch.setattr(this_build, "ROOT", str(made[0] / "lib"))
+    monkeypatch.setattr(this_build, "_noted", -this_build.NOTE_SECONDS)
+    (made[0] / "lib").unlink()
+    (made[0] / "lib").mkdir()
+    (made[0] / "lib" / "__main__.py").touch()
+    this_build.note_use()
+    (note,) = made[0].glob("used-*")
+    os.utime(made[0], (1000, 1000))
+    os.utime(note, (2000, 2000))
+    this_build.note_use()
+    assert note.stat().st_mtime == 2000, "not each time"
+    os.utime(note)
+    (made[1] / "used-other").touch()
+    late = time.time() - installer.USED - 60
+    os.utime(made[1] / "used-other", (late, late))
+    os.utime(made[1], (1001, 1001))
+    installer.forget(tmp_path, tmp_path / ("f" * 64))
+    assert [folder.exists() for folder in made] == [True, False, False, True, True]
+
+
+def test_a_node_says_that_its_installation_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[bool] = []
+    monkeypatch.setattr(this_build, "note_use", lambda: noted.append(True))
+    Served.cut_if_removed(SimpleNamespace(links={}))  # type: ignore[arg-type]
+    assert noted
 
 
 def test_the_one_that_comes_and_what_is_no_installation_stay(tmp_path: Path) -> None:

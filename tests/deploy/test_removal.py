@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -178,6 +179,26 @@ def test_nothing_is_started_or_removed_in_a_cache_that_others_can_change(cache: 
         assert folder.exists() and not (tmp_path / "ran").exists()
         os.chown(folder, 0, -1)
     assert answer() == "removed 1 used left" and (tmp_path / "ran").exists() and not base.exists()
+
+
+def test_an_installation_that_another_host_runs_is_named_and_stays(tmp_path: Path) -> None:
+    """Hosts with one home do not see each other's processes, but the notes of each other."""
+    base = tmp_path / ".cache" / "quine"
+    late = time.time() - 3600
+    for name, host, when in (
+        ("a", "other", None),
+        ("b", "other", (late, late)),
+        ("c", os.uname().nodename, None),
+    ):
+        (base / name).mkdir(parents=True)
+        (base / name / "quine.pyz").touch()
+        (base / name / f"used-{host}").touch()
+        os.utime(base / name / f"used-{host}", when)
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    argv = ["sh", "-c", remove.command(Place(), "MARKER")]
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, check=False)
+    assert done.stdout == b"MARKER removed 2 used a left\n"
+    assert os.listdir(base) == ["a"]
 
 
 def test_an_empty_name_is_no_host(lab: Lab) -> None:

@@ -32,7 +32,7 @@ import signal
 import time
 from collections import deque
 
-from transport import address, inherit, quickjson
+from transport import address, inherit, quickjson, this_build
 from transport.detached import control, spool
 from transport.detached.leash import Leash
 from transport.errors import ProtocolError, Refused
@@ -211,6 +211,7 @@ class Supervisor:
         for peer in self._peers:
             poll.register(peer.socket, peer.events)
         ready = dict(poll.poll(self._pause()))
+        this_build.note_use()
         if number := self._time.tick(time.monotonic()):
             self._signal(number)
         if self._wake in ready:
@@ -236,14 +237,14 @@ class Supervisor:
         """Return the bytes of output that may be taken now."""
         return max(0, self._order.quota - sum(max(0, each.size - each.read) for each in self._spools))
 
-    def _pause(self) -> int | None:
+    def _pause(self) -> int:
         """Return the milliseconds until the next step that no event announces."""
         # On a full disk the next try is due, also when nothing is waited for any longer.
         due = min(self._time.due, NEVER if self._again else self._patience or NEVER)
-        pauses = [int(AGAIN * 1000)] if self._again else []
+        pauses = [int((AGAIN if self._again else this_build.NOTE_SECONDS) * 1000)]
         if due != NEVER:
             pauses.append(max(0, int((due - time.monotonic()) * 1000) + 1))
-        return min(pauses, default=None)
+        return min(pauses)
 
     def _copy(self, each: spool.Spool) -> None:
         try:

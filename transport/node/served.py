@@ -79,6 +79,7 @@ class Served:
 
     def cut_if_removed(self) -> None:
         """Cut the links if this build was removed: nodes that dial again put it back, and nothing is lost by a cut."""
+        this_build.note_use()
         if this_build.removed():
             for link in list(self.links.values()):
                 link.cut("the files of quine were removed here")
