@@ -7,7 +7,8 @@ Laws
 1. An installation that a process runs stays, and is named: its path stands in the command line of that process. Its
    layers stay, too; `layer-` sorts behind the names of installations, so that these have gone or stayed before. With
    `now` each node is asked to end before, which it refuses while it has jobs. An installation with a note of another
-   host with this home (`note_use` of transport/this_build.py) that is not half an hour old stays, too.
+   host with this home (`note_use` of transport/this_build.py) that is not half an hour old stays, too, and so do the
+   interpreters that were brought: one of them may run it.
 2. Only that is removed which quine made: directories with the file of an installation in them, interpreters and
    layers that were brought, and leftovers of installers. The cache itself goes if nothing else is in it.
 3. A cache that another user may have made, or can change, is refused: nothing in it is started or removed. In one
@@ -37,16 +38,16 @@ _STOP = (
     'PATH="$d:$PATH" "$d/quine" node --stop </dev/null >/dev/null 2>&1; done; '
 )
 _SCRIPT = (
-    'n=0; u=; l=; m="$(uname -n)"; '
+    'n=0; u=; l=; o=; m="$(uname -n)"; '
     + _RUNS.format("/bin/sh", "$$")
     + " || {{ echo {marker} blind; exit 0; }}; "
     + 'for d in "{base}"/* "{base}"/unpacked/* "{base}"/.part-* "{base}"/.new-* "{base}"/.old-*; do '
-    'c="${{d##*/}}"; k=1; case "$c" in .part-*|.new-*|.old-*) k=0;; {brought}*) ;; {layer}*) k=2;; '
+    'c="${{d##*/}}"; k=1; case "$c" in .part-*|.new-*|.old-*) k=0;; {brought}*) k=${{o:-1}};; {layer}*) k=2;; '
     '*) [ -f "$d/{file}" ] || continue;; esac; '
-    '[ -e "$d" ] || continue; [ -O "$d" ] || {{ l="$l $c"; continue; }}; '
+    '[ -e "$d" ] || continue; [ $k = other ] && {{ u="$u $c"; continue; }}; [ -O "$d" ] || {{ l="$l $c"; continue; }}; '
     "if [ $k -gt 0 ] && " + _RUNS.format("$d/", "[0-9]*") + '; then u="$u $c"; continue; fi; '
     'for y in "$d"/used-*; do [ "$y" = "$d/used-$m" ] || [ -z "$(find "$y" -mmin -{minutes} 2>/dev/null)" ] || '
-    '{{ u="$u $c"; continue 2; }}; done; '
+    '{{ u="$u $c"; o=other; continue 2; }}; done; '
     'if [ $k = 2 ]; then for y in "{base}"/*/{layer}* "{base}"/unpacked/*/{layer}*; do '
     'if [ "$y" -ef "$d" ]; then u="$u $c"; continue 2; fi; done; fi; '
     'rm -rf "$d" 2>/dev/null; if [ -e "$d" ]; then l="$l $c"; else n=$((n + k % 2)); fi; '
