@@ -2,7 +2,8 @@
 
 Laws
 1. Only the pidfd of a child tells its end. The end of its output does not: a process it left can hold a pipe open.
-   Its exit code is that of the kernel. A record may only say more of that code: lost, denied, a signal over there.
+   Whether a signal ended it, and its exit code, are what the kernel says. A record may only add why it exited: lost,
+   never started, a signal over there.
 2. This module reaps every child, by pid, exactly once.
 3. The output and status of a child started with `wait: false` go to files: `jobs/<session>/{stdout,stderr,status}`.
 4. Children are ended by TERM, a pause, then KILL to each child and all its descendants.
@@ -289,6 +290,7 @@ def _end(wait_status: int, report: bytes) -> Status:
     if report and seen.state == "exited":
         with contextlib.suppress(ValueError):
             told = Status.from_json(quickjson.loads(report))
-            if told.code == seen.code:  # the kernel knows better: any process of this user can write a record
+            # Of other codes the kernel knows better: any process of this user can write a record.
+            if told.code == seen.code or told.state in MEANING:
                 return told
     return seen

@@ -46,7 +46,7 @@ def fork(intent: str = "", **more: Any) -> dict[str, Any]:
         (1 << 8, "", Status("exited", 1)),
     ],
 )
-def test_a_record_of_a_child_explains_its_exit_code_and_does_not_change_it(
+def test_a_record_of_a_child_says_why_it_exited_and_replaces_no_death_and_no_code(
     word: int, record: str, end: Status
 ) -> None:
     assert children._end(word, record.encode()) == end
