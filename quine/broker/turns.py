@@ -187,8 +187,10 @@ class Passage:
 
     async def enter(self) -> None:
         while True:
-            if self._patience:
+            if self._patience and self._turns.is_paused(self.tree):
+                self._note(Wait("another inference of the tree has met it", quota=True).note)
                 await self._turns.resumed(self.tree, self._patience)
+                self._note(GOES_ON)
             self._ticket = Ticket(self.tree, self._chain)
             await self._turn()
             if not self._patience or not self._turns.is_paused(self.tree):

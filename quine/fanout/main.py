@@ -197,8 +197,7 @@ def _run_with(
         **{"pid": os.getpid(), "detached": bool(options.spawn.job), "command": shown},
     }
     view = View(streams, Progress(outcome.Tally(), now), items, options, batch, now, facts)
-    if crowd:
-        view.totals, view.provider = crowd.totals, crowd.waits.look
+    view.totals, view.provider = (crowd.totals, crowd.waits.look) if crowd else (None, None)
     run = Run(options, batch, starter, work, items, sink, report, log, view)
     if log:
         log.begin()  # as late as that: a batch that was refused before has changed nothing

@@ -8,6 +8,7 @@ from __future__ import annotations
 import _thread
 import gc
 import os
+from functools import partial
 
 from quine.base.cli_options import MOUNT, MOUNT_NEEDED, MOUNT_WANTED, RunOptions, environment, limits
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from quine.agent.session import SessionSpec
     from quine.budget.ledger import Ledger
     from quine.files.select import Services
+    from quine.remote.waits import Waits
     from quine.tape.redact import Secret
     from transport.lean import socket
     from transport.spawn import Spawn
@@ -323,11 +325,11 @@ def services_of(
     context: dict[str, object],
     masked: Sequence[Secret],
     facts: dict[str, object] | None = None,
-    heard: Callable[[str], None] | None = None,
+    waits: Waits | None = None,
 ) -> Services:
-    """Return the services for one remote child. `context` is that of its spawn; `facts` counts its tokens.
+    """Return the services for one remote child. `context` is that of its spawn.
 
-    `heard` is called with each note of an inference, and with "" at its end.
+    `facts` counts its tokens, `waits` its inferences that wait for the provider.
     Handlers are made at the first request: their imports take longer than the remote child needs to start.
     """
     from quine.agent.origin import is_direct, is_relayed
@@ -338,17 +340,13 @@ def services_of(
     from transport.errors import RequestError
 
     memo = inherit.read()
-    relayed, log = is_relayed(memo), log_of(spec, environ)
+    relayed, note = is_relayed(memo), log_of(spec, environ)
+    note = waits.noting(spec.session, note) if waits else note
     spent: dict[str, object] = {} if facts is None else facts
     made: dict[str, Callable[[bytes], bytes]] = {}
     endings: list[Callable[[], None]] = []
     ended = False
     lock = _thread.allocate_lock()
-
-    def note(text: str) -> None:
-        log(text)
-        if heard:
-            heard(text)
 
     def answer(name: str, body: bytes) -> bytes:
         with lock:
@@ -367,14 +365,7 @@ def services_of(
                     from quine.remote import handlers
 
                     made.update(handlers.services(spec, ledger, environ, spent, note, *more, given.where))
-        try:
-            return made[name](body)
-        finally:
-            if heard and name == "infer":
-                heard("")
-
-    def named(name: str) -> Callable[[bytes], bytes]:
-        return lambda body: answer(name, body)
+        return made[name](body)
 
     def end() -> None:
         nonlocal ended
@@ -383,5 +374,7 @@ def services_of(
         for each in endings:
             each()
 
-    given = select.Services(environ, {name: named(name) for name in SERVICES}, reach(context), end)
+    named = {name: partial(answer, name) for name in SERVICES}
+    more = {"infer": waits.telling(spec.session, named["infer"])} if waits else {}
+    given = select.Services(environ, {**named, **more}, reach(context), end)
     return given

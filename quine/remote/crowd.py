@@ -9,9 +9,7 @@ Laws
 from __future__ import annotations
 
 import os
-import time
 import weakref
-from functools import partial
 
 from quine.agent.main import spec_from
 from quine.agent.prompt import material
@@ -21,17 +19,14 @@ from quine.base.errors import Misconfigured
 from quine.base.sessions import new_session
 from quine.broker.finding import arrive as arrive
 from quine.budget.shared_counters import NAME, release
-from quine.jobs.batch_state import duration
 from quine.jobs.client import caller, callers_environment, infers_there, starting_directory
-from quine.providers.way import GOES_ON, Wait
 from quine.providers.withholding import passed_on
 from quine.remote.compose import agent_spawn, log_of, services_of, time_of
+from quine.remote.waits import Waits
 from transport.inherit import held_above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from quine.files.select import Services
     from transport.spawn import Spawn
 
@@ -41,33 +36,6 @@ _made: set[int] = set()  # inodes of the ledgers of crowds that are the roots of
 def _close(fds: list[int], inode: int) -> None:
     _made.discard(inode)
     release(fds)
-
-
-class Waits:
-    """The agents whose inferences wait for the provider, as notes tell. Used from the threads of their requests."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._of: dict[str, tuple[Wait, float]] = {}  # by session, and when the note came
-
-    def hear(self, session: str, text: str) -> None:
-        """Take a note of an inference, or "" at its end."""
-        if wait := Wait.read(text):
-            self._of[session] = wait, self._clock()
-        elif text in ("", GOES_ON):
-            self._of.pop(session, None)
-
-    def look(self) -> tuple[str, str]:
-        """Return for how many and how long, and the provider's words if its quota is used up; "" for neither."""
-        now = self._clock()
-        all_of_them = [(wait, (wait.seconds or 0.0) + begun - now) for wait, begun in [*self._of.values()]]
-        under_way = [(wait, left) for wait, left in all_of_them if wait.seconds is None or left > 0]
-        if not under_way:
-            return "", ""
-        known = [left for wait, left in under_way if wait.seconds is not None]
-        words = next((wait.why for wait, _ in under_way if wait.quota), "")
-        what = f"{len(under_way)} wait for the {'quota of the ' if words else ''}provider"
-        return f"{what}, {duration(min(known))}" if known else what, words
 
 
 class Crowd:
@@ -152,7 +120,7 @@ class Crowd:
         spawn.env, spawn.limits, spawn.cwd = self._env, self._limits, self._cwd
         spawn.context = {**self._context, "avoid": avoid} if avoid else self._context
         facts.update({"session": spec.session, "tokens_in": 0, "tokens_out": 0})
-        more = (self._settings.masked, facts, partial(self.waits.hear, spec.session))
+        more = (self._settings.masked, facts, self.waits)
         answers = services_of(spec, self._ledger, self._environ, spawn.context, *more)
         return spawn, answers, self._places.pop()
 

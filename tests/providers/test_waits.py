@@ -14,7 +14,7 @@ from quine.providers import http
 from quine.providers.dialects.chat import ChatDialect
 from quine.providers.http import HttpGuest
 from quine.providers.way import GOES_ON, Wait
-from quine.remote.crowd import Waits
+from quine.remote.waits import Waits
 from tests.vendors import chat
 from tests.vendors.server import KEY, Fault, Provider, Said
 
@@ -73,6 +73,26 @@ def test_a_long_wait_for_a_turn_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert Wait.read(notes[0]) and notes[1:] == [GOES_ON]
 
 
+def test_an_inference_of_a_tree_that_is_paused_says_so() -> None:
+    """It sends nothing, so no answer tells that it waits."""
+    notes: list[str] = []
+
+    async def work() -> None:
+        made = turns.Turns()
+        made.pause(1, None)
+
+        def note(text: str) -> None:
+            notes.append(text)
+            made.resume(1)
+
+        await Passage(made, 1, (), turns.Patience(lambda: None), note).enter()
+        made.close()
+
+    asyncio.run(work())
+    wait = Wait.read(notes[0])
+    assert wait and wait.quota and notes[1:] == [GOES_ON]
+
+
 def test_the_agents_that_wait_are_counted() -> None:
     now = [100.0]
     waits = Waits(lambda: now[0])
@@ -83,9 +103,11 @@ def test_the_agents_that_wait_are_counted() -> None:
     assert waits.look() == ("2 wait for the provider, 30 s", "")
     now[0] += 31
     assert waits.look() == ("1 wait for the provider, 59 s", "")
-    waits.hear("b", "")  # it has its reply
+    assert waits.telling("b", lambda body: body)(b"{}") == b"{}"  # it has its reply
     assert waits.look() == ("", "")
-    waits.hear("c", Wait("buy more", quota=True).note)
+    log: list[str] = []
+    waits.noting("c", log.append)(Wait("buy more", quota=True).note)
+    assert log == [Wait("buy more", quota=True).note]
     assert waits.look() == ("1 wait for the quota of the provider", "buy more")
     waits.hear("c", GOES_ON)
     assert waits.look() == ("", "")
