@@ -9,6 +9,8 @@ Laws
    reads again.
 3. A state that cannot be published costs the batch nothing, and is no error.
 4. A state is foreign: a value of another type than expected is left out, and sizes are bounded.
+5. A batch of commands has the secrets of its caller, and is closed to other processes of its user. Then a child without
+   them holds the file as well, as long as the batch lives.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from __future__ import annotations
 import os
 import time
 
+from quine.base import procs
 from transport import quickjson
-from transport.inherit import link, reopened
+from transport.inherit import FIRST_FD, link, reopened
+from transport.lean import contextlib, prctl, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +35,8 @@ HOSTS = 256  # hosts in a state; of more there is the number alone
 TEXT = 4096  # characters of a text in it
 WAITS = 60  # and of what it waits for
 TRIES = 20  # readings of a state that is being written; a write takes microseconds
+GET_DUMPABLE = 3  # of prctl(2)
+SCOPE = ("HOME", "XDG_RUNTIME_DIR")  # variables by which a reader knows a process of the same login
 GAP = "   "
 KINDS = ("done", "failed", "killed", "timeout", "lost", "never started", "denied", "unavailable")  # of ends
 
@@ -78,6 +84,7 @@ class Published:
         self._size = 0
         self._fd = -1
         self._closed = False
+        self._holder: tuple[int, int] | None = None  # its pid, and the pipe whose end it waits for
 
     def put(self, state: Mapping[str, Any]) -> None:
         if self._closed:
@@ -88,6 +95,9 @@ class Published:
             except OSError:
                 self._closed = True
                 return
+            if prctl(GET_DUMPABLE, 0):  # 0: it is closed to others
+                with contextlib.suppress(OSError):
+                    self._holder = _held_by_another(self._fd)
         try:
             text = quickjson.dumps(state).encode()
         except (ValueError, TypeError):
@@ -107,13 +117,47 @@ class Published:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        if self._holder:
+            pid, end = self._holder
+            self._holder = None
+            os.close(end)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _held_by_another(fd: int) -> tuple[int, int]:
+    """Start a process without secrets that holds a file; return its pid, and a pipe: it ends with the last writer.
+
+    It is in the group of the batch, and no signal to that reaches it.
+    """
+    waits, end = os.pipe2(os.O_CLOEXEC)
+    try:
+        actions = [
+            (os.POSIX_SPAWN_DUP2, waits, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+            (os.POSIX_SPAWN_DUP2, fd, FIRST_FD),
+        ]
+        env = {name: os.environ[name] for name in SCOPE if name in os.environ}
+        words = ["quine-batch", "-c", "read end"]
+        pid = os.posix_spawn("/bin/sh", words, env, file_actions=actions, setsigmask=signal.valid_signals())
+    except BaseException:
+        os.close(end)
+        raise
+    finally:
+        os.close(waits)
+    procs.own(pid)
+    return pid, end
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
 def read(path: str, pid: int) -> dict[str, Any] | None:
-    """Return the state of process `pid`, whose memory file `path` opens; None if it is none, or has another owner."""
+    """Return the state of process `pid`, or its parent's, whose memory file `path` opens; None if it is none of these.
+
+    A process that was forked from the batch holds the file, too: each reader takes a state once.
+    """
     try:
         fd = reopened(path, os.O_RDONLY, target=LINK)  # a named pipe may have that name, too
     except OSError:
@@ -126,8 +170,7 @@ def read(path: str, pid: int) -> dict[str, Any] | None:
             text, _, tail = rest.rpartition(b"\n")
             if head and head == tail:
                 found = parsed(text)
-                # A process that was forked from the batch, and has not begun another program yet, holds the file, too.
-                return found if found and found["pid"] == pid else None
+                return found if found and found["pid"] in (pid, _parent_of(pid)) else None
             time.sleep(0.0005)
     except OSError:
         pass
@@ -136,13 +179,29 @@ def read(path: str, pid: int) -> dict[str, Any] | None:
     return None
 
 
+def _parent_of(pid: int) -> int:
+    process = procs.look(pid)
+    return process.ppid if process else 0
+
+
 def of_process(pid: int) -> dict[str, Any] | None:
     """Return the state of the batch that a process runs; None if it runs none."""
     try:
-        names = os.listdir(f"/proc/{pid}/fd")
+        return _held_by(pid)
+    except PermissionError:
+        children = procs.children(pid)  # one of them may hold the file
     except OSError:
         return None
-    for name in names:
+    for child in children:
+        with contextlib.suppress(OSError):
+            if state := _held_by(child):
+                return state
+    return None
+
+
+def _held_by(pid: int) -> dict[str, Any] | None:
+    """Raises OSError if the files of the process are not shown."""
+    for name in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{name}"
         try:
             if os.readlink(path) == LINK:

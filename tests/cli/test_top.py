@@ -11,20 +11,23 @@ from typing import Any
 
 import pytest
 
+from quine.base import procs
 from quine.base.cli_options import RunOptions
 from quine.cli.top import draw as drawing
 from quine.cli.top import look as looking
 from quine.cli.top.draw import columns, cut, draw
 from quine.cli.top.look import Found, Looker, Tree
+from quine.jobs import batch_state
 from quine.tape import index
 from tests.cli.screen import Screen
 from tests.fanout.test_detach import detach as detach_batch
 from tests.fanout.test_detach import running
 from tests.fanout.test_xargs import SH
 from tests.lab import Lab
-from tests.support.agents import OK, PATIENCE, Agents, says, sh
+from tests.support.agents import OK, PATIENCE, Agents, Started, says, sh
 from tests.support.detached import detach
 from tests.support.detached import go as go
+from tests.support.rights import ordinary
 from tests.support.sessions import write_sessions
 from tests.support.waiting import until
 
@@ -75,6 +78,26 @@ def test_a_batch_is_one_entry_with_its_numbers(lab: Lab, work: Path, go: Path, w
     assert f"quine xargs -P2 --on {where} --cwd" in text[at] and text[at].endswith(" ::: …")
     assert "2 running" in text[at + 1] and text[at + 2].lstrip().startswith(f"{where}  2")
     assert not [one for one in objects(lab.run(["top", "--json"])) if one.get("pid") == process.pid]
+
+
+def test_a_batch_with_secrets_is_seen_by_its_user(lab: Lab, work: Path, go: Path) -> None:
+    """It is closed to others, as its commands get the secrets: a child without them holds its state."""
+    words, quine = ["xargs", "-P2", *SH, WAITS, ":::", *"12"], [*ordinary(), lab.quine]
+    env = lab.overlaid({"MY_TOKEN": "t-1234567"})
+    with Started([*quine, *words], cwd=work, env=env, stdout=subprocess.PIPE) as batch:
+        jobs_up(work, 2)
+
+        def shown() -> list[dict[str, Any]]:
+            done = subprocess.run([*quine, "top", "--json"], env=env, capture_output=True, check=True)
+            return [row for row in objects(done) if row["kind"] == "batch" and row["running"] == 2]
+
+        (found,) = until(shown, "the batch is shown")
+        assert found["pid"] == batch.pid
+        assert (batch_state.of_process(batch.pid) or {}).get("pid") == batch.pid
+        children = procs.children(batch.pid)
+        free(go)
+        assert batch.wait(PATIENCE) == 0
+    assert not [pid for pid in children if procs.look(pid)]
 
 
 def test_a_killed_batch_leaves_no_entry(lab: Lab, work: Path) -> None:

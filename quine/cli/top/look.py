@@ -72,11 +72,9 @@ class Looker:
 
     def look(self) -> Found:
         files = census.open_files()
-        batches = [
-            {**state, "stopped": _is_stopped(held.pid)}
-            for held in files
-            if held.target == batch_state.LINK and (state := batch_state.read(held.path, held.pid))
-        ]
+        read = [batch_state.read(held.path, held.pid) for held in files if held.target == batch_state.LINK]
+        states = {state["pid"]: state for state in read if state}  # a child may hold the same file
+        batches = [{**state, "stopped": _is_stopped(pid)} for pid, state in states.items()]
         rows, silent = self._rows(files)
         if self._options.elsewhere:
             there, more, others = self._asked()
