@@ -4,8 +4,8 @@ Laws
 1. A broker is found by its socket in the runtime directory, so nothing is stale. One that does not answer is named.
 2. The other end may be a stranger's, of the same user: it is told nothing, and what it tells is bounded.
 3. All brokers have one time to answer, and up to AT_ONCE are asked together: a stranger that tells nothing, or a byte
-   now and then, costs no more than that, and many of them take no more descriptors. One that does not answer soon is
-   asked again after all others, and has more time then: so many strangers do not keep a broker from being asked.
+   now and then, costs no more than that, and many of them take no more descriptors. Where there are more, one that does
+   not answer soon is asked again after all others, with more time: so strangers keep no broker from being asked.
 4. A broker that has not answered has not refused either: where a right depends on its answer it is named. So is one
    that refuses what another one says that it has done: one of the two is a stranger.
 """
@@ -30,7 +30,7 @@ ANSWER = 2.0  # seconds for all brokers to answer
 SILENT = "timed out"
 PATIENCE = 60.0  # seconds for an answer on which a right depends; the next inference would wait for it, too
 AT_ONCE = 64  # brokers that are asked at one time
-SOON = 0.25  # seconds for the first try with each; doubled with each further one
+SOON = 0.25  # seconds for the first try with each of more than that; doubled with each further one
 
 
 class Raise(NamedTuple):
@@ -90,7 +90,7 @@ def _all_asked(question: dict[str, object], seconds: float) -> dict[str, dict[st
     directory = runtime_directory()
     paths = [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(wire.SUFFIX)]
     answers: dict[str, dict[str, Any] | str] = dict.fromkeys(paths, SILENT)
-    left = deque((path, SOON) for path in paths)
+    left = deque((path, SOON if len(paths) > AT_ONCE else seconds) for path in paths)
     over = time.monotonic() + seconds
 
     def ask() -> None:

@@ -30,10 +30,11 @@ from weakref import WeakValueDictionary
 
 from quine.broker import wire
 from quine.broker.admission import Denied
-from quine.budget.caller import purses_around
+from quine.budget.caller import UNKNOWN, purses_around
 from quine.budget.pinned import pinned
 from quine.budget.shared_counters import release
 from transport import quickjson
+from transport.errors import Unseen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -216,9 +217,14 @@ class Walks:
         self._pool = ThreadPoolExecutor(WALKERS, "walk")
         self._turns: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def run(self, process: PinnedProcess, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function in a thread, on behalf of a process: FEW at a time for all below the same topmost member."""
-        top = self._top(process)
+    async def run(
+        self, process: PinnedProcess, stranger: int, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Call a function in a thread, on behalf of a process: FEW at a time for all below the same topmost member.
+
+        `stranger` is a number for all that are below none. Raises Unseen if the processes above it are not known.
+        """
+        top = self._top(process) or stranger
         turn = self._turns.get(top)
         if turn is None:
             turn = self._turns[top] = asyncio.Semaphore(FEW)
@@ -231,9 +237,10 @@ class Walks:
         work.add_done_callback(lambda _: turn.release())  # the thread goes on if its caller is cancelled
         return await asyncio.shield(work)
 
-    async def purses(self, process: PinnedProcess) -> list[int]:
+    async def purses(self, process: PinnedProcess, proved: bool) -> list[int]:
         """Return descriptors of the purses around a process. Those of a greeting that was given up are closed."""
-        looking = asyncio.ensure_future(self.run(process, purses_around, process))
+        stranger = process.pid if proved else 0
+        looking = asyncio.ensure_future(self.run(process, stranger, purses_around, process))
         try:
             return list(await asyncio.shield(looking))
         except asyncio.CancelledError:
@@ -244,12 +251,14 @@ class Walks:
         self._pool.shutdown(wait=False)
 
     def _top(self, process: PinnedProcess) -> int:
-        """Return the pid of the topmost member above a process, or its own if it is below none."""
-        for pid, start in reversed(process.chain()):
+        """Return the pid of the topmost member above a process, 0 if it is below none."""
+        if not (chain := process.chain()):
+            raise Unseen(UNKNOWN)
+        for pid, start in reversed(chain):
             member = self.members.get(pid)
             if member and member.process.start == start:
                 return pid
-        return process.pid
+        return 0
 
 
 def _let_go(looking: asyncio.Future[list[int]]) -> None:

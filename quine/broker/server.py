@@ -282,8 +282,8 @@ class _Worker:
         try:
             tokens, cost, deadline = (None if value is None else float(value) for value in asked["limits"])
             to, which = (tokens, cost, deadline), int(asked["purse"])
-            lift = self._register.lift
-            return {"raised": await self._walks.run(client.process, lift, client.process, which, to)}
+            asker, lift = client.process, self._register.lift
+            return {"raised": await self._walks.run(asker, asker.pid, lift, asker, which, to)}
         except (KeyError, TypeError, ValueError, OverflowError):
             return {"error": "unknown"}
 
@@ -302,7 +302,7 @@ class _Worker:
         if hello.get("build") != build_hash():
             raise Denied("it is of another build")
         # Whatever waits comes first: a ledger is closed when no living process has it.
-        client.fds += await self._walks.purses(client.process)
+        client.fds += await self._walks.purses(client.process, client.proved)
         try:
             cap = _cap(hello["mark"])
             concurrent, limited = int(hello["concurrent"]), bool(hello["limited"])

@@ -81,7 +81,6 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
     with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as short, Brokers(Path(short)) as made:
         monkeypatch.setattr(asking, "runtime_directory", lambda: short)
         monkeypatch.setattr(asking, "ANSWER", PATIENCE)
-        monkeypatch.setattr(asking, "SOON", PATIENCE)
         monkeypatch.setattr(asking, "PATIENCE", PATIENCE)
         yield made
 

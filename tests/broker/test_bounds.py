@@ -157,9 +157,12 @@ def test_walks_of_one_tree_leave_threads_for_others(monkeypatch: pytest.MonkeyPa
 
     async def work(ours: Any, others: Any) -> None:
         walks = Walks()
-        hostile = [asyncio.create_task(walks.run(ours, go.wait, PATIENCE)) for _ in range(3)]
-        assert await walks.run(others, lambda: "seen") == "seen"
+        hostile = [asyncio.create_task(walks.run(ours, 1, go.wait, PATIENCE)) for _ in range(3)]
+        assert await walks.run(others, 2, lambda: "seen") == "seen"
         assert await asyncio.to_thread(lambda: "resolved") == "resolved"
+        others.close()
+        with pytest.raises(Unseen):  # it has ended, as far as is known: no thread looks
+            await walks.run(others, 3, lambda: "seen")
         go.set()
         assert await asyncio.gather(*hostile) == [True] * 3
         walks.close()
