@@ -86,6 +86,9 @@ class Journal:
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
         self.unreturned: dict[str, Unreturned] = {}  # by their ids, jobs that have a line
         self.names: dict[str, Noted] = {}  # by the ids of both
+        self._overwritten: dict[
+            str, None
+        ] = {}  # ids of jobs of this run and before, whose results are not asked for
         self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
         # ids of jobs whose returns are here, and may be gone from their hosts, and the exit status with them
         self.brought: dict[str, int] = {}
@@ -131,9 +134,12 @@ class Journal:
                 elif word == "lines":
                     () = rest
                     self.by_lines = self._passes_lines = True
-                elif word in ("withdrawn", "overwritten"):
+                elif word == "withdrawn":
                     (id,) = rest
                     self._forget(id)
+                elif word == "overwritten":
+                    (id,) = rest
+                    self.unreturned.pop(id, None)
                 elif word == "unreturned":
                     self.unreturned[rest[0]] = Unreturned.parsed(line[:-1].split(" ")[2:])
                 elif word == "names":
@@ -308,14 +314,18 @@ class Journal:
 
     def no_returns(self, id: str, note: Unreturned) -> None:
         """The returns of a job did not come. Raises Failure."""
+        if id in self._overwritten:
+            return
         self.unreturned[id] = note
         names = self.names.get(id)  # once more: the line of a try behind this one may have dropped them
         self._write(note.line(id) + (names.line(id) if names else ""))
 
     def overwrite(self, id: str) -> None:
         """The results of a job that did not come may be those of another one by now. Raises Failure."""
-        self._write(f"overwritten {id}\n")
-        self._forget(id)
+        if id not in self._overwritten:
+            self._write(f"overwritten {id}\n")
+            self._overwritten[id] = None
+            self.unreturned.pop(id, None)
 
     def bring(self, id: str, code: int, lasting: bool = False) -> None:
         """The returns of a job are here; `code`: its exit status, 1 in place of 0 if some were not there.
@@ -347,8 +357,7 @@ class Journal:
             self.names.pop(id, None)
 
     def _forget(self, id: str) -> Sent | None:
-        for notes in (self.names, self.unreturned, self.brought):
-            notes.pop(id, None)
+        self.names.pop(id, None)
         return self.sent.pop(id, None)
 
     def _write(self, text: str, lasting: bool = False) -> None:

@@ -389,6 +389,27 @@ def test_results_that_another_job_has_written_over_are_not_asked_for(
         log._close()
 
 
+def test_results_that_are_written_over_before_their_item_has_its_line_are_not_asked_for(
+    tmp_path: Path,
+) -> None:
+    log, files = Joblog(str(tmp_path / "log")), Files(None, None, print, cleanup=False, quiet=True)  # type: ignore[arg-type]
+    files.record(log.journal, print)
+    for id in ("old", "new"):
+        task = Task(SimpleNamespace(number=1, slot=0), Entry(1, id))  # type: ignore[arg-type]
+        log.journal.start(id, id, 1, names=Noted([], ["out"]))
+        log.journal.on_host("h1", id)
+        task.sent = task.entry.id = id
+        files.started(task, "h1")
+        task.entry.unreturned = NOTE
+        files.final(task)
+    ended(log, "old", "old", NOTE)
+    ended(log, "new", "new", NOTE)
+    log.close()
+    log = Joblog(str(tmp_path / "log"), KEEP)
+    assert [log.before("old"), log.before("new")] == [("lost", ""), (UNRETURNED, "new")]
+    log._close()
+
+
 @pytest.mark.parametrize("end", ["its task has them", "no host has it", "its item is not there"])
 @pytest.mark.parametrize(
     ("own", "results", "waits"),

@@ -138,7 +138,7 @@ class Files:
         """A job has begun on a host, or may have: forget results of other jobs there that it writes over."""
         for id in self._unfetched.under(self.journal.names.get(task.sent)) if self.journal else ():
             assert self.journal
-            left = self.journal.unreturned.get(id)
+            left = self.journal.unreturned.get(id) or self.journal.sent.get(id)
             if left and id != task.sent and (None in (host, there := host_of(left.host)) or host == there):
                 self._is_read(id)
                 try:
