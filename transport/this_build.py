@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NOTE_SECONDS = 600.0  # between two notes that this build is in use
 _build = ""
-_noted = -NOTE_SECONDS  # when the last one was written
+_use_noted = -NOTE_SECONDS  # when the last one was written
 
 
 def build_hash() -> str:
@@ -140,11 +140,11 @@ def note_use() -> None:
 
     They see no processes of this one, and would remove it as an old one (deploy/there/installer.py).
     """
-    global _noted
+    global _use_noted
     now = time.monotonic()
-    if now < _noted + NOTE_SECONDS or not unpacked():
+    if now < _use_noted + NOTE_SECONDS or not unpacked():
         return
-    _noted = now
+    _use_noted = now
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(f"{os.path.dirname(ROOT)}/used-{os.uname().nodename}", flags, 0o600)

@@ -132,7 +132,7 @@ class ResponsesDialect(Dialect):
 class _Begun(NamedTuple):
     """An item that was begun, with its pieces. A server may give two of them one index."""
 
-    index: int
+    at: int
     item: dict[str, Any]
     pieces: list[str]
 
@@ -177,7 +177,7 @@ class _Stream(Stream):
         """Return the item that was begun with this id, else the latest one with this index."""
         latest = [*reversed(self._begun)]
         named = (begun for begun in latest if own and begun.item.get("id") == own)
-        return next(named, None) or next((begun for begun in latest if begun.index == index), None)
+        return next(named, None) or next((begun for begun in latest if begun.at == index), None)
 
     def _remove(self, begun: _Begun | None) -> None:
         self._begun = [one for one in self._begun if one is not begun]
