@@ -56,7 +56,7 @@ def test_an_installation_that_another_host_runs_stays(
     """Hosts with one home do not see each other's processes."""
     made = installations(tmp_path, 5)
     monkeypatch.setattr(this_build, "ROOT", str(made[0] / "lib"))
-    monkeypatch.setattr(this_build, "_noted", -this_build.NOTE_SECONDS)
+    monkeypatch.setattr(this_build, "_use_noted", -this_build.NOTE_SECONDS)
     (made[0] / "lib").unlink()
     (made[0] / "lib").mkdir()
     (made[0] / "lib" / "__main__.py").touch()

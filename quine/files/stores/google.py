@@ -49,7 +49,7 @@ def drop(fs: Any, place: str, generation: str) -> bool:
 
     Raises FileNotFoundError if it is gone after a request without an answer, which may have removed it.
     """
-    from fsspec.asyn import sync  # type: ignore[import-untyped]
+    from fsspec.asyn import sync
 
     bucket, key, _ = fs.split_path(place)
     once = getattr(type(fs)._request, "__wrapped__", None)  # the driver's request without its repetitions
