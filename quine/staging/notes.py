@@ -1,4 +1,5 @@
-"""Notes on a disk that one process leaves for others: the claim of a race, and that a command has not begun.
+"""Notes of one process for others: on a disk the claim of a race, and that a command has not begun; in words the
+private directories (`renames.py`) and the files that it has left alone.
 
 Laws
 1. A claim is a symlink that names its owner: made by one system call, with its content, by the first alone. So of
@@ -15,6 +16,7 @@ import os
 import time
 
 from transport.lean import contextlib
+from transport.text import harmless
 
 MOST = 10_000  # notes of a user on a machine: a batch that is killed may leave as many as it has jobs at one time
 LONGEST = 30 * 86400.0  # seconds for which a note stays where there are so many
@@ -73,3 +75,34 @@ def _folder() -> str:
     from quine.staging.scan import cache
 
     return cache("unbegun")
+
+
+class Left(str):
+    """The name of a private directory that `recover` has left alone, and why."""
+
+    why = "not sealed by quine of this user here, and may have come with a repository"
+
+
+class OfAnotherVersion(Left):
+    why = (
+        "begun by another version of quine: its `new` has the files to come, its `old` those before; "
+        "--returns of that version finishes it, or move what is missing and remove it"
+    )
+
+
+class OfAnotherMachine(Left):
+    why = "of another machine that has this directory, too, and a day old; remove it if no quine runs there"
+
+
+def left_alone(foreign: list[str]) -> str:
+    """Return the message about directories that `recover` left alone; "" if there are none."""
+    names: dict[str, list[str]] = {}
+    for name in sorted(foreign):
+        names.setdefault(name.why if isinstance(name, Left) else Left.why, []).append(harmless(name))
+    return "; ".join(f"{', '.join(found)} left alone, {why}" for why, found in names.items())
+
+
+def newer(names: list[bytes]) -> str:
+    """Return the message about files that stay, as they are newer than what was to replace them."""
+    named = ", ".join(harmless(os.fsdecode(name)) for name in sorted(names))
+    return f"{named} left as it is, since it was written while a result for it came"

@@ -28,7 +28,8 @@ from quine.staging import scan
 from quine.staging.apply import Layout
 from quine.staging.content import AGAIN, KNOWN, LONGEST_BLOB, ROUNDS, Broken, Changed, Feed, error_text, tell
 from quine.staging.manifest import BadManifest, Manifest, digest_of, parse
-from quine.staging.renames import left_alone, recover
+from quine.staging.notes import left_alone
+from quine.staging.renames import recover
 from quine.staging.shared_directory import alone, identity
 from quine.staging.source import Tree, bits
 from quine.staging.store import Objects, Pack

@@ -30,8 +30,8 @@ from functools import partial
 from quine.base import data_directory
 from quine.files.stores.local import dirfd
 from quine.files.stores.local.dirfd import FOLDER
+from quine.staging.notes import Left, OfAnotherMachine, OfAnotherVersion
 from quine.staging.scan import ASIDE, is_elsewhere
-from transport.text import harmless
 
 NO_LINKS = (
     errno.EPERM,
@@ -50,23 +50,6 @@ READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 class Conflict(OSError):
     """An existing entry of another kind is in the way."""
-
-
-class Left(str):
-    """The name of a private directory that `recover` has left alone, and why."""
-
-    why = "not sealed by quine of this user here, and may have come with a repository"
-
-
-class OfAnotherVersion(Left):
-    why = (
-        "begun by another version of quine: its `new` has the files to come, its `old` those before; "
-        "--returns of that version finishes it, or move what is missing and remove it"
-    )
-
-
-class OfAnotherMachine(Left):
-    why = "of another machine that has this directory, too, and a day old; remove it if no quine runs there"
 
 
 class Met(Exception):
@@ -288,20 +271,6 @@ def is_unfinished(base: bytes, name: bytes) -> bool:
     except OSError:
         pass  # nobody knows
     return True
-
-
-def left_alone(foreign: list[str]) -> str:
-    """Return the message about directories that `recover` left alone; "" if there are none."""
-    names: dict[str, list[str]] = {}
-    for name in sorted(foreign):
-        names.setdefault(name.why if isinstance(name, Left) else Left.why, []).append(harmless(name))
-    return "; ".join(f"{', '.join(found)} left alone, {why}" for why, found in names.items())
-
-
-def newer(names: list[bytes]) -> str:
-    """Return the message about files that stay, as they are newer than what was to replace them."""
-    named = ", ".join(harmless(os.fsdecode(name)) for name in sorted(names))
-    return f"{named} left as it is, since it was written while a result for it came"
 
 
 def _recover(name: bytes, base: int, late: list[tuple[bytes, bytes]]) -> type[Left] | None:

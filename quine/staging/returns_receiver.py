@@ -25,11 +25,11 @@ from itertools import compress
 
 from quine.base import procs
 from quine.files.exclusions import OBEYED, Places, left_out, written_here
-from quine.staging import content, scan, spec
+from quine.staging import content, notes, scan, spec
 from quine.staging.apply import Layout
 from quine.staging.content import KNOWN, Broken, CountedLine, Cut, Feed, Heard, error_text, tell, text_field
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, names_in, parse, shown
-from quine.staging.renames import is_unfinished, left_alone, newer, recover
+from quine.staging.renames import is_unfinished, recover
 from quine.staging.returns_limit import Bound, TooMuch
 from quine.staging.source import bits
 from transport.client import client
@@ -206,8 +206,8 @@ class Taking:
         """Return the lines about what was left out and left alone; "" if nothing was."""
         text = left_out(self.left_out, lambda place: f"--returns {place}")
         text = f"{host}: {text}" if text and host else text
-        own = written_here(self._new(self.written)), left_alone(self._new(self.foreign))
-        stay = newer([name for _, name in self.newer]) if self.newer else ""
+        own = written_here(self._new(self.written)), notes.left_alone(self._new(self.foreign))
+        stay = notes.newer([name for _, name in self.newer]) if self.newer else ""
         return "".join(f"quine: {each}\n" for each in (text, *own, stay) if each)
 
     def _new(self, names: list[str]) -> list[str]:
@@ -392,7 +392,7 @@ def _apart(layout: Layout, folder: bytes) -> str:
         recover(folder, late)
         if begun and not is_unfinished(folder, place):
             stay = [name for aside, name in late if aside == place]
-            return newer(stay) if stay else ""
+            return notes.newer(stay) if stay else ""
         why = "the process that was to rename them was killed"
     if not (why and begun):
         return why

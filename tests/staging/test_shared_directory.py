@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quine.fanout.files.results import Around, Results
-from quine.staging import remote_main, renames, scan, shared_directory, store
+from quine.staging import notes, remote_main, renames, scan, shared_directory, store
 from quine.staging.caller_side import Staging
 from tests.lab import Lab
 from tests.staging.wired import End, Relay, inside, sealed, stage
@@ -308,7 +308,7 @@ def test_only_the_machine_of_a_private_directory_finishes_it(
     assert top.exists() != recovers
     if not recovers:
         os.utime(top, (0, 0))
-        said = renames.left_alone(renames.recover(os.fsencode(here)))
+        said = notes.left_alone(renames.recover(os.fsencode(here)))
         why = (
             "of another machine that has this directory, too, and a day old; remove it if no quine runs there"
         )
@@ -343,7 +343,7 @@ def test_a_journal_of_another_version_is_named_with_what_to_do(here: Path) -> No
         (top / "journal").write_bytes(line + text)
     finally:
         os.close(fd)
-    said = renames.left_alone(renames.recover(os.fsencode(here)))
+    said = notes.left_alone(renames.recover(os.fsencode(here)))
     assert said.startswith(
         f"{top.name} left alone, begun by another version of quine: its `new` has the files to come"
     )

@@ -1,4 +1,4 @@
-"""The first evening of a new user: the commands after the installation, each as the hint before it says.
+"""The first evening: the commands of a new user after the installation, each one as the hint before it says.
 
 Nothing is configured but what a machine has that never had quine: a model server on loopback, or ssh's configuration.
 """
