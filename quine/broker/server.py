@@ -76,7 +76,8 @@ class Seat:
         self.key = key
         self.credentials = Credentials(environ, keys)
         self.given = Given(environ)
-        self.idle = float(environ.get(IDLE_VARIABLE) or IDLE)
+        # It tidies up each time: with 0 it would do nothing else, and so never end.
+        self.idle = max(0.01, float(environ.get(IDLE_VARIABLE) or IDLE))
         self.keeper = keeper
         self.node = node  # inode of the socket's name
 

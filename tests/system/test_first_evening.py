@@ -80,7 +80,7 @@ class Person:
             "HOME": str(home),
             "PATH": f"{bin}:{os.environ['PATH']}",
             "XDG_RUNTIME_DIR": os.environ["XDG_RUNTIME_DIR"],
-            "QUINE_BROKER_IDLE": "0",
+            "QUINE_BROKER_IDLE": "0.5",
         }
 
     def types(self, line: str) -> subprocess.CompletedProcess[str]:
