@@ -463,7 +463,9 @@ def test_two_hundred_are_listed_at_once(lab: Lab, tmp_path: Path) -> None:
             json.dumps({**facts, "supervisor": 1, "supervisor_started": 1, "intent": f"n{n}"})
         )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = lab.popen(["ps", "-a"], env={"XDG_STATE_HOME": str(state)}, stdout=subprocess.PIPE)
+    # With another secret it would take the lab's data directory for one without a mark.
+    env = {"XDG_STATE_HOME": str(state), "QUINE_DATA_DIR": str(tmp_path / "data")}
+    process = lab.popen(["ps", "-a"], env=env, stdout=subprocess.PIPE)
     out, _ = process.communicate(timeout=PATIENCE)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # of this process, whoever else works
@@ -476,7 +478,7 @@ def test_two_hundred_are_listed_at_once(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_ended_ones_are_forgotten_after_a_month(lab: Lab, tmp_path: Path) -> None:
-    env = {"XDG_STATE_HOME": str(tmp_path)}
+    env = {"XDG_STATE_HOME": str(tmp_path), "QUINE_DATA_DIR": str(tmp_path / "data")}
     job = detach(lab, "--", "true", env=env)
     assert lab.run(["wait", job], env=env).returncode == 0
     old = tmp_path / "quine/jobs" / ("0000" + job[4:])
