@@ -247,6 +247,17 @@ class Walks:
             looking.add_done_callback(_let_go)
             raise
 
+    async def release(self, client: Client) -> None:
+        """Close what a client has given, by a thread: the close of a ledger looks at all locks that a command has made."""
+        given, client.fds = client.fds, []
+        if given:
+            try:
+                closing = asyncio.get_running_loop().run_in_executor(self._pool, release, given)
+            except RuntimeError:  # the worker ends, or there are no more threads
+                release(given)
+            else:
+                await asyncio.shield(closing)
+
     def close(self) -> None:
         self._pool.shutdown(wait=False)
 

@@ -237,6 +237,7 @@ class _Worker:
             pass  # the client has gone, or is none
         finally:
             self._greeting.pop(client, None)
+            await self._walks.release(client)
             client.close()
 
     async def _infer_all(self, client: Client, payer: Payer) -> None:
@@ -326,7 +327,8 @@ class _Worker:
         client.closed = self._register.connected(client.process, inode, client.end)
         client.room = room
         room.lines += 1
-        self._register.book(client.fds.pop())
+        if inode not in self._register.books:
+            self._register.book(client.fds.pop())
         self._look()
         ledger = self._register.ledger(inode, cap, purses)
         concurrent = ledger.bound(Limits(concurrent=max(0, concurrent))).concurrent
@@ -336,6 +338,7 @@ class _Worker:
             price = metering.price(config, limited or bool(ledger.mark.cost))
             return Payer(ledger, config, price, concurrent, tools, ledger.raises if purses else None)
 
+        await self._walks.release(client)  # the ledger, where that is known
         return payer
 
     async def _infer(self, client: Client, payer: Payer, body: bytes) -> None:

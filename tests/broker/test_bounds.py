@@ -9,14 +9,14 @@ import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from threading import Event
+from threading import Event, current_thread
 from typing import Any
 
 import pytest
 
 from quine.broker import client, connection, server, wire
 from quine.broker.connection import Room, Walks
-from quine.budget import caller
+from quine.budget import caller, shared_counters
 from quine.budget.pinned import pinned
 from tests.broker.admitting import Greeted, forget_all
 from tests.support.agents import PATIENCE
@@ -119,6 +119,27 @@ def test_the_connections_of_a_tree_are_bounded(short: str) -> None:
         asked.serve(asks)
     finally:
         asked.close()
+
+
+def test_a_ledger_that_is_known_is_closed_by_a_thread(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel looks at all locks on it for that, and a command can make very many."""
+    asked, closed = Asked(short), list[tuple[int, str]]()
+
+    def release(fds: list[int]) -> None:
+        closed.extend((os.fstat(fd).st_ino, current_thread().name[:4]) for fd in fds)
+        shared_counters.release(fds)
+
+    async def asks() -> None:
+        for _ in range(2):
+            assert (await asked.admitted())["model"] == "m"
+
+    monkeypatch.setattr(connection, "release", release)
+    ledger = os.fstat(asked.book.fd).st_ino
+    try:
+        asked.serve(asks)
+    finally:
+        asked.close()
+    assert closed == [(ledger, "walk")]
 
 
 def test_the_requests_of_a_tree_have_a_room() -> None:
