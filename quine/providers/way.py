@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from quine.base.messages import GuestError, Reply, Usage
 from transport.lean import NamedTuple, Protocol
 
@@ -91,6 +89,8 @@ class Wait(NamedTuple):
         start, colon, why = note.partition(": ")
         if not colon:
             return None
+        import re  # here: proxies do without it
+
         if found := re.fullmatch(r"try (\d+ of \d+) in (\d{1,9}\.\d) s", start):
             return cls(why, float(found[2]), number=found[1])
         if found := re.fullmatch(r"paused until .*?(?:, (\d{1,9}\.\d) s at most)?", start):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import _thread
 import gc
 import os
-from functools import partial
 
 from quine.base.cli_options import MOUNT, MOUNT_NEEDED, MOUNT_WANTED, RunOptions, environment, limits
 
@@ -374,7 +373,11 @@ def services_of(
         for each in endings:
             each()
 
-    named = {name: partial(answer, name) for name in SERVICES}
+    named = {name: _named(answer, name) for name in SERVICES}
     more = {"infer": waits.telling(spec.session, named["infer"])} if waits else {}
     given = select.Services(environ, {**named, **more}, reach(context), end)
     return given
+
+
+def _named(answer: Callable[[str, bytes], bytes], name: str) -> Callable[[bytes], bytes]:
+    return lambda body: answer(name, body)
