@@ -248,7 +248,7 @@ class Walks:
             raise
 
     async def release(self, client: Client) -> None:
-        """Close what a client has given, by a thread: a close looks at all locks that a command has made on the file."""
+        """Close what a client has given, by a thread: a close looks at all locks that a command has made on it."""
         given, client.fds = client.fds, []
         if given:
             try:
