@@ -40,11 +40,33 @@ ROOM_HERE = "make room there, or set XDG_CACHE_HOME"
 OWN = "~/.cache must be yours to write: look at its owner and mode, or set XDG_CACHE_HOME"
 _OTHER = "set XDG_CACHE_HOME to a directory of yours"
 OLDEST_PYTHON = (3, 9)
-FORMAT = "4"  # of the recipe below: another recipe, another key
+FORMAT = "5"  # of the recipe below: another recipe, another key
 PACKAGES = ("fsspec",)  # pure distributions that go with the sources
 # Modules of them that do nothing without packages that no host has from us.
 OTHERS_NEED = frozenset(
-    ("gui", "conftest", "dask", "dbfs", "gist", "git", "github", "jupyter", "libarchive", "smb", "webhdfs")
+    (
+        *(
+            "gui",
+            "conftest",
+            "dask",
+            "dbfs",
+            "gist",
+            "git",
+            "github",
+            "jupyter",
+            "libarchive",
+            "smb",
+            "webhdfs",
+        ),
+        *(
+            "arrow",
+            "fuse",
+            "http_sync",
+            "parquet",
+            "reference",
+            "sftp",
+        ),  # for pyarrow, Pyodide, zarr, paramiko
+    )
 )
 KEPT = 4  # builds that stay in the cache: switching between branches stays quick
 _SHEBANG = b"#!/usr/bin/env python3\n"

@@ -8,6 +8,7 @@ Laws
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -15,7 +16,7 @@ import sys
 import time
 
 from quine.base import dirs
-from quine.base.errors import NOT_STARTED, OK, Failure, Misconfigured, say
+from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, say
 from quine.base.sessions import is_session
 from quine.tape.registry import integer, lives, record, state_directory
 from transport import inherit
@@ -89,9 +90,12 @@ def tell(job: str) -> int:
     """Print the id of a job that runs."""
     try:
         print(job, flush=True)
-    except (OSError, ValueError):
-        say(f"quine: hint: the job runs, and its id is {job}\n")
-        raise
+    except OSError as error:
+        runs = f"the job runs, and its id is {job}"
+        if error.errno == errno.EPIPE:
+            say(f"quine: hint: {runs}\n")
+            raise
+        raise Failure(LOST, f"cannot write stdout: {(error.strerror or '').lower()}", runs) from None
     return OK
 
 

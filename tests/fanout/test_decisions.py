@@ -39,6 +39,7 @@ from quine.jobs.foreign import Kept
 from quine.python import crew as crew_module
 from quine.python.crew import Crew
 from quine.staging.caller_side import Staging
+from quine.staging.scan import PLACE
 from transport.spawn import LEASE, Spawn
 from transport.status import Status
 
@@ -275,7 +276,9 @@ def test_what_is_removed_is_what_came_and_no_item_under_way_needs(
     del starts[:]
     assert cleanup.finish(lambda: None) == 1
     (last,) = starts
-    gone = [*removed, *last.argv[5 : 5 + int(last.argv[3])]]
+    *later, place = last.argv[5 : 5 + int(last.argv[3])]
+    gone = [*removed, *later]
+    assert place == PLACE
     assert sorted(gone) == sorted(files_module._removable(ended, came)), "the others go at the end"
     assert not (cleanup._used._names or cleanup._used._above or cleanup._used._patterns)
 

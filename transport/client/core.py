@@ -124,9 +124,8 @@ class Core(JobCore):
         self._down = False  # the link to the host is
         self._patience: tuple[int, float] | None = None  # a forwarded fatal signal, and our deadline
         self._alone = False  # the node cannot write our stdout
-        self._only_asks = bool(
-            spawn.context.get("asks")
-        )  # ended here, also with the link down: it does no work there
+        # It does no work there, so its end is not waited for.
+        self._only_asks = bool(spawn.context.get("asks"))
         self._silence = Silence()
 
     # -- the node ----------------------------------------------------------------------------------
@@ -193,7 +192,7 @@ class Core(JobCore):
         if self._silence.broke(bool(self.session.peer), now):
             self._driver.noted({"silent": self.log})
         self.settle()
-        if not self.over and self._patience and self.pending and now > self._patience[1]:
+        if not self.over and self._patience and self._lingers and now > self._patience[1]:
             self._leave(self._patience[0])
         if not self._asked:
             self._asked = True
@@ -212,9 +211,14 @@ class Core(JobCore):
         if not self.session.peer:
             due = self._silence.due
         else:
-            due = self._patience[1] if self._patience and self.pending else None
+            due = self._patience[1] if self._patience and self._lingers else None
         late = self._overtime.due
         return due if late == NEVER else late if due is None else min(due, late)
+
+    @property
+    def _lingers(self) -> bool:
+        """Whether it would last for too long after a fatal signal: for its reader, or for a link that is cut."""
+        return self.pending or self._only_asks
 
     def _late(self, step: int) -> None:
         """The host should have ended the job: send it a signal, or give it up."""
@@ -300,7 +304,8 @@ class Core(JobCore):
 
     def signalled(self, number: int, now: float) -> None:
         """Handle a signal that this process got."""
-        if number in OURS or (number in FATAL and (self._escapes or not self.runs or self._only_asks)):
+        ours = self._escapes or not self.runs or (self._only_asks and self._down)
+        if number in OURS or (number in FATAL and ours):
             self._leave(number)  # not started yet, or over and only our reader is slow
             return
         if self._escapes and number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):

@@ -152,7 +152,7 @@ def odd(top: Path) -> None:
             file.truncate(size)
     for number, path in enumerate(sorted(top.rglob("*"))):
         if path.is_file():
-            path.chmod(0o600 + 8 * number)
+            path.chmod((0o600 + 8 * number) & ~0o022)  # a copy that comes is masked
             os.utime(path, (0, 1_600_000_000.5 + number))
 
 

@@ -268,10 +268,17 @@ def test_a_fatal_signal_before_the_start_ends_the_client() -> None:
     assert not job.node.channels
 
 
-def test_a_verb_that_only_asks_is_ended_by_the_first_signal() -> None:
-    """Its link may be down for as long as a lease, and nothing over there has to be ended by it."""
+@pytest.mark.parametrize("known", [True, False])
+def test_a_verb_that_only_asks_is_not_kept_by_its_link(known: bool) -> None:
+    """That may be down for as long as a lease, and nothing over there has to be ended. `known`: that it is down."""
     job = Job(Spawn(["wait"], capability="c", context={"asks": True})).start()
+    if known:
+        job.core.on_note({"up": False})
     job.core.signalled(signal.SIGTERM, job.now)
+    if not known:
+        assert not job.core.over and job.core.due == job.now + BLOCKED
+        job.now += BLOCKED + 1
+        job.carry()
     assert job.core.over and job.core.status and job.core.status.code == 143
 
 

@@ -23,7 +23,7 @@ from quine.agent.shell import Shell
 from quine.agent.signals import Signals
 from quine.base import procs
 from quine.base.errors import Failure
-from quine.jobs import detach
+from quine.jobs import job_files
 from quine.remote import tape_receiver
 from tests.support.agents import OK, Agents, call, says
 from transport.errors import RequestError
@@ -184,14 +184,14 @@ def test_bytes_of_tapes_that_come_at_one_time_are_all_counted(monkeypatch: pytes
 
 def test_a_lock_that_is_not_to_be_had_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it two processes would lay out files for one id at the same time."""
-    monkeypatch.setattr(detach, "state_directory", lambda: str(tmp_path))
+    monkeypatch.setattr(job_files, "state_directory", lambda: str(tmp_path))
 
     def none(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "lockf", none)
     with pytest.raises(Failure, match=r"no lock for job 0123456789abcdef .*: no locks available") as told:
-        detach._alone("0123456789abcdef")
+        job_files.alone("0123456789abcdef")
     assert told.value.status == 69
 
 
