@@ -819,10 +819,12 @@ class Penalising:
         there, onwards = await asyncio.open_connection("127.0.0.1", self.to)
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-            while data := await source.read(65536):
-                sink.write(data)
-            sink.close()
-            await sink.wait_closed()
+            try:
+                while data := await source.read(65536):
+                    sink.write(data)
+            finally:  # a side that was reset leaves none open: it would be closed without a loop
+                sink.close()
+                await sink.wait_closed()
 
         await asyncio.gather(pump(reader, onwards), pump(there, writer), return_exceptions=True)
 
