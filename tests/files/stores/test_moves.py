@@ -298,13 +298,17 @@ def test_a_flat_store_that_ignores_the_condition_of_a_removal_moves_nothing(
 ) -> None:
     from gcsfs import GCSFileSystem
 
-    call = GCSFileSystem.call
+    def deaf(request: Any) -> Any:
+        def asked(self: Any, *given: Any, **more: Any) -> Any:
+            more.pop("ifGenerationMatch", None)
+            return request(self, *given, **more)
 
-    def deaf(self: Any, *given: Any, **more: Any) -> Any:
-        more.pop("ifGenerationMatch", None)
-        return call(self, *given, **more)
+        return asked
 
-    monkeypatch.setattr(GCSFileSystem, "call", deaf)
+    request = GCSFileSystem._request
+    ignoring = deaf(request)
+    ignoring.__wrapped__ = deaf(request.__wrapped__)  # without the driver's repetitions
+    monkeypatch.setattr(GCSFileSystem, "_request", ignoring)
     url = f"gs://{CONTAINER}/{uuid.uuid4()}"
     options = json.loads(google.environ["QUINE_FS_OPTIONS"])
     unsafe = {**google.environ, "QUINE_FS_OPTIONS": json.dumps({**options, "unsafe": True})}
