@@ -469,7 +469,7 @@ ASKED: dict[str, tuple[str, str, str]] = {
     ),
     "a number too far": ("tape", tape(OURS, line(OURS, "TREE", 7)), "parent or depth is not true"),
     "no JSON": ("tape", "{", "tape: "),
-    "depth": ("infer", "[" * 100_000, "not JSON"),
+    "depth": ("infer", "[" * 100_000, "it nests too deep"),
     "no conversation": ("infer", infer(messages=[{"role": "boss"}]), "not a conversation"),
     "more fields": ("infer", infer(key="please"), "extra inputs are not permitted"),
     "a depth in it": ("infer", infer(messages=[{"role": "user", "content": "x", "raw": "DEEP"}]), "not"),
