@@ -43,31 +43,10 @@ OLDEST_PYTHON = (3, 9)
 FORMAT = "5"  # of the recipe below: another recipe, another key
 PACKAGES = ("fsspec",)  # pure distributions that go with the sources
 # Modules of them that do nothing without packages that no host has from us.
-OTHERS_NEED = frozenset(
-    (
-        *(
-            "gui",
-            "conftest",
-            "dask",
-            "dbfs",
-            "gist",
-            "git",
-            "github",
-            "jupyter",
-            "libarchive",
-            "smb",
-            "webhdfs",
-        ),
-        *(
-            "arrow",
-            "fuse",
-            "http_sync",
-            "parquet",
-            "reference",
-            "sftp",
-        ),  # for pyarrow, Pyodide, zarr, paramiko
-    )
-)
+OTHERS_NEED = frozenset((
+    "gui", "conftest", "dask", "dbfs", "gist", "git", "github", "jupyter", "libarchive", "smb", "webhdfs",
+    "arrow", "fuse", "http_sync", "parquet", "reference", "sftp",  # for pyarrow, Pyodide, zarr, paramiko
+))  # fmt: skip
 KEPT = 4  # builds that stay in the cache: switching between branches stays quick
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can say

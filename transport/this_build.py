@@ -142,9 +142,11 @@ def note_use() -> None:
     """
     global _use_noted
     now = time.monotonic()
-    if now < _use_noted + NOTE_SECONDS or not unpacked():
+    if now < _use_noted + NOTE_SECONDS:
         return
-    _use_noted = now
+    _use_noted = now  # also elsewhere: this is called in loops, and looks at the disk
+    if not unpacked():
+        return
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(f"{os.path.dirname(ROOT)}/used-{os.uname().nodename}", flags, 0o600)

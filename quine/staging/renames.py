@@ -249,12 +249,12 @@ def recover(base: bytes, late: list[tuple[bytes, bytes]] | None = None) -> list[
     it, since a newer one is there.
     """
     foreign: list[str] = []
+    late = [] if late is None else late
     with contextlib.suppress(OSError):
         fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for name in os.listdir(base):
                 with contextlib.suppress(OSError):
-                    late = [] if late is None else late
                     if name.startswith(ASIDE) and (why := _recover(name, fd, late)):
                         foreign.append(why(os.fsdecode(name)))
         finally:
