@@ -290,7 +290,7 @@ def _end(wait_status: int, report: bytes) -> Status:
     if report and seen.state == "exited":
         with contextlib.suppress(ValueError):
             told = Status.from_json(quickjson.loads(report))
-            # Of other codes the kernel knows better: any process of this user can write a record.
+            # A record with another code is not believed: any process of this user can write one.
             if told.code == seen.code or told.state in MEANING:
                 return told
     return seen

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 MOST_PURSES = 1024  # of a tree; each has a descriptor here
-SHARE = 0.25  # of the room that other trees leave in the records: some ten thousand agents, if there are none
+SHARE = 0.25  # of the free room in the records, for each tree; a tree alone may have ten thousand agents
 
 
 class Denied(Exception):

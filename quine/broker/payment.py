@@ -2,7 +2,7 @@
 
 Laws
 1. A call of a ledger runs in a thread. Another process, which may be a stopped one, can hold the lock of its numbers,
-   and a command can lock so many of its bytes that each call takes a second. Of one tree there is one call at a time,
+   and a command can lock so many of its bytes that each call takes a second. Each tree makes one call at a time,
    so such a ledger takes one thread.
 2. A call that was begun is finished, whatever becomes of its caller. A reservation whose caller was cancelled is given
    back.

@@ -4,8 +4,8 @@ Laws
 1. A connection is served by a task of its own; none waits for another. Calls that may block run in a thread.
 2. Nothing that a client sends is trusted but what the kernel says of it, and its proof.
 3. It ends by itself when for some time no process that it serves has lived, and nothing is under way.
-4. Of too many connections that are not admitted the oldest is given up: a client that has something to say has said it
-   before. The connections of one tree are bounded, so that those of others find descriptors.
+4. When too many connections wait for admission, the worker closes the oldest: an honest client sends its greeting at
+   once. The connections of one tree are bounded, so that descriptors are left for other trees.
 """
 
 from __future__ import annotations

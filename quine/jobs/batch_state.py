@@ -154,7 +154,7 @@ def _held_by_another(fd: int) -> tuple[int, int]:
 
 
 def read(path: str, pid: int) -> dict[str, Any] | None:
-    """Return the state of process `pid`, or its parent's, whose memory file `path` opens; None if it is none of these.
+    """Return the state that the memory file at `path` has, if it is of process `pid` or of its parent; else None.
 
     A process that was forked from the batch holds the file, too: each reader takes a state once.
     """

@@ -29,7 +29,7 @@ class Claim:
         self._path, self._owner = path, owner
 
     def take(self) -> bool:
-        """Take the claim; return whether it is the owner's now. A claim that cannot be made is nobody's."""
+        """Take the claim; return whether the owner has it now. If it cannot be made, the owner does not have it."""
         with contextlib.suppress(OSError):
             os.symlink(self._owner, self._path)
             return True
@@ -95,7 +95,7 @@ class OfAnotherMachine(Left):
 
 
 def left_alone(foreign: list[str]) -> str:
-    """Return the message about directories that `recover` left alone; "" if there are none."""
+    """Return the message about the directories that `recover` left alone; "" for an empty list."""
     names: dict[str, list[str]] = {}
     for name in sorted(foreign):
         names.setdefault(name.why if isinstance(name, Left) else Left.why, []).append(harmless(name))

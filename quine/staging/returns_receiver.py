@@ -98,7 +98,7 @@ class Taking:
         self.missing: list[str] = []
         self.came: list[str] = []  # the topmost names of what came
         self.foreign: list[str] = []  # private directories here that are not the user's
-        # Of those that killed processes have left: files that stayed, as they were newer.
+        # Files that stayed, as they are newer than results in the private directory of a killed process.
         self.newer: list[tuple[bytes, bytes]] = []
         self.left_out: list[str] = []  # places at which the job has something that no pattern names
         self.written: list[str] = []  # files of the caller that the job has, too

@@ -62,7 +62,7 @@ def unrecorded(path: str, error: OSError) -> Failure:
 
 
 def whole_lines(path: str) -> Iterator[str]:
-    """Yield the whole lines of a file, none if it does not exist. Raises OSError if it is none."""
+    """Yield the complete lines of a file. A missing file has no lines. Raises OSError if it is not a regular file."""
     try:
         with open(
             path, encoding="utf-8", errors="surrogateescape", newline="\n", opener=opened_at_once

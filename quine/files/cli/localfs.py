@@ -3,7 +3,7 @@
 Laws
 1. Below the directory that was named no symbolic link is followed. Each step is taken by descriptor. So neither a name
    in the store nor a directory that is swapped for a link leads out of it.
-2. The umask holds: a mode of the tier opens a file to nobody whom the user keeps out.
+2. The umask holds: a mode in the tier gives no user a right that the umask takes away.
 3. Only regular files are read. Anything else is refused before reading it could block or consume data.
 """
 

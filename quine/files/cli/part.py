@@ -56,7 +56,7 @@ class Part:
         self.folder, self.name, self.shown, self._keep = folder, name, shown, keep
         self._aside = ""
         self.fd = -1
-        self._place = -1  # the file that is there, for writing; -1 if there is none, or it need not stay
+        self._place = -1  # the existing file, open for writing; -1 if a new file takes its name
         try:
             self._open()
         except OSError as refused:

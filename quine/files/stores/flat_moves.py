@@ -1,7 +1,7 @@
 """The move of a file in a flat store, which has no move of its own: a copy, and the removal of the version copied.
 
 Laws
-1. Of many clients that move one file, the one that removes it has moved it.
+1. When many clients move one file, the client that removes it has moved it.
 2. A copy to a free place is conditional. So it is this client's own, and goes again if another client was first.
 3. A copy stays if this client may have removed the source: an answer was lost, and the file could be lost with it.
 """
