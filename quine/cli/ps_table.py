@@ -15,7 +15,7 @@ import sys
 import time
 
 from quine.base.errors import NOT_STARTED, OK
-from quine.base.sessions import SHORT
+from quine.base.sessions import SHORT, created
 from quine.tape import registry
 from quine.tape.registry import ALIVE, Agent
 from transport import quickjson
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 MISSION = 60
+RECENT = 86_400.0  # seconds since a command was detached on a host, for which it is mentioned
 FOLLOW = 1.0  # seconds between two lists of --follow
 HEAD = ("ID", "HOST", "PID", "STATE", "EXIT", "SECONDS", "TREE", "TURN", "COST", "DOING", "COMMAND")
 
@@ -42,6 +43,7 @@ def ps(folders: tuple[str, ...], options: RunOptions) -> int:
         facts, silent = _listed(folders, options)
         _tell(silent)
         _print(facts, options)
+        _hint(options)
         return NOT_STARTED if silent else OK
     before: list[dict[str, Any]] = []
     told: list[str] = []
@@ -65,6 +67,18 @@ def _tell(silent: list[Silent]) -> None:
         from quine.jobs import remote
 
         remote.tell(silent)
+
+
+def _hint(options: RunOptions) -> None:
+    """Say on a terminal where commands were detached of late, which are on the lists of their hosts alone."""
+    if options.on or options.json or not os.isatty(2):
+        return
+    from quine.jobs import remote
+
+    late = [job.host for job in remote.noted("", options) if created(job.id) > time.time() - RECENT]
+    if late:
+        hosts = ",".join(dict.fromkeys(late))
+        print(f"quine: {len(late)} detached on hosts in the last day: quine ps --on {hosts}", file=sys.stderr)
 
 
 def _steady(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:

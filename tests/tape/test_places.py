@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from quine.base import data_directory
+from quine.base.cli_options import RunOptions
 from quine.base.sessions import SHORT, new_session
+from quine.cli import ps_table, tape
+from quine.jobs import remote
 from quine.tape import places
 from tests.support.agents import OK, Agents, says
 
@@ -91,5 +95,38 @@ def test_the_verbs_find_a_session_from_another_directory(agents: Agents, tmp_pat
     shown = quine("tape", "show", session)
     assert shown.returncode == 0 and session in shown.stdout, shown.stderr
     assert quine("tape", "cost", session[:SHORT]).returncode == 0
+    assert quine("tape", "cost", "0" * SHORT).returncode == 2
     assert (quine("wait", session[:SHORT]).returncode, quine("wait", "0" * SHORT).returncode) == (0, 2)
     assert quine("tape", "show", "--data-dir=.", session).returncode == 2
+
+
+def test_a_batch_is_found_by_the_sessions_of_its_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, theirs = new_session(), made(tmp_path / "theirs")
+    data = {"root_session_id": root, "born": "exec", "mission": "m", "pid": 1}
+    line = json.dumps({"type": "meta", "ts": 1.0, "data": data})
+    Path(theirs, f"{new_session()}.jsonl").write_text(line + "\n")
+    made(tmp_path / "later", new_session())
+    away = tmp_path / "away"
+    away.mkdir()
+    monkeypatch.chdir(away)
+    monkeypatch.delenv("QUINE_DATA_DIR", raising=False)
+    assert tape._holding(RunOptions(), root[:SHORT]) == Path(theirs)
+    assert tape._holding(RunOptions(), "0" * SHORT) == Path(data_directory.NAME)
+
+
+def test_ps_on_a_terminal_names_the_hosts_of_commands_of_the_last_day(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda fd: fd == 2)
+    monkeypatch.setattr(
+        remote, "hosts", lambda where, options: [where] if where in ("h1", "h2") else ["h1", "h2"]
+    )
+    for host in ("h1", "h2", "gone"):
+        places.note_host(new_session(), host)
+    places.note_host("01800000-0000-7000-8000-000000000000", "h1")  # of years ago
+    folders = (str(agents.data),)
+    assert ps_table.ps(folders, RunOptions()) == 0
+    assert capsys.readouterr().err == "quine: 2 detached on hosts in the last day: quine ps --on h2,h1\n"
+    assert ps_table.ps(folders, RunOptions(json=True)) == 0 and capsys.readouterr().err == ""
