@@ -218,13 +218,14 @@ class Walks:
         self._turns: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
 
     async def run(
-        self, process: PinnedProcess, stranger: int, function: Callable[..., Any], *arguments: Any
+        self, process: PinnedProcess, function: Callable[..., Any], *arguments: Any, proved: bool = False
     ) -> Any:
         """Call a function in a thread, on behalf of a process: FEW at a time for all below the same topmost member.
 
-        `stranger` is a number for all that are below none. Raises Unseen if the processes above it are not known.
+        All processes below no member share FEW; one that has `proved` its keys has FEW of its own. Raises Unseen if
+        the processes above it are not known.
         """
-        top = self._top(process) or stranger
+        top = self._top(process) or (process.pid if proved else 0)
         turn = self._turns.get(top)
         if turn is None:
             turn = self._turns[top] = asyncio.Semaphore(FEW)
@@ -239,8 +240,7 @@ class Walks:
 
     async def purses(self, process: PinnedProcess, proved: bool) -> list[int]:
         """Return descriptors of the purses around a process. Those of a greeting that was given up are closed."""
-        stranger = process.pid if proved else 0
-        looking = asyncio.ensure_future(self.run(process, stranger, purses_around, process))
+        looking = asyncio.ensure_future(self.run(process, purses_around, process, proved=proved))
         try:
             return list(await asyncio.shield(looking))
         except asyncio.CancelledError:

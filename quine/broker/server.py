@@ -285,7 +285,7 @@ class _Worker:
             tokens, cost, deadline = (None if value is None else float(value) for value in asked["limits"])
             to, which = (tokens, cost, deadline), int(asked["purse"])
             asker, lift = client.process, self._register.lift
-            return {"raised": await self._walks.run(asker, asker.pid, lift, asker, which, to)}
+            return {"raised": await self._walks.run(asker, lift, asker, which, to)}
         except (KeyError, TypeError, ValueError, OverflowError):
             return {"error": "unknown"}
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from threading import Event, current_thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from quine.broker import client, connection, server, wire
 from quine.broker.connection import Room, Walks
 from quine.budget import caller, shared_counters
-from quine.budget.pinned import pinned
+from quine.budget.pinned import PinnedProcess, pinned
 from tests.broker.admitting import Greeted, forget_all
 from tests.support.agents import PATIENCE
 from transport.errors import Unseen
@@ -178,12 +179,12 @@ def test_walks_of_one_tree_leave_threads_for_others(monkeypatch: pytest.MonkeyPa
 
     async def work(ours: Any, others: Any) -> None:
         walks = Walks()
-        hostile = [asyncio.create_task(walks.run(ours, 1, go.wait, PATIENCE)) for _ in range(3)]
-        assert await walks.run(others, 2, lambda: "seen") == "seen"
+        hostile = [asyncio.create_task(walks.run(ours, go.wait, PATIENCE)) for _ in range(3)]
+        assert await walks.run(others, lambda: "seen", proved=True) == "seen"
         assert await asyncio.to_thread(lambda: "resolved") == "resolved"
         others.close()
         with pytest.raises(Unseen):  # it has ended, as far as is known: no thread looks
-            await walks.run(others, 3, lambda: "seen")
+            await walks.run(others, lambda: "seen")
         go.set()
         assert await asyncio.gather(*hostile) == [True] * 3
         walks.close()
@@ -206,3 +207,34 @@ def test_a_process_below_very_many_descriptors_is_refused(monkeypatch: pytest.Mo
     with pytest.raises(Unseen, match="more than 3 descriptors"):
         caller.purses_around(me)
     me.close()
+
+
+def test_strangers_that_raise_a_purse_share_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may have very many descriptors above it, and sixteen of them would hold all threads."""
+    monkeypatch.setattr(connection, "WALKERS", 3)
+    monkeypatch.setattr(connection, "FEW", 1)
+    go, begun = Event(), []
+
+    def lift(process: PinnedProcess, which: int, limits: object) -> bool:
+        begun.append(process.pid)
+        return go.wait(PATIENCE)
+
+    async def work(strangers: list[PinnedProcess]) -> None:
+        worker: Any = SimpleNamespace(_walks=Walks(), _register=SimpleNamespace(lift=lift))
+        asked = {"limits": [9, None, None], "purse": 1}
+        clients: list[Any] = [SimpleNamespace(process=process) for process in strangers]
+        raises = [asyncio.create_task(server._Worker._raised(worker, one, asked)) for one in clients]
+        await asyncio.sleep(0)
+        assert await worker._walks.run(strangers[1], lambda: "seen", proved=True) == "seen"
+        assert begun == [os.getpid()]
+        go.set()
+        assert await asyncio.gather(*raises) == [{"raised": True}] * 2
+        worker._walks.close()
+
+    with subprocess.Popen(["sleep", "100"]) as other, ExitStack() as held:
+        strangers = [pinned(os.getpid()), pinned(other.pid)]
+        held.callback(other.kill)
+        for process in strangers:
+            assert process
+            held.callback(process.close)
+        asyncio.run(work([process for process in strangers if process]))
