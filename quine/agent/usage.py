@@ -37,18 +37,33 @@ class _Sizes:
         self._first = 0  # tokens of the first prompt: each later one begins with its instructions and tools
         self._most = 0  # tokens of the longest conversation that it had
         self._thought = 0  # tokens of replies with reasoning
+        self._any = 0  # tokens of the last prompt that any tokenizer makes of it, at least
+        # As `least`, if a prompt that was far too short was whole all the same; 0 = none was too short.
+        self._short = 0
 
     def count(self, reply: Reply, new: Sequence[Message]) -> None:
         """Count a prompt that had `new` messages since the last one, and its reply."""
         read, written = reply.usage.input, reply.usage.output
-        least = self.least + metering.at_least(new)
+        added = metering.at_least(new)
+        least = self.least + added
+        self._any += added
         self._most = max(self._most, read + written)
         self._first = self._first or read
+        if read > self.window:
+            self.window = 0
         alone = max(FAR * self._first, NEW * metering.tokens(new))
-        if max(LEAST_WINDOW, alone) < read < FAR * least:
-            usual = 1 << (self._most - 1).bit_length()  # most windows are powers of two
-            self.read, self.window = read, usual if usual < least else self._most
-        self.least = max(least, read - self._thought)
+        whole, short = read - self._thought, self._short and self._short + added
+        if read >= FAR * least:
+            self._short = 0
+        elif max(LEAST_WINDOW, alone) < read:
+            # Another tokenizer counts the new messages too, and no tokenizer makes so little of all of them.
+            if FAR * short <= read <= short or read < FAR * self._any:
+                usual = 1 << (self._most - 1).bit_length()  # most windows are powers of two
+                self.read, self.window = read, usual if usual < least else self._most
+            self._short = max(0, whole)
+        else:
+            self._short = short
+        self.least = max(least, whole)
         if reply.message.reasoning or reply.usage.reasoning or "</think>" in reply.message.text:
             self._thought += written
 
