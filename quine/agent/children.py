@@ -2,8 +2,8 @@
 
 Laws
 1. Only the pidfd of a child tells its end. The end of its output does not: a process it left can hold a pipe open.
-   Whether a signal ended it, and its exit code, are what the kernel says. A record may only add why it exited: lost,
-   never started, a signal over there.
+   Whether a signal ended it, and its exit code, are what the kernel says. A record may only add why it exited: lost, a
+   signal over there, or, of a child elsewhere that has no tape, never started.
 2. This module reaps every child, by pid, exactly once.
 3. The output and status of a child started with `wait: false` go to files: `jobs/<session>/{stdout,stderr,status}`.
 4. Children are ended by TERM, a pause, then KILL to each child and all its descendants.
@@ -18,7 +18,7 @@ import time
 from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.signals import Signals
 from quine.base import dirs, procs
-from quine.base.sessions import job_directory
+from quine.base.sessions import job_directory, tape_path
 from quine.staging.notes import Claim
 from transport import quickjson
 from transport.address import boot_id
@@ -108,6 +108,14 @@ class Job:
         }
         write_aside(os.path.join(directory, "job"), facts)
 
+    @property
+    def began(self) -> bool:
+        """Whether it has surely begun: each child of this machine has, and each that has a tape."""
+        if self.host == "local":
+            return True
+        folder = os.path.dirname(os.path.dirname(self.directory))
+        return bool(self.directory) and os.path.exists(tape_path(folder, self.session))
+
     def wins(self) -> bool:
         """Whether it is the winner of its race: it has succeeded, and no other one has put its returns in place."""
         if self.status is None or self.status.code:
@@ -130,7 +138,7 @@ class Job:
             with contextlib.suppress(BlockingIOError):  # empty, and a writer still has it open
                 report = os.read(self.report, REPORT)
         path = os.path.join(self.directory, "status")
-        if self.directory:
+        if self.directory and not report:
             # The child's own record, if there is one: after an exec of this process the report pipe of a proxy is lost.
             with contextlib.suppress(OSError):
                 report = regular_file.content(path, REPORT)
@@ -138,7 +146,7 @@ class Job:
             if fd >= 0:
                 os.close(fd)
         self.report = self.pidfd = -1
-        self.status = _end(status, report)
+        self.status = _end(status, report, self.began)
         if self.directory:
             with contextlib.suppress(OSError):
                 write_aside(path, recorded(self.status))
@@ -284,13 +292,16 @@ def _tell(jobs: list[Job], number: int) -> None:
         job.tell(number)
 
 
-def _end(wait_status: int, report: bytes) -> Status:
-    """Return how a child ended: as its proxy or its own record explains its exit code, else by its wait status."""
+def _end(wait_status: int, report: bytes, began: bool) -> Status:
+    """Return how a child ended: as its proxy or its own record explains its exit code, else by its wait status.
+
+    Any process of this user can write a record. One with another code is believed only if the child is lost, and one
+    that says that the child never started only unless it `began`: its work would be done twice.
+    """
     seen = Status.from_wait(wait_status)
     if report and seen.state == "exited":
         with contextlib.suppress(ValueError):
             told = Status.from_json(quickjson.loads(report))
-            # A record with another code is not believed: any process of this user can write one.
-            if told.code == seen.code or told.state in MEANING:
+            if told.state == "lost" or (told.code == seen.code and not (began and told.state in MEANING)):
                 return told
     return seen

@@ -49,7 +49,41 @@ def fork(intent: str = "", **more: Any) -> dict[str, Any]:
 def test_a_record_of_a_child_says_why_it_exited_and_replaces_no_death_and_no_code(
     word: int, record: str, end: Status
 ) -> None:
-    assert children._end(word, record.encode()) == end
+    assert children._end(word, record.encode(), began=True) == end
+
+
+NEVER = '{"code":77,"state":"denied","signal":"","detail":"x"}'
+
+
+@pytest.mark.parametrize(
+    ("host", "code", "tape", "state"),
+    [
+        ("h1", 77, False, "denied"),
+        ("h1", 77, True, "exited"),  # it had begun
+        ("h1", 0, False, "exited"),
+        ("local", 77, False, "exited"),
+        ("local", 0, False, "exited"),
+    ],
+)
+def test_a_record_of_a_child_that_has_begun_does_not_say_that_it_never_started(
+    host: str, code: int, tape: bool, state: str, tmp_path: Path
+) -> None:
+    """Any command of this user can write it, and the guest would do the work twice."""
+    session, read = new_session(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    job = Job(session, "work", host, str(tmp_path / "jobs" / session))
+    os.makedirs(job.directory)
+    (Path(job.directory) / "status").write_text(NEVER)
+    if tape:
+        (tmp_path / f"{session}.jsonl").touch()
+    os.close(read[1])
+    job.report = read[0]
+    if (pid := os.fork()) == 0:
+        os._exit(code)
+    job.pid = pid
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    job.reap()
+    assert job.status is not None
+    assert (job.status.state, job.status.code) == (state, code)
 
 
 def test_a_child_and_its_streams(agents: Agents) -> None:
