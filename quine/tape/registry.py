@@ -161,7 +161,10 @@ class Agent(NamedTuple):
         if self.directory:
             with contextlib.suppress(OSError, ValueError):
                 end = Status.from_json(_json(os.path.join(self.directory, "status")))
-                return self._reported(end) if end.state == "exited" and end.code else end
+                end = self._reported(end) if end.state == "exited" and end.code else end
+                # Any process of this user can write the file, and a session that has a tape has started.
+                never = end.state in ("unreachable", "denied")
+                return None if never and self.tapes and self.id in self.tapes.tapes else end
         return None
 
     def _reported(self, end: Status) -> Status:

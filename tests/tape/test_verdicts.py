@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from quine.base.sessions import new_session
+from quine.tape import registry
 from tests.lab import Lab
 from tests.support.agents import OK, QUINE, Agents, call, says, sh, until
 from tests.support.remote_agents import environment, leave
@@ -78,6 +80,27 @@ def test_a_child_that_never_started_is_told_by_all_verbs(agents: Agents) -> None
     for verb in ("attach", "logs"):
         done = quine(agents, verb, fact["id"])
         assert (done.returncode, "it never started" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(("tape", "state"), [(True, "exited"), (False, "denied")])
+def test_a_session_that_has_a_tape_has_started_whatever_its_job_says(
+    tmp_path: Path, tape: bool, state: str
+) -> None:
+    """Any process that it left behind can write the status of its job."""
+    session = new_session()
+    job = tmp_path / "jobs" / session
+    job.mkdir(parents=True)
+    (job / "job").write_text(json.dumps({"session": session, "intent": "work", "host": "local"}))
+    (job / "status").write_text(json.dumps({"code": 77, "state": "denied", "signal": "", "detail": ""}))
+    if tape:
+        lines = [("meta", {"session_id": session, "born": "fork"}), ("outcome", {"exit_code": 0})]
+        entries = [
+            json.dumps({"type": kind, "data": data, "seq": n, "ts": 1})
+            for n, (kind, data) in enumerate(lines)
+        ]
+        (tmp_path / f"{session}.jsonl").write_text("\n".join(entries) + "\n")
+    (agent,) = registry.find(session, str(tmp_path))
+    assert agent.state() == state
 
 
 SECOND_FORK_FAILS = """
