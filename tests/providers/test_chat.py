@@ -55,6 +55,7 @@ def called(*calls: tuple[object, str, object]) -> dict[str, Any]:
 def streamed(*deltas: dict[str, Any], finish: str | None = "stop", usage: Any = None) -> Reply:
     """The reply that is put together from chunks with these deltas."""
     made = dialect()
+    made.body(ASKED)
     stream = made.stream()
     for delta in deltas:
         stream.feed("", {"id": "c1", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})

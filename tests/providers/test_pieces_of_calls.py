@@ -59,12 +59,41 @@ def test_a_name_in_pieces(pieces: list[dict[str, Any]]) -> None:
          fragment(3, id="b", arguments=BYE)],
         [fragment(0, id="a", name="sh", arguments=LS), fragment(1, id="b", name="exit", arguments=BYE),
          fragment(0, id="a", name="sh", arguments=LS), fragment(1, id="b", name="exit", arguments=BYE)],
+        [fragment(0, name="sh", arguments=LS[:9]), fragment(0, name="sh", arguments=LS[9:]),
+         fragment(0, name="sh", arguments=""), fragment(0, name="exit", arguments=BYE), fragment(0, name="exit")],
+        [fragment(name="sh", arguments=LS[:9]), fragment(name="sh", arguments=LS), fragment(name="sh", arguments=LS),
+         fragment(name="exit"), fragment(name="exit", arguments=BYE[:3]), fragment(name="exit", arguments=BYE)],
+        [fragment(0, name="sh"), fragment(0, arguments=LS[:9]), fragment(0, arguments=LS), fragment(0, arguments=LS),
+         fragment(1, name="exit", arguments=BYE)],
     ],
     ids=["one index", "no index", "ids in the first pieces alone", "one id", "one id and index",
-         "an index for each piece", "the whole calls again"],
+         "an index for each piece", "the whole calls again", "the name each time", "all so far each time",
+         "arguments so far each time"],
 )  # fmt: skip
 def test_parallel_calls(pieces: list[dict[str, Any]]) -> None:
     assert calls(*pieces) == TWO
+
+
+@pytest.mark.parametrize("own", [{}, {"id": "a"}], ids=["no id", "one id"])
+def test_a_call_without_arguments_before_another_one(own: dict[str, str]) -> None:
+    pieces = [fragment(0, **own, name="exec", arguments=""), fragment(0, **own, name="exit", arguments=BYE)]
+    assert streamed(*pieces).message.tool_calls[0].name == "exec"
+    assert calls(*pieces) == [("exec", {}), ("exit", {"status": 0})]
+
+
+def test_two_calls_of_one_name_without_ids() -> None:
+    """The second one begins as the first one could be ended: with the name and nothing else."""
+    pieces = [
+        fragment(0, name="sh", arguments=LS),
+        fragment(0, name="sh"),
+        fragment(0, arguments='{"command":"cd"}'),
+    ]
+    assert calls(*pieces) == [("sh", {"command": "ls"}), ("sh", {"command": "cd"})]
+
+
+def test_arguments_that_nest_without_end_are_not_read() -> None:
+    deep = [fragment(0, name="sh", arguments="[" * 50_000), fragment(0, name="sh", arguments="[" * 60_000)]
+    assert streamed(*deep).message.tool_calls[0].fault
 
 
 @pytest.mark.parametrize(
@@ -75,9 +104,10 @@ def test_parallel_calls(pieces: list[dict[str, Any]]) -> None:
         [fragment(0, id="a", name="sh", arguments='{"command":'),
          fragment(0, id="b", name="exit", arguments='{"status":'), fragment(0, arguments="0}")],
         [fragment(0, id="a", name="exec"), fragment(0, id="b", name="exit"), fragment(0, arguments=BYE)],
+        [fragment(0, name="exec"), fragment(0, name="exit"), fragment(0, arguments=BYE)],
         [fragment(0, name="sh", arguments='{"command":'), fragment(0, name="exit", arguments='"ls"}')],
     ],
-    ids=["no index", "one index", "nothing of the first one", "neither ids nor indices"],
+    ids=["no index", "one index", "nothing of the first one", "nothing of it, and no ids", "neither ids nor indices"],
 )  # fmt: skip
 def test_a_piece_that_may_belong_to_either_of_two_is_given_to_none(pieces: list[dict[str, Any]]) -> None:
     with pytest.raises(Malformed, match="several calls"):

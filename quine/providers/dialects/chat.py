@@ -99,6 +99,7 @@ class ChatDialect(Dialect):
     def __init__(self, model: str) -> None:
         super().__init__(model)
         self._base = ""
+        self._tools: frozenset[str] = frozenset()  # names, of the last request
 
     def _url(self, base: str) -> str:
         self._base = base
@@ -114,6 +115,7 @@ class ChatDialect(Dialect):
 
     def body(self, request: Request, without: Collection[str] = ()) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self._model}
+        self._tools = frozenset(tool.name for tool in request.tools)
         if request.tools:  # some servers refuse an empty list
             body["tools"] = [_tool(tool) for tool in request.tools]
         system = "developer" if self.host == OPENAI else "system"
@@ -139,7 +141,7 @@ class ChatDialect(Dialect):
         return body
 
     def stream(self) -> ChatStream:
-        return ChatStream(self.fault)
+        return ChatStream(self.fault, self._tools)
 
     def reply(self, data: Any) -> Reply:
         answer = self._answer(_Answer, data)

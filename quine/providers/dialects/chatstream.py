@@ -2,7 +2,7 @@
 
 Laws
 1. Fragments of a call are keyed by their index and id. Servers may leave out either, send whole calls, give every
-   call the index 0, send the name in pieces or again, or make up a new id for each fragment.
+   call the index 0, send the name in pieces or again, the arguments longer each time, or a new id with each fragment.
 2. Unknown fields (signatures, extra content) are kept on the call that they came with.
 3. A stream ends with `[DONE]` or a finish_reason. A stream without either was cut, and its content is void.
 4. A fragment that could belong to either of two calls makes the answer malformed: no call is guessed, merged or lost.
@@ -11,7 +11,7 @@ Laws
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from quine.base.messages import GuestError, Malformed
 from quine.providers.dialects.dialect import Stream
@@ -22,8 +22,9 @@ _JOINED = ("text", "summary", "data")  # of one piece of reasoning_details
 
 
 class ChatStream(Stream):
-    def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
+    def __init__(self, fault: Callable[[int, Any], GuestError], tools: Collection[str] = ()) -> None:
         super().__init__(fault)
+        self._tools = tools  # names of calls that were offered
         self._id = ""
         self._texts: dict[str, list[str]] = {}
         self._details: list[dict[str, Any]] = []
@@ -33,6 +34,8 @@ class ChatStream(Stream):
         self._ids: dict[Any, int] = {}  # id -> place in _calls
         # Indices, or None, where another call began before the arguments of one were complete.
         self._open: set[int | None] = set()
+        # Places of calls begun by the name of the call before, and nothing else: perhaps that name once more.
+        self._echoes: set[int] = set()
         self._mixed = False
         self._begun = False
         self._finish: str | None = None
@@ -67,10 +70,13 @@ class ChatStream(Stream):
         message |= {name: "".join(parts) for name, parts in self._texts.items()}
         if self._details:
             message["reasoning_details"] = self._details
-        for call, parts in zip(self._calls, self._arguments):
-            call["function"]["arguments"] = "".join(parts)
-        if self._calls:
-            message["tool_calls"] = self._calls
+        calls = []
+        for place, call in enumerate(self._calls):
+            call["function"]["arguments"] = text = self._text(place)
+            if text.strip() or call.get("id") or place not in self._echoes:
+                calls.append(call)
+        if calls:
+            message["tool_calls"] = calls
         choice = {"index": 0, "message": message, "finish_reason": self._finish}
         return {"id": self._id, "choices": [choice], "usage": self._usage}
 
@@ -148,6 +154,10 @@ class ChatStream(Stream):
         if place is None or (name and self._is_another(place, own, name, text)):
             if at is not None and not self._is_whole(at):
                 self._open.add(key)
+            elif (
+                place is not None and name == self._calls[place]["function"].get("name") and not text.strip()
+            ):
+                self._echoes.add(len(self._calls))
             place = len(self._calls)
             self._calls.append({"function": {}})
             self._arguments.append([])
@@ -164,21 +174,32 @@ class ChatStream(Stream):
         if own and call.get("id") and own != call["id"]:
             return True
         if not self._is_whole(place):
-            return False
+            both = name in self._tools and known in self._tools and not self._arguments[place]
+            return both and not name.startswith(known) and known + name not in self._tools
+        if name == known and text == self._text(place) and len(self._arguments[place]) > 1 and not own:
+            return text != self._arguments[place][-1]  # else longer each time, and now once more
         if own and own == call.get("id"):  # the call once more, or a server that gives one id to all
             return bool(name != known or (text.strip() and text != self._text(place)))
         return True
 
     def _text(self, place: int) -> str:
-        return "".join(self._arguments[place])
+        parts = self._arguments[place]
+        text = "".join(parts)
+        if len(parts) > 1 and all(map(str.startswith, parts[1:], parts)) and not _is_json(text):
+            return parts[-1]  # each fragment is all that there is so far
+        return text
 
     def _is_whole(self, place: int) -> bool:
         """Return True if the arguments of a call are complete."""
-        try:
-            json.loads(self._text(place))
-        except ValueError:
-            return False
-        return True
+        return _is_json(self._text(place))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def plain(value: Any) -> str:
