@@ -88,6 +88,11 @@ class Shell:
         """Process group of the shell; 0 if none runs."""
         return self._pid
 
+    @property
+    def groups(self) -> set[int]:
+        """Process groups of the shell, and of background processes of shells that ended by themselves."""
+        return {self._pid, *(process.group for process in self._left.values())} - {0}
+
     def pids(self) -> list[int]:
         """Pids of the shell and its commands, in any process group."""
         return list(procs.of_session(self._pid)) if self._pid else []

@@ -55,7 +55,7 @@ def test_what_is_in_the_background_survives_a_shell_that_ends(agents: Agents) ->
     """The shell's end is not the agent's."""
     agents.run(
         says(
-            sh("sleep 71284.5 & echo $! >pid; exit 3"),
+            sh("sleep 71284.5 4>&- & echo $! >pid; exit 3"),
             sh("kill -0 $(cat pid); echo $?"),
             sh("kill -0 $(cat pid)"),
         ),

@@ -213,7 +213,7 @@ def test_pid_1_is_ended(place: Shell) -> None:
 @needs_mounts
 def test_process_group_0(place: Shell) -> None:
     """As after `docker exec`: group and session have no number in this namespace, and the agent must not end them."""
-    place.script(says(sh(f"(sleep {NAP}7 & :); exit 3")), says(OK))
+    place.script(says(sh(f"(sleep {NAP}7 4>&- & :); exit 3")), says(OK))
     script = "ps -o pgid= $$; sleep 86400 & quine work; echo $?; kill $! && echo alive"
     done = subprocess.run(
         [*CONTAINER, "sh", "-c", script], env=place.env, cwd=place.directory, capture_output=True, timeout=120

@@ -360,7 +360,7 @@ main()
         # The first messages; then the verdict and the outcome, between which nothing happens.
         ([], [3, 2]),
         # A shell is ended by the verdict, which is on the disk before that.
-        ([says(sh("sleep 61 &"))], [3, 1, 1, 1, 1]),
+        ([says(sh("sleep 61 4>&- &"))], [3, 1, 1, 1, 1]),
         # A refused verdict goes to the disk with the result that says so.
         ([says(call("exit", status=3))], [3, 2, 2]),
     ],

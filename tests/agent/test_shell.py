@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,16 +89,36 @@ def test_a_success_is_sent_back_once_while_the_deliverable_is_written(
         ("(cat go >&4; true) &", 2),
         ("(cat go >&4 &)", 1),
         ("(while read x <go; do :; done; true) &", 1),
-        ("cat go &", 0),
-        ("cat go >out 2>&1 &", 0),
+        ("cat go &", 1),
+        ("cat go >out 2>&1 &", 1),
+        ("cat go 4>&- &", 0),
+        ("sh -c 'cat go; echo late >&4' &", 2),
+        (f'{sys.executable} -c \'import os; os.write(4, open("go", "rb").read())\' &', 1),
         ("(exec 4>&-; while read x <go; do :; done; true) &", 0),
+        ("cat go & exit 3", 1),
     ],
 )
 def test_the_background_commands_that_may_write_to_the_deliverable(
     shell: Shell, command: str, count: int
 ) -> None:
     run(shell, f"mkfifo go; exec 9<>go; {command}")
-    until(lambda: len(exit_tool._writers(shell.group)) == count)
+    until(lambda: len(exit_tool._writers(shell)) == count)
+
+
+def test_a_command_that_cannot_be_looked_at_may_write(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an agent in the background, whose descriptors the kernel shows to nobody."""
+    run(shell, "mkfifo go; cat go 4>&- &")
+    pid = int(run(shell, "echo $!").stdout)
+    until(lambda: exit_tool._writers(shell) == [])
+
+    def listdir(path: str) -> list[str]:
+        if path == f"/proc/{pid}/fd":
+            raise PermissionError(path)
+        return listed(path)
+
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert exit_tool._writers(shell) == [pid]
 
 
 def in_group(number: int) -> list[int]:

@@ -94,7 +94,7 @@ def release(one: One) -> None:
 def test_during_a_command(tmp_path: Path) -> None:
     def begin(one: One) -> None:
         one.agents.script(
-            says(sh(f"sleep {one.nap} & touch up; read x <go; sleep 0")), says(sh("echo alive >&4"), OK)
+            says(sh(f"sleep {one.nap} 4>&- & touch up; read x <go; sleep 0")), says(sh("echo alive >&4"), OK)
         )
 
     with each(tmp_path, (*FATAL, *HARMLESS), begin) as ones:

@@ -232,8 +232,9 @@ def until_state(pid: int, state: str) -> None:
 
 
 def test_exit_ends_what_is_in_the_background(agents: Agents) -> None:
-    done = agents.run(says(sh(f"sleep {NAP}8 & sleep {NAP}8 >/dev/null 2>&1 &")), says(OK))
+    done = agents.run(says(sh(f"sleep {NAP}8 & sleep {NAP}8 >/dev/null 2>&1 &")), says(OK), says(OK))
     assert done.returncode == 0
+    assert "Exit rejected" in agents.results()[1]
     assert not left("sleep", f"{NAP}8")
 
 

@@ -99,7 +99,7 @@ def test_not_while_children_run(lab: Lab, data: Path) -> None:
         says(call("fork", intent="child"), MOVE, match="^root", wisdom=NONE),
         says(sh("touch $QUINE_DATA_DIR/go; quine wait $(ls $QUINE_DATA_DIR/jobs); echo waited >&4"), MOVE,
              match="^root", wisdom=NONE),
-        says(sh("sleep 1000 & echo $QUINE_NODE_NAME >&4"), OK, match="^root", wisdom=SOME),
+        says(sh("sleep 1000 4>&- & echo $QUINE_NODE_NAME >&4"), OK, match="^root", wisdom=SOME),
         says(sh("until [ -e $QUINE_DATA_DIR/go ]; do sleep 0.1; done"), OK, match="^child"),
     )  # fmt: skip
     done = lab.run(["root"], env=env)

@@ -1,7 +1,8 @@
 """exit: end this process with a verdict.
 
 Law: the first success is sent back while a background command may still write to the deliverable, which would be cut.
-The second one ends it. Where nothing but a verdict is possible any more, the first one does.
+The second one ends it. Where nothing but a verdict is possible any more, the first one does. Each command that has the
+deliverable open may write to it, also a server that never does: nothing tells them apart.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from transport.lean import Any, contextlib
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.agent.running import Running
+    from quine.agent.shell import Shell
 
 MOMENT = 0.5  # seconds that the last writers have to end by themselves
-SLOTS = ("3", "4", "5")  # descriptors that each command has
+OTHERS = ("3", "5")  # descriptors that each command has, and that may be the same file
 MOST = 63  # greater statuses are reserved: they tell callers why an agent gave no verdict
 
 EXIT = Tool(
@@ -53,16 +55,18 @@ def run(loop: Running, args: dict[str, Any]) -> Result:
         return Result("Exit rejected: success takes no stderr; if something is wrong, it is a failure", True)
     if status != 0 and not reason.strip():
         return Result("Exit rejected: a status other than 0 needs a reason in stderr", True)
-    if status == 0 and (pids := _writers(loop.shell.group)) and (pids := _left(loop.shell.group, pids)):
+    if status == 0 and (pids := _writers(loop.shell)) and (pids := _left(loop.shell, pids)):
         running = f"background commands may still write to descriptor 4: pid {', '.join(map(str, pids))}"
         if not (loop.warned or loop.account.last or loop.signals.alarm):
             loop.warned = True
-            return Result(f"Exit rejected: {running}; `wait` in sh for them, or exit again to end them", True)
+            return Result(
+                f"Exit rejected: {running}; `wait` in sh for those that do, or exit again to end all", True
+            )
         loop.log.note(f"ended by exit: {running}")
     raise Ended(status, "exit", reason)
 
 
-def _left(shell: int, pids: list[int]) -> list[int]:
+def _left(shell: Shell, pids: list[int]) -> list[int]:
     """Wait a moment for these writers, and return those that there are now. One may be a fork before its exec."""
     fds = []
     for pid in pids:
@@ -74,35 +78,28 @@ def _left(shell: int, pids: list[int]) -> list[int]:
     return _writers(shell)
 
 
-def _writers(shell: int) -> list[int]:
-    """Return the processes of a shell that may write to the deliverable; `shell` is its process group, 0 for none.
-
-    All of them have it as descriptor 4. Those count that a redirection gave it once more, and subshells, which redirect
-    one command after the other.
-    """
-    deliverable = _link(os.getpid(), "1") if shell else ""
+def _writers(shell: Shell) -> list[int]:
+    """Return the processes of a shell, and of those that ended before it, that may write to the deliverable."""
+    groups = shell.groups
+    deliverable = _link(os.getpid(), "1") if groups else ""
     if deliverable in ("", os.devnull):
         return []
-    below = procs.below(shell)
-    below |= {pid: one for pid, one in procs.below(os.getpid()).items() if one.group == shell}  # orphans
-    words = _words(shell)
-    return sorted(pid for pid in below if pid != shell and _may_write(pid, deliverable, words))
+    below = procs.below(shell.group) if shell.group else {}
+    below |= {pid: one for pid, one in procs.below(os.getpid()).items() if one.group in groups}  # orphans
+    return sorted(pid for pid in below if pid != shell.group and _may_write(pid, deliverable))
 
 
-def _may_write(pid: int, deliverable: str, shell: bytes) -> bool:
-    with contextlib.suppress(OSError):  # it has ended, or is another user's
-        found = {number for number in os.listdir(f"/proc/{pid}/fd") if _link(pid, number) == deliverable}
-        return bool(found.difference(SLOTS)) or ("4" in found and _words(pid) == shell)
-    return False
+def _may_write(pid: int, deliverable: str) -> bool:
+    try:
+        numbers = set(os.listdir(f"/proc/{pid}/fd")).difference(OTHERS)
+        return any(_link(pid, number) == deliverable for number in numbers)
+    except PermissionError:
+        return True  # an agent, or another user's: it cannot be looked at
+    except OSError:
+        return False  # it has ended
 
 
 def _link(pid: int, number: str) -> str:
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{pid}/fd/{number}")
     return ""
-
-
-def _words(pid: int) -> bytes:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read()
-    return b""
