@@ -19,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+FIELDS = ("code", "detail", "hint", "host", "left", "pid", "rusage", "signal", "state")  # of a record
 STATES = ("exited", "signaled", "unreachable", "denied", "lost")
 
 LONGEST = 1000  # characters of a detail or a hint
@@ -29,6 +30,7 @@ NOT_STARTED = 69
 LOST = 74
 DENIED = 77
 TIMED_OUT = 124  # as timeout(1)
+BROKEN_PIPE = 128 + signal.SIGPIPE  # of a process that SIGPIPE killed, and of its shell
 NOT_RUN = (126, 127)  # a command that cannot be executed, or was not found
 # They stop a process, continue it, or do nothing: none of them is the end of a job.
 SPARING = (
@@ -49,10 +51,11 @@ class Status:
     `code` is the exit status for a shell: the job's own, 128+n for a signal, 69 or 74 or 77 for the states
     without a process status. `rusage` is {"utime", "stime": seconds, "maxrss": KiB}. `hint` is the cure. `left` is the
     directory that was made for the job and is kept because it is not empty; "" if there is none, or it was kept before.
+    `here` is not recorded: the cause is in this process, a stream that failed or a signal that it passed on.
     """
 
     # A plain class: dataclasses would cost the client a third of its start time.
-    __slots__ = ("code", "detail", "hint", "host", "left", "pid", "rusage", "signal", "state")
+    __slots__ = (*FIELDS, "here")
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Status:
         self.detail = clip(detail)
         self.hint = clip(hint)
         self.left = clip(left)
+        self.here = False
         self.rusage = {} if rusage is None else rusage
 
     @classmethod
@@ -85,12 +89,12 @@ class Status:
         return cls("exited", os.WEXITSTATUS(wait_status), **facts)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in FIELDS}
 
     @classmethod
     def from_json(cls, data: Any) -> Status:
         """Strict: an unknown state, field or type, or fields that do not fit each other, raise ValueError."""
-        if not isinstance(data, dict) or not set(data) <= set(cls.__slots__):
+        if not isinstance(data, dict) or not set(data) <= set(FIELDS):
             raise ValueError("unknown field in a status")
         try:
             status = cls(**data)
@@ -122,6 +126,16 @@ class Status:
         if not started and ended:
             raise ValueError("exit frame that says how a job ended that was never started")
         return status
+
+    def stream_failed(self, what: str, error: str) -> None:
+        """Note that `what` failed here ("write stdout"); a success or a death by SIGPIPE becomes lost.
+
+        This process stopped the stream and so caused the SIGPIPE. Its status would say that a reader has left.
+        """
+        self.here = True
+        self.detail = self.detail or f"cannot {what}: {error.lower()}"
+        if self.code in (0, BROKEN_PIPE):
+            self.state, self.code, self.signal = "lost", LOST, None
 
     def _settle(self) -> None:
         """Raise ValueError if state, code and signal contradict each other; give a death by signal its code."""

@@ -22,6 +22,7 @@ from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured, complain
 from quine.jobs import batch_view
 from quine.tape import registry
 from quine.tape.registry import Agent
+from transport import inherit
 from transport.client.output import Output
 from transport.detached import control
 from transport.errors import ProtocolError
@@ -68,6 +69,7 @@ def send_signal(agent: Agent, number: int) -> bool:
 def attach(agent: Agent, options: RunOptions) -> Status:
     """Act as the job's proxy until it ends, and return its status."""
     starts = _starts(options)
+    inherit.hold_standard_streams()
     if not agent.directory or not agent.supervisor:
         _check_started(agent)
         hint = f"quine logs --follow {agent.id}" if agent.directory else f"quine tape show {agent.id}"
@@ -93,7 +95,10 @@ def attach(agent: Agent, options: RunOptions) -> Status:
             stack.callback(output.close)
         if line and batch_view.wanted(agent):
             proxy.view = stack.enter_context(batch_view.shown(agent.pid, proxy.outputs))
-        return proxy.run() or _outcome(agent)
+        status = proxy.run() or _outcome(agent)
+        if proxy.error:
+            status.stream_failed("write stderr", proxy.error)
+        return status
 
 
 def _check_started(agent: Agent) -> None:
@@ -133,6 +138,7 @@ class _Proxy:
         self, files: list[int], line: control.Wire | None, starts: tuple[int, int], stdin: int
     ) -> None:
         self.outputs = [Output(1), Output(2)]
+        self.error = ""  # why no more of stderr is written; "" also if its reader has gone
         self.view: batch_view.Painter | None = None
         self._files = files
         self._line = line
@@ -206,7 +212,7 @@ class _Proxy:
             die_of("PIPE")
         if n == 0:
             raise Failure(LOST, f"cannot write stdout: {output.error.lower()}")
-        self.outputs[n] = Output(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+        self.error = output.error
 
     def _acknowledge(self) -> None:
         if self._line is None:

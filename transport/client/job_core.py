@@ -15,7 +15,6 @@ from transport.status import LOST, USAGE, Status, signal_name
 from transport.wire.frames import CHUNK, Frame, Kind
 from transport.wire.session import STDERR, STDIN, STDOUT, Session
 
-BROKEN_PIPE = 128 + signal.SIGPIPE  # of a process that SIGPIPE killed, and of its shell
 SILENT = 10.0  # seconds without a greeting until the user is told; a busy machine needs some
 
 TYPE_CHECKING = False
@@ -178,17 +177,14 @@ class JobCore:
         return self._given != self._taken
 
     def _written(self, status: Status) -> Status:
-        """Return the exit record; if a stream has failed here, a success or a death by SIGPIPE becomes lost.
+        """Return the exit record, with the streams that have failed here.
 
-        The caller stopped the stream and so caused the SIGPIPE. Its status would say that a reader has left. A part of
-        stdin looks like the whole of it over there.
+        A part of stdin looks like the whole of it over there.
         """
         failed = ((STDOUT, "write stdout"), (STDERR, "write stderr"), (STDIN, "read stdin"))
         for stream, what in failed:
             if error := self._errors[stream]:
-                status.detail = status.detail or f"cannot {what}: {error.lower()}"
-                if status.code in (0, BROKEN_PIPE):
-                    status.state, status.code, status.signal = "lost", LOST, None
+                status.stream_failed(what, error)
         return status
 
     # -- streams -----------------------------------------------------------------------------------
