@@ -51,7 +51,7 @@ class Status:
     `code` is the exit status for a shell: the job's own, 128+n for a signal, 69 or 74 or 77 for the states
     without a process status. `rusage` is {"utime", "stime": seconds, "maxrss": KiB}. `hint` is the cure. `left` is the
     directory that was made for the job and is kept because it is not empty; "" if there is none, or it was kept before.
-    `here` is not recorded: the cause is in this process, a stream that failed or a signal that it passed on.
+    `here` is not recorded: the cause is in this process, a stream that it has stopped or a signal that it passed on.
     """
 
     # A plain class: dataclasses would cost the client a third of its start time.

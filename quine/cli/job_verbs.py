@@ -118,10 +118,12 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOpti
         if not isinstance(job, Agent):
             from quine.jobs import remote
 
-            status = remote.wait(job, options, deadline)
+            answer = remote.wait(job, options, deadline)
+            status = answer.code
             if status == DEADLINE and time.monotonic() >= deadline:
                 return DEADLINE
-            status = bring(job, status)
+            if answer.state == "exited":  # else the job may run
+                status = bring(job, status)
             continue
         if job.kept:
             from quine.archive import local_mirror

@@ -106,7 +106,7 @@ def _listed(folders: tuple[str, ...], options: RunOptions) -> tuple[list[dict[st
     carried = {one.agent.id: one for one in living}
     facts = [facts_of(agent, end, running, carried.get(agent.id)) for agent, end in seen]
     if options.elsewhere:
-        from quine.jobs import remote
+        from quine.jobs import foreign, remote
 
         # This machine knows its own jobs better; of a job that is lost here, the host may know more.
         mine = {fact["id"] for fact in facts if fact["state"] not in ("unknown", "lost")}
@@ -116,7 +116,7 @@ def _listed(folders: tuple[str, ...], options: RunOptions) -> tuple[list[dict[st
         for fact in facts:
             if fact["id"] in stopped and fact["state"] == "running":
                 fact["state"] = "stopped"  # only its host knows that a process over there is stopped
-        facts = remote.once(facts + [fact for fact in there if fact["id"] not in mine])
+        facts = foreign.once(facts + [fact for fact in there if fact["id"] not in mine])
     return facts if options.all else [fact for fact in facts if fact["state"] in ALIVE], silent
 
 

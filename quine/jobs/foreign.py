@@ -105,3 +105,26 @@ class Kept:
         """Return the time (`boot_clock`) since which it knows of all jobs; `sole`: see `Search`."""
         since = boot_clock() - self.remembers + MARGIN
         return since if self.forgot else min(since, sole)
+
+
+def once(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Keep each id once: machines that share a home all list a job, and one of them knows it."""
+    best: dict[str, dict[str, Any]] = {}
+    for fact in facts:
+        known = best.setdefault(fact["id"], fact)
+        if not knows(known):
+            best[fact["id"]] = fact
+    return list(best.values())
+
+
+def knows(fact: dict[str, Any]) -> bool:
+    """Return whether this host runs or ran the job, and does not merely share its home or pass it on."""
+    return fact["state"] not in ("unknown", "lost") and fact["kind"] != "proxy"
+
+
+def rivals(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two hosts both know a job of one id, and not from one record in a shared home."""
+    if (one["kind"] == "proxy") != (other["kind"] == "proxy"):
+        return False  # one is a proxy of the job on another host: `once` takes that host
+    known = "unknown" not in (one["state"], other["state"])
+    return known and any(one[name] != other[name] for name in ("pid", "started", "mission", "root"))

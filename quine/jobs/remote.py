@@ -14,23 +14,25 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
 
 from quine.base.cli_options import RunOptions
-from quine.base.errors import LOST, NOT_STARTED, USAGE, Failure, Misconfigured, complain
+from quine.base.errors import DEADLINE, LOST, NOT_STARTED, USAGE, Failure, Misconfigured, complain
 from quine.base.procs import LONGEST as LONGEST_WAIT
 from quine.base.sessions import SHORT
 from quine.base.text import plain
 from quine.jobs import foreign
 from quine.jobs.detach import verb_there
 from quine.tape.registry import ALIVE
-from transport.client import client
-from transport.errors import NothingThere
+from transport.errors import NothingThere, Refused
+from transport.inherit import hold_standard_streams
 from transport.lean import Any, NamedTuple
 from transport.node import rendezvous
 from transport.status import LONGEST, Status
+from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +41,12 @@ if TYPE_CHECKING:
 
 ASK = 45.0  # seconds for all hosts to answer; a dial may have to send this build to a host that has another
 MORE = 1.0  # seconds for the other hosts, if one answer is enough
+NEVER = float("inf")
+GRACE = 1.0  # seconds for an answer at the deadline to arrive,
+FIRST = 10.0  # and at least for the first one of a host, which may have to be dialled
+PAUSE = 0.05  # seconds until a verb that was cut is asked again: twice as many each time,
+LONGEST_PAUSE = 30.0  # up to these,
+ROUNDS = 12  # and so often, if none of them lasted so long
 MOST = 16 << 20  # bytes of one answer,
 MOST_LINES = 20_000  # and its lines: a job, of which each takes ten times as much here as on the wire
 
@@ -111,7 +119,7 @@ def listed(names: list[str], options: RunOptions, job: str = "") -> tuple[list[d
     facts, silent = [], []
 
     def enough(host: str, out: bytes) -> bool:
-        return any(fact["id"].startswith(job) and _knows(fact) for fact in foreign.parsed(out, host))
+        return any(fact["id"].startswith(job) and foreign.knows(fact) for fact in foreign.parsed(out, host))
 
     words = ["ps", "--all", "--json"]
     for host, answer in ask(words, names, options, enough=enough if job else None).items():
@@ -167,8 +175,8 @@ def find(text: str, where: str, options: RunOptions, reads: bool = False) -> lis
     same: dict[str, list[dict[str, Any]]] = {}
     for fact in facts:
         same.setdefault(fact["id"], []).append(fact)
-    for fact in (best := once(facts)):
-        rival = next((other for other in same[fact["id"]] if _rivals(fact, other)), None)
+    for fact in (best := foreign.once(facts)):
+        rival = next((other for other in same[fact["id"]] if foreign.rivals(fact, other)), None)
         if rival:  # one of them lies, and our stdin or signal is meant for the other
             both = f"{fact['id']} is on {fact['host']} and on {rival['host']}"
             raise Misconfigured(f"{both}, and they tell different things of it", "say which one with --on")
@@ -178,7 +186,6 @@ def find(text: str, where: str, options: RunOptions, reads: bool = False) -> lis
 def noted(text: str, options: RunOptions) -> list[Remote]:
     """Return the commands detached from here whose id begins with `text`, on hosts that can be named still."""
     from quine.tape import places
-    from transport.errors import Refused
 
     found: dict[str, Remote] = {}
     for job, host in places.hosts(text):
@@ -190,86 +197,102 @@ def noted(text: str, options: RunOptions) -> list[Remote]:
     return list(found.values())
 
 
-def once(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keep each id once: machines that share a home all list a job, and one of them knows it."""
-    best: dict[str, dict[str, Any]] = {}
-    for fact in facts:
-        known = best.setdefault(fact["id"], fact)
-        if not _knows(known):
-            best[fact["id"]] = fact
-    return list(best.values())
-
-
-def _knows(fact: dict[str, Any]) -> bool:
-    """Return whether this host runs or ran the job, and does not merely share its home or pass it on."""
-    return fact["state"] not in ("unknown", "lost") and fact["kind"] != "proxy"
-
-
-def _rivals(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two hosts both know a job of one id, and not from one record in a shared home."""
-    if (one["kind"] == "proxy") != (other["kind"] == "proxy"):
-        return False  # one is a proxy of the job on another host: `once` takes that host
-    known = "unknown" not in (one["state"], other["state"])
-    return known and any(one[name] != other[name] for name in ("pid", "started", "mission", "root"))
-
-
 def show(words: list[str], job: Remote, options: RunOptions, env: dict[str, str] | None = None) -> int:
     """Run a verb on the job's host, with these variables, act as its proxy, and return its exit status."""
     from quine.jobs.client import show as run_as_proxy
 
+    def ended(status: Status) -> Status:
+        if status.state == "signaled" and words[0] == "attach" and not status.here:
+            # An attach over there dies as its job did; or it was killed itself.
+            asked = ask(["wait", "--timeout=0", job.id], [job.host], job.asked(options))[job.host].status
+            status.here = (asked.state, asked.code) == ("exited", status.code)
+        return _judged(status, job)
+
     spawn = _asking([*words, job.id], job.host, job.asked(options))
     spawn.env = env or {}
-    return run_as_proxy(spawn, RunOptions(), ended=lambda status: _judged(status, job))
+    return run_as_proxy(spawn, RunOptions(), ended=ended)
 
 
 def call(words: list[str], job: Remote, options: RunOptions) -> int:
     """Run a verb on the job's host with its messages here. Return its exit status."""
-    return _told(_called(words, job, options), job)
+    return _told(_judged(_called(words, job, options), job), job).code
 
 
-def wait(job: Remote, options: RunOptions, deadline: float) -> int:
-    """As `call` of wait. It changes nothing, so after a cut it is asked again, until the host cannot be reached."""
+def wait(job: Remote, options: RunOptions, deadline: float) -> Status:
+    """As `call` of wait. Only if the state is `exited`, its code is an answer of the host, or 124 after the deadline.
+
+    It changes nothing, so after a cut it is asked again, until the host cannot be reached or cuts it ROUNDS times in
+    a row.
+    """
+    rounds = 0
     while True:
-        left = max(0.0, deadline - time.monotonic())
+        asked = time.monotonic()
+        left = max(0.0, deadline - asked)
         limit = [f"--timeout={left}"] if left < LONGEST_WAIT else []
-        status = _called(["wait", *limit], job, options)
-        if status.state != "lost":
+        try:
+            status = _called(["wait", *limit], job, options, left + GRACE)
+        except Refused as refused:  # the node of this machine has ended, and there is no other
+            if not rounds:
+                raise
+            status = Status("unreachable", NOT_STARTED, detail=refused.detail)
+        if status.state == "unreachable" and not has_nothing(status):
+            if time.monotonic() >= deadline:
+                break
+            if rounds:
+                return _told(_lost(job, f"it cannot be reached any more: {status.detail}"), job)
+        status = _judged(status, job)
+        rounds = rounds + 1 if time.monotonic() - asked < LONGEST_PAUSE else 1
+        if status.state != "lost" or status.here or rounds == ROUNDS:
             return _told(status, job)
+        time.sleep(max(0.0, min(PAUSE * 2**rounds, LONGEST_PAUSE, deadline - time.monotonic())))
+        if time.monotonic() >= deadline:
+            break
+    return Status("exited", DEADLINE)
 
 
-def _called(words: list[str], job: Remote, options: RunOptions) -> Status:
-    null = os.open(os.devnull, os.O_RDONLY)
-    try:
-        return client.run(_asking([*words, job.id], job.host, job.asked(options)), null)
-    finally:
-        os.close(null)
+def _called(words: list[str], job: Remote, options: RunOptions, seconds: float = NEVER) -> Status:
+    """Run a verb on the job's host, and pass on what it says. It is `unreachable` if it takes longer than `seconds`.
+
+    A signal ends this process at once, and its node then ends the verb.
+    """
+    answer = ask([*words, job.id], [job.host], job.asked(options), seconds, least=FIRST)[job.host]
+    for fd, name, data in ((1, "stdout", answer.out), (2, "stderr", answer.err)):
+        try:
+            write_all(fd, data)
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                answer.status.stream_failed(f"write {name}", error.strerror or "failed")
+    return answer.status
 
 
-def _told(status: Status, job: Remote) -> int:
-    """Say what there is to say of a verb that has ended, and return its exit status."""
-    status = _judged(status, job)
+def _told(status: Status, job: Remote) -> Status:
+    """Say what there is to say of a verb that has ended, and return its status."""
     if status.detail:
         complain(status.detail, status.hint, job.host)
-    if status.state == "signaled" and status.signal:
-        from transport.status import die_of
-
-        die_of(status.signal)  # our own signal, passed on: the verb itself dies of none
-    return status.code
+    return status
 
 
 def _judged(status: Status, job: Remote) -> Status:
     """Return how a verb about a job has ended. Where nothing of ours is, there is no such job.
 
-    A verb that is lost says nothing of the job: the link to its host was cut, or a node has ended.
+    A verb that is lost says nothing of the job: the link to its host was cut, or a node has ended. So does one that
+    was killed over there. The status of one that has failed `here` is not changed.
     """
-    if status.state == "lost":
-        why = f"the link to it was lost; {job.id} goes on, as far as is known"
-        return Status("lost", LOST, host=job.host, detail=why, hint=f"quine wait --on {job.host} {job.id}")
+    if status.state == "lost" and not status.here:
+        return _lost(job, "the link to it was lost")
+    if status.state == "signaled" and not status.here:
+        return _lost(job, f"its quine was killed by {status.signal}")
     if not has_nothing(status):
         return status
     return Status(
         "unreachable", USAGE, host=job.host, detail=f"no such job: {job.id}", hint=NothingThere.DETAIL
     )
+
+
+def _lost(job: Remote, why: str) -> Status:
+    """Return the status of a verb without an answer."""
+    detail, hint = f"{why}; {job.id} goes on, as far as is known", f"quine wait --on {job.host} {job.id}"
+    return Status("lost", LOST, host=job.host, detail=detail, hint=hint)
 
 
 def _asking(words: list[str], host: str, options: RunOptions) -> Spawn:
@@ -288,13 +311,16 @@ def ask(
     options: RunOptions,
     seconds: float = ASK,
     enough: Callable[[str, bytes], bool] | None = None,
+    least: float = 0.0,
 ) -> dict[str, Answer]:
     """Run the same verb on all hosts, and return their answers in order.
 
-    `enough` gets a host and its stdout, and returns whether the others need not be waited for.
+    `enough` gets a host and its stdout, and returns whether the others need not be waited for. They have `least`
+    seconds if one of them may have to be dialled first.
     """
     from transport.client.batch import Batch
 
+    hold_standard_streams()
     rendezvous.connect().close()  # that no node can be had here is no fault of a host
     batch = Batch()
     ended: list[_Asked] = []
@@ -302,8 +328,11 @@ def ask(
         asked = [_Asked(batch, _asking(words, name, options), name, ended.append) for name in names]
         begun = time.monotonic()
         deadline = begun + seconds
-        while len(batch) and (left := deadline - time.monotonic()) > 0:
-            batch.turn(left)
+        while len(batch):
+            late = deadline if all(one.reached for one in asked) else max(deadline, begun + least)
+            if (left := late - time.monotonic()) <= 0:
+                break
+            batch.turn(min(left, LONGEST_WAIT))
             while ended:
                 one = ended.pop()
                 if enough and enough(one.host, one.stdout):
@@ -323,12 +352,22 @@ class _Asked:
         self._status: Status | None = None
         self._lines = 0
         self._large = ""  # the bound that it is beyond
+        self.reached = False  # the verb has begun there, or waits for a link that is cut: no dial is needed
         self._ended = ended
-        self._job = batch.start(spawn, on_output=self._take, on_exit=self._end)
+        self._job = batch.start(
+            spawn,
+            on_output=self._take,
+            on_exit=self._end,
+            on_started=lambda pid, host: self._hear({"up": True}),
+            on_note=self._hear,
+        )
 
     @property
     def stdout(self) -> bytes:
         return bytes(self._kept[1])
+
+    def _hear(self, note: dict[str, Any]) -> None:
+        self.reached = self.reached or "up" in note
 
     def _take(self, stream: int, data: memoryview) -> None:
         self._kept[stream] += data

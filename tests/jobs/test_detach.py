@@ -22,9 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.inventory import load
-from quine.base.cli_options import RunOptions
 from quine.base.sessions import is_session, new_session
-from quine.jobs import foreign, job_files, logind, remote
+from quine.jobs import foreign, job_files, logind
 from quine.remote.placement import DETACHED_LEASE, settle
 from quine.tape import registry
 from tests.lab import Lab, processes
@@ -41,7 +40,6 @@ from transport.detached import spool
 from transport.detached.order import Order
 from transport.detached.start import start
 from transport.spawn import Spawn
-from transport.status import Status
 
 
 def facts(lab: Lab, job: str, *words: str, env: dict[str, str] | None = None) -> dict[str, Any]:
@@ -840,30 +838,3 @@ def test_an_id_that_cannot_be_printed_is_told(lab: Lab, tmp_path: Path) -> None:
     assert done.returncode == 74
     (job,) = re.findall(rb"hint: the job runs, and its id is (\S+)", done.stderr)
     assert lab.run(["wait", job.decode()]).returncode == 0
-
-
-def test_a_wait_whose_link_was_lost_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verb over there is lost, not the job."""
-    ends = [Status("lost", 74, pid=5, detail="the command was started (pid 5)"), Status("exited", 7)]
-    asked: list[list[str]] = []
-
-    def run(spawn: Spawn, stdin: int) -> Status:
-        asked.append(spawn.argv)
-        return ends.pop(0)
-
-    monkeypatch.setattr(remote.client, "run", run)
-    job = remote.Remote("h1", new_session())
-    assert remote.wait(job, RunOptions(), float("inf")) == 7
-    assert asked == [["wait", job.id]] * 2
-
-
-def test_a_verb_whose_link_was_lost_says_nothing_of_the_job(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    lost = Status("lost", 74, pid=5, detail="the command was started (pid 5), its outcome is not known")
-    monkeypatch.setattr(remote.client, "run", lambda spawn, stdin: lost)
-    job = remote.Remote("h1", new_session())
-    assert remote.call(["kill", "-s", "TERM"], job, RunOptions()) == 74
-    said = capfd.readouterr().err
-    assert f"{job.id} goes on, as far as is known" in said and f"quine wait --on h1 {job.id}" in said
-    assert "pid 5" not in said

@@ -123,6 +123,7 @@ class Core(JobCore):
         self._asked = left is None  # how long the agent has
         self._down = False  # the link to the host is
         self._patience: tuple[int, float] | None = None  # a forwarded fatal signal, and our deadline
+        self._passed: set[str] = set()  # the signals that this process got
         self._alone = False  # the node cannot write our stdout
         # It does no work there, so its end is not waited for.
         self._only_asks = bool(spawn.context.get("asks"))
@@ -302,8 +303,14 @@ class Core(JobCore):
 
     # -- signals -----------------------------------------------------------------------------------
 
+    def end(self, status: Status | None) -> None:
+        if status and status.signal in self._passed:
+            status.here = True
+        super().end(status)
+
     def signalled(self, number: int, now: float) -> None:
         """Handle a signal that this process got."""
+        self._passed.add(signal_name(number))
         ours = self._escapes or not self.runs or (self._only_asks and self._down)
         if number in OURS or (number in FATAL and ours):
             self._leave(number)  # not started yet, or over and only our reader is slow

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from transport.errors import ProtocolError
 from transport.lean import signal
-from transport.status import LOST, USAGE, Status, signal_name
+from transport.status import BROKEN_PIPE, LOST, USAGE, Status, signal_name
 from transport.wire.frames import CHUNK, Frame, Kind
 from transport.wire.session import STDERR, STDIN, STDOUT, Session
 
@@ -162,6 +162,8 @@ class JobCore:
             return
         channel = self.session.channels.get(self.number)
         if channel and channel.finished:
+            if self._exit.code == BROKEN_PIPE and any(flow.stopped for flow in channel.flows[STDOUT:]):
+                self._exit.here = True
             if not self.spawn.keep:
                 self.session.last_word(self.number)
             self.end(self._written(self._exit))

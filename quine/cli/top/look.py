@@ -79,7 +79,7 @@ class Looker:
         if self._options.elsewhere:
             there, more, others = self._asked()
             mine = {row["id"] for row in rows}
-            rows = remote.once(rows + [row for row in there if row["id"] not in mine])
+            rows = foreign.once(rows + [row for row in there if row["id"] not in mine])
             batches += more
             silent += others
         return Found(*_folded(batches, rows), _trees(files, rows, batches), silent)

@@ -282,6 +282,24 @@ def test_a_verb_that_only_asks_is_not_kept_by_its_link(known: bool) -> None:
     assert job.core.over and job.core.status and job.core.status.code == 143
 
 
+def test_a_death_by_a_signal_that_this_process_got_is_known_from_one_by_another() -> None:
+    for number in (signal.SIGUSR1, signal.SIGKILL):
+        job = Job().start()
+        job.core.signalled(signal.SIGUSR1, job.now)
+        job.exit(Status.from_wait(number))
+        assert job.core.status and job.core.status.here == (number == signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_death_by_a_pipe_whose_reader_left_here_is_known(left: bool) -> None:
+    job = Job().start()
+    job.reads[STDOUT] = False
+    job.print(b"abc")
+    job.core.took(STDOUT, 3, job.now, alive=not left)
+    job.exit(Status.from_wait(signal.SIGPIPE))
+    assert job.core.status and (job.core.status.signal, job.core.status.here) == ("PIPE", left)
+
+
 def test_a_stdin_that_cannot_be_read_is_no_success() -> None:
     for code, end in ((0, 74), (5, 5)):
         job = Job().start()
