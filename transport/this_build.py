@@ -11,9 +11,9 @@ import os
 import sys
 import time
 
-from transport.address import runtime_directory
+from transport.address import boot_id, runtime_directory
 from transport.errors import Refused
-from transport.lean import blake2b
+from transport.lean import blake2b, suppress
 
 PACKAGES = ("quine", "transport", "deploy")
 SUFFIXES = (".py", ".md", ".toml")  # of sources
@@ -135,27 +135,29 @@ def removed() -> bool:
     return not os.path.exists(f"{ROOT}/transport")
 
 
-def note_use() -> None:
+def note_use(job: str = "") -> None:
     """Tell other hosts with this home that a process of this one runs this build: a note in it, each few minutes.
 
-    They see no processes of this one, and would remove it as an old one (deploy/there/installer.py).
+    They see no processes of this one, and would remove it as an old one (deploy/there/installer.py). Two hosts may have
+    one name, so the note names the boot, too. The record of a detached `job` that runs is touched as well.
     """
     global _use_noted
     now = time.monotonic()
     if now < _use_noted + NOTE_SECONDS:
         return
     _use_noted = now  # also elsewhere: this is called in loops, and looks at the disk
-    if not unpacked():
-        return
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(f"{os.path.dirname(ROOT)}/used-{os.uname().nodename}", flags, 0o600)
-    except OSError:
-        return  # it was removed, or cannot be written
-    try:
-        os.utime(fd)
-    finally:
-        os.close(fd)
+    with suppress(OSError):
+        if job:
+            os.utime(job)
+    with suppress(OSError):  # it was removed, or cannot be written
+        if unpacked():
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            note = f"{os.path.dirname(ROOT)}/used-{os.uname().nodename}-{boot_id()}"
+            fd = os.open(note, flags, 0o600)
+            try:
+                os.utime(fd)
+            finally:
+                os.close(fd)
 
 
 def own_command() -> list[str]:

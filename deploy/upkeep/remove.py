@@ -8,7 +8,8 @@ Laws
    layers stay, too; `layer-` sorts behind the names of installations, so that these have gone or stayed before. With
    `now` each node is asked to end before, which it refuses while it has jobs. An installation with a note of another
    host with this home (`note_use` of transport/this_build.py) that is not half an hour old stays, too, and so do the
-   interpreters that were brought: one of them may run it.
+   interpreters that were brought: one of them may run it. A note without the name of a boot is of an older build; it is
+   this host's if it has its name. Where `find` cannot tell its age, it counts as new.
 2. Only that is removed which quine made: directories with the file of an installation in them, interpreters and
    layers that were brought, and leftovers of installers. The cache itself goes if nothing else is in it.
 3. A cache that another user may have made, or can change, is refused: nothing in it is started or removed. In one
@@ -38,7 +39,7 @@ _STOP = (
     'PATH="$d:$PATH" "$d/quine" node --stop </dev/null >/dev/null 2>&1; done; '
 )
 _SCRIPT = (
-    'n=0; u=; l=; o=; m="$(uname -n)"; '
+    'n=0; u=; l=; o=; m="$(uname -n)"; {{ read -r b </proc/sys/kernel/random/boot_id; }} 2>/dev/null || b="$m"; '
     + _RUNS.format("/bin/sh", "$$")
     + " || {{ echo {marker} blind; exit 0; }}; "
     + 'for d in "{base}"/* "{base}"/unpacked/* "{base}"/.part-* "{base}"/.new-* "{base}"/.old-*; do '
@@ -46,8 +47,8 @@ _SCRIPT = (
     '*) [ -f "$d/{file}" ] || continue;; esac; '
     '[ -e "$d" ] || continue; [ $k = other ] && {{ u="$u $c"; continue; }}; [ -O "$d" ] || {{ l="$l $c"; continue; }}; '
     "if [ $k -gt 0 ] && " + _RUNS.format("$d/", "[0-9]*") + '; then u="$u $c"; continue; fi; '
-    'for y in "$d"/used-*; do [ "$y" = "$d/used-$m" ] || [ -z "$(find "$y" -mmin -{minutes} 2>/dev/null)" ] || '
-    '{{ u="$u $c"; o=other; continue 2; }}; done; '
+    'for y in "$d"/used-*; do [ -e "$y" ] || continue; case "$y" in "$d/used-$m"|"$d/used-$m-$b") continue;; esac; '
+    'f="$(find "$y" -mmin -{minutes} 2>/dev/null)" && [ -z "$f" ] && continue; u="$u $c"; o=other; continue 2; done; '
     'if [ $k = 2 ]; then for y in "{base}"/*/{layer}* "{base}"/unpacked/*/{layer}*; do '
     'if [ "$y" -ef "$d" ]; then u="$u $c"; continue 2; fi; done; fi; '
     'rm -rf "$d" 2>/dev/null; if [ -e "$d" ]; then l="$l $c"; else n=$((n + k % 2)); fi; '

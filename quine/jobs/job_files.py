@@ -271,7 +271,10 @@ def _begun(name: str) -> float:
 
 
 def _end_of(directory: str, old: bool) -> float:
-    """Return the time at which a job ended: of its status; of an `old` one that is lost here, of its last output."""
+    """Return the time at which a job ended: of its status; of an `old` one that is lost here, of its last sign of life.
+
+    Another machine may have the name of this one, and this home. The supervisor there touches the record (`note_use`).
+    """
     try:
         return os.stat(f"{directory}/status").st_mtime
     except FileNotFoundError:

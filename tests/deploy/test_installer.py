@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -15,12 +16,13 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from deploy.there import installer
 from tests.support.waiting import until
-from transport import this_build
+from transport import address, this_build
 from transport.node.served import Served
 
 
@@ -62,6 +64,7 @@ def test_an_installation_that_another_host_runs_stays(
     (made[0] / "lib" / "__main__.py").touch()
     this_build.note_use()
     (note,) = made[0].glob("used-*")
+    assert note.name == f"used-{os.uname().nodename}-{address.boot_id()}", "two hosts may have one name"
     os.utime(made[0], (1000, 1000))
     os.utime(note, (2000, 2000))
     this_build.note_use()
@@ -73,6 +76,28 @@ def test_an_installation_that_another_host_runs_stays(
     os.utime(made[1], (1001, 1001))
     installer.forget(tmp_path, tmp_path / ("f" * 64))
     assert [folder.exists() for folder in made] == [True, False, False, True, True]
+
+
+@pytest.mark.parametrize("call", ["open", "utime", "close"])
+def test_a_note_that_a_server_refuses_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    (made,) = installations(tmp_path, 1)
+    (made / "lib").unlink()
+    (made / "lib").mkdir()
+    (made / "lib" / "__main__.py").touch()
+    monkeypatch.setattr(this_build, "ROOT", str(made / "lib"))
+    monkeypatch.setattr(this_build, "_use_noted", -this_build.NOTE_SECONDS)
+    done = getattr(os, call)
+
+    def fails(*words: Any) -> None:
+        if call != "open":
+            done(*words)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fails)
+        this_build.note_use()
 
 
 def test_a_node_says_that_its_installation_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from deploy.upkeep import remove
 from tests.lab import Lab
 from tests.lab.host import Host
 from tests.support.waiting import read_until, until
+from transport import address
 
 
 def cache(host: Host) -> Path:
@@ -188,18 +189,28 @@ def test_an_installation_that_another_host_runs_is_named_and_stays(tmp_path: Pat
     for name, host, when in (
         ("a", "other", None),
         ("b", "other", (late, late)),
-        ("c", os.uname().nodename, None),
+        ("c", os.uname().nodename, None),  # of an older build
+        ("d", f"{os.uname().nodename}-{address.boot_id()}", None),
+        ("e", f"{os.uname().nodename}-another-boot", None),
     ):
         (base / name).mkdir(parents=True)
         (base / name / "quine.pyz").touch()
         (base / name / f"used-{host}").touch()
         os.utime(base / name / f"used-{host}", when)
     (base / "python-1").mkdir()  # which may run it
-    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    argv = ["sh", "-c", remove.command(Place(), "MARKER")]
-    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, check=False)
-    assert done.stdout == b"MARKER removed 2 used a python-1 left\n"
-    assert sorted(os.listdir(base)) == ["a", "python-1"]
+    (tmp_path / "bin").mkdir()
+    find = tmp_path / "bin" / "find"
+    find.write_text("#!/bin/sh\nexit 1\n")  # as one that knows no -mmin
+    find.chmod(0o755)
+    for path, answer in (
+        (f"{tmp_path}/bin:/usr/bin:/bin", "removed 2 used a b e python-1 left"),
+        ("/usr/bin:/bin", "removed 1 used a e python-1 left"),
+    ):
+        env = {"HOME": str(tmp_path), "PATH": path}
+        argv = ["sh", "-c", remove.command(Place(), "MARKER")]
+        done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, check=False)
+        assert done.stdout.decode() == f"MARKER {answer}\n"
+    assert sorted(os.listdir(base)) == ["a", "e", "python-1"]
 
 
 def test_an_empty_name_is_no_host(lab: Lab) -> None:

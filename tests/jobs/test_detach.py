@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.inventory import load
+from quine.base import procs
 from quine.base.sessions import is_session, new_session
 from quine.jobs import foreign, job_files, logind
 from quine.remote.placement import DETACHED_LEASE, settle
@@ -35,7 +36,7 @@ from tests.support.detached import detach, folder, record
 from tests.support.detached import go as go
 from tests.support.values import JSON
 from tests.support.waiting import until
-from transport import address
+from transport import address, this_build
 from transport.detached import spool
 from transport.detached.order import Order
 from transport.detached.start import start
@@ -792,6 +793,31 @@ def test_a_job_that_is_being_started_runs(tmp_path: Path) -> None:
     held = agent.holds()
     assert (agent.verdict().state, len(held), agent.known_here) == ("running", 1, True)
     os.close(held[0])
+
+
+def test_a_job_that_runs_is_no_lost_one_to_a_machine_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, go: Path
+) -> None:
+    """As one with the same home: it sees no process of the job, and takes it for one of before its last boot."""
+    begun = int((time.time() - 40 * 86400) * 1000)
+    job = f"{begun >> 16:08x}-{begun & 0xFFFF:04x}-7000-8000-000000000000"
+    directory = tmp_path / job
+    directory.mkdir()
+    monkeypatch.setattr(this_build, "NOTE_SECONDS", 0.02)
+    assert start(str(directory), Order(["sh", "-c", f"read x <{go}"], dict(os.environ), "/", [], {})) is None
+    late = time.time() - 40 * 86400
+    for name in ("stdout", "stderr", "job"):
+        os.utime(directory / name, (late, late))
+    until(lambda: (directory / "job").stat().st_mtime > late + 1, "a sign of life")
+    with monkeypatch.context() as patch:
+        patch.setattr(job_files, "lives", lambda pid, started: False)
+        job_files.collect(str(tmp_path))
+    assert directory.exists()
+    (agent,) = [json.loads((directory / "job").read_text())]
+    held = registry.held(agent["supervisor"], agent["supervisor_started"])
+    go.write_text("\n")
+    procs.wait([held], PATIENCE)
+    os.close(held)
 
 
 def test_which_jobs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

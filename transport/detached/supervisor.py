@@ -211,7 +211,7 @@ class Supervisor:
         for peer in self._peers:
             poll.register(peer.socket, peer.events)
         ready = dict(poll.poll(self._pause()))
-        this_build.note_use()
+        this_build.note_use("job")
         if number := self._time.tick(time.monotonic()):
             self._signal(number)
         if self._wake in ready:
