@@ -237,15 +237,21 @@ class Generic(Tier):
     def _put(self, file: IO[bytes], path: str, if_absent: bool) -> Entry:
         fs, place = self._at(path)
         mode = "create" if if_absent else "overwrite"
+        made: dict[str, Any] = {}
         try:
             with about(path):
-                if not (self._google and google.put(fs, file, place, mode)):
+                if self._cloud:
+                    made = self._cloud.put(fs, file, place, mode)
+                else:
                     fs.put_file(f"/proc/self/fd/{file.fileno()}", place, mode=mode)
         except OSError as fault:
             if if_absent and fault.errno in REFUSED and self._look(path) is not None:
                 raise error(errno.EEXIST, path) from None
             raise
-        return self.stat(path)
+        if made:
+            return known(path, made)
+        found = self.stat(path)  # perhaps another client's, so a cloud has no version to drop
+        return found._replace(version="") if self._cloud else found
 
     def _unused(self) -> tuple[Any, str]:
         return self._at(paths.join(ASIDE, secrets.token_hex(8)))

@@ -13,25 +13,46 @@ from typing import IO, Any
 
 # Its own cache reads ahead in tasks, and a reader waits for ever for one whose object was replaced meanwhile.
 READING = {"cache_type": "readahead"}
-SMALL = 5 << 20  # bytes; the driver sends a smaller file as one body
+SMALL = 5 << 20  # bytes; the driver sends a smaller file as one body,
+CHUNK = 50 << 20  # and a larger one in chunks of this size
 BOUNDARY, RETURN = b"--==0==", b"\r"
 
 
-def put(fs: Any, spool: IO[bytes], place: str, mode: str) -> bool:
-    """Send a file that the driver would cut, and return True; return False if the driver can send it."""
-    size = spool.seek(0, 2)
-    spool.seek(0)
-    data = spool.read() if size < SMALL else b""
-    if BOUNDARY not in data and not data.endswith(RETURN):
-        return False
+def put(fs: Any, spool: IO[bytes], place: str, mode: str) -> dict[str, Any]:
+    """Send a file. Return the facts of its new version from the store's answer; {} if the driver does not give them."""
     from fsspec.asyn import sync  # type: ignore[import-untyped]
-    from gcsfs.core import initiate_upload, upload_chunk  # type: ignore[import-untyped]
+
+    made: dict[str, Any] | None = sync(fs.loop, _put, fs, spool, place, mode)
+    return made if made and made.get("generation") else {}
+
+
+async def _put(fs: Any, spool: IO[bytes], place: str, mode: str) -> Any:
+    from gcsfs import core  # type: ignore[import-untyped]
 
     bucket, key, _ = fs.split_path(place)
-    kind = "application/octet-stream"
-    where = sync(fs.loop, initiate_upload, fs, bucket, key, kind, mode=mode)
-    sync(fs.loop, upload_chunk, fs, where, data, 0, size, kind)
-    return True
+    zonal = getattr(fs, "_is_zonal_bucket", None)
+    if zonal and await zonal(bucket):  # its objects are appended to, by another protocol
+        return await fs._put_file(f"/proc/self/fd/{spool.fileno()}", place, mode=mode)
+    size = spool.seek(0, 2)
+    spool.seek(0)
+    data, kind = spool.read(CHUNK), "application/octet-stream"
+    check = fs.consistency
+    if size < SMALL and BOUNDARY not in data and not data.endswith(RETURN):
+        return await core.simple_upload(
+            fs, bucket, key, data, consistency=check, content_type=kind, mode=mode
+        )
+    checker = core.get_consistency_checker(check)
+    where = await core.initiate_upload(fs, bucket, key, kind, mode=mode)
+    try:
+        for at in range(0, size, CHUNK):
+            made = await core.upload_chunk(fs, where, data, at, size, kind)
+            checker.update(data)
+            data = spool.read(CHUNK)
+    except Exception:
+        await fs._call("DELETE", where.replace("&ifGenerationMatch=0", ""))
+        raise
+    checker.validate_json_response(made)
+    return made
 
 
 def walked(fs: Any, place: str) -> list[tuple[str, dict[str, Any]]]:

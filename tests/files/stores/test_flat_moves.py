@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quine.files.api import Entry
+from quine.files.api import Entry, OutcomeUnknown
 from quine.files.stores import azure, google
 from quine.files.stores.flat_moves import move
 
@@ -53,7 +53,7 @@ class Store:
 
     def moved(self, if_absent: bool = False) -> dict[str, str]:
         free = "mine" not in self.files
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, OutcomeUnknown):
             move(self, self.stat("x"), "mine", if_absent, free, self.drop)  # type: ignore[arg-type]
         return {name: content for name, (content, _) in self.files.items()}
 
@@ -85,6 +85,27 @@ def test_what_another_client_has_put_at_the_target_is_not_taken_back() -> None:
 
     store.meanwhile = other
     assert store.moved() == {"mine": "of another client"}
+
+
+def test_a_copy_of_another_size_than_was_looked_at_is_taken_back() -> None:
+    store = Store(x="old")
+    here = store.stat("x")
+    store.put("x", "newer")
+    move(store, here, "mine", True, True, store.drop)  # type: ignore[arg-type]
+    assert {name: content for name, (content, _) in store.files.items()} == {"mine": "newer"}
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_copy_that_stays_is_named(known: bool) -> None:
+    """Over a file that was there; or at a free place, where the driver gives no version of a put."""
+    store = Store(x="job", **({"mine": "before"} if known else {}))
+    store.meanwhile = lambda: store.files.pop("x") and None
+    if not known:
+        copy = store.copy
+        store.copy = lambda *asked: copy(*asked)._replace(version="")  # type: ignore[method-assign]
+    with pytest.raises(FileNotFoundError, match="no such file; mine is a copy of it now") as caught:
+        move(store, store.stat("x"), "mine", False, not known, store.drop)  # type: ignore[arg-type]
+    assert (caught.value.filename, store.stat("mine").size) == ("x", 3)
 
 
 def test_a_copy_stays_if_the_removal_may_have_been_ours() -> None:

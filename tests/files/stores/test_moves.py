@@ -293,6 +293,31 @@ def test_what_is_put_while_a_flat_store_moves_a_file_stays(
     assert (caught.value.errno, get(tier, "a")) == (errno.ESTALE, b"new")
 
 
+def test_a_copy_in_google_is_known_by_the_answer_to_its_put(
+    google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any look at it another client puts a file of that size there, and a third one takes the source."""
+    from gcsfs import core
+
+    tier = open_store(f"gs://{CONTAINER}/{uuid.uuid4()}", google.environ, "")
+    monkeypatch.setattr(tier._conditions, "decides", lambda _: True)  # type: ignore[attr-defined]
+    put(tier, "a", b"job")
+    upload = core.simple_upload
+
+    async def busy(fs: Any, bucket: str, key: str, data: bytes, *given: Any, **words: Any) -> Any:
+        made = await upload(fs, bucket, key, data, *given, **words)
+        if data == b"job":
+            await upload(fs, bucket, key, b"new", *given, **words)
+            await fs._rm_file(f"{bucket}/{key[:-1]}a")
+        return made
+
+    monkeypatch.setattr(core, "simple_upload", busy)
+    with pytest.raises(FileNotFoundError):
+        tier.rename("a", "b")
+    assert get(tier, "b") == b"new"
+    tier.close()
+
+
 def test_a_flat_store_that_ignores_the_condition_of_a_removal_moves_nothing(
     google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:

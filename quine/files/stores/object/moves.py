@@ -76,6 +76,7 @@ class Mover:
 
         Without an object at the target the copy is conditional. Then the copy is ours, and we may undo it.
         """
+        left = ""
         for again in range(AGAIN):
             if again:
                 here = self.tier.bucket.head(self.tier.key(source), source)
@@ -102,7 +103,9 @@ class Mover:
                 return
             if new:
                 self._drop(here._replace(key=self.tier.key(target), etag=made.version), target)
-        raise self.tier.unlike_file(source)
+            left = "" if new else f"; {target} is a copy of it now"
+        fault = self.tier.unlike_file(source)
+        raise type(fault)(fault.errno, f"{fault.strerror}{left}", source)
 
     def _drop(self, version: Found, path: str) -> bool | None:
         """As `Bucket.drop`; if the store does not decide it, check the version first."""
