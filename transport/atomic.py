@@ -3,13 +3,13 @@
 Laws
 1. A path means the same as after the `>` of a shell: links are followed, dangling ones too, as far as the kernel
    permits this process.
-2. Only a regular file is replaced. A device or a pipe is opened and written in place. So is a file in a directory
-   that this process cannot write. A file that has other names, is a mount point, or has an owner or a group that this
-   process cannot give a new file, keeps them: the whole content is copied into it. One that this process may not write
-   is refused.
+2. Only a regular file is replaced. A device or a pipe is opened and written in place. A file that has other names, is
+   a mount point, is in a directory that this process cannot write, or has an owner or a group that this process cannot
+   give a new file, keeps them: the whole content is copied into it, once room for it is reserved. If the copying fails,
+   the error names the file with the whole content. A file that this process may not write is refused.
 3. A descriptor of this process (/dev/stderr, /dev/fd/3) is written at its current offset; its file is not truncated.
 4. The content is on the disk before it has its name: after a crash of the machine the file is not an empty one.
-5. Without `commit` nothing changes and nothing is left behind, except where laws 2 and 3 write in place.
+5. Without `commit` nothing changes and nothing is left behind, except in devices, pipes and descriptors.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from transport.writes import write_all
 MOST_LINKS = 40  # as the kernel
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # no new file in that directory
 COPIED = 1 << 20
+KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 
 
 def write(path: str, data: bytes, mode: int = 0o666, own: bool = False) -> None:
@@ -36,6 +37,35 @@ def write(path: str, data: bytes, mode: int = 0o666, own: bool = False) -> None:
 def write_aside(path: str, value: object) -> None:
     """Write `value` as JSON to `path`, atomically. Raises OSError."""
     write(path, quickjson.dumps(value).encode(), 0o600, own=True)
+
+
+def reserve(place: int, size: int) -> None:
+    """Reserve room for new content of a file, which stays as it is. Raises OSError if there is none."""
+    if not size:
+        return
+    from transport.backports.libc import INT, LONG, call, function, in_libc  # here: ctypes, for few processes
+
+    there = os.fstat(place)
+    try:
+        if in_libc("fallocate"):
+            call(function("fallocate", INT, INT, INT, LONG, LONG), place, KEEP_SIZE, 0, size)
+            return
+    except OSError as refused:
+        if refused.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            os.ftruncate(place, there.st_size)  # it may have taken all that there was
+            raise
+    facts = os.fstatvfs(place)
+    if size > there.st_blocks * 512 + facts.f_bavail * facts.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def overwrite(place: int, source: int) -> None:
+    """Copy a whole file over the content of another. Its blocks are kept until then: `reserve` has counted them."""
+    for fd in (place, source):
+        os.lseek(fd, 0, os.SEEK_SET)
+    while data := os.read(source, COPIED):
+        write_all(place, data)
+    os.ftruncate(place, os.lseek(place, 0, os.SEEK_CUR))
 
 
 class Aside:
@@ -80,8 +110,7 @@ class Aside:
         except OSError as error:
             if self._place < 0 or error.errno not in IN_PLACE:
                 raise
-            self.fd, self._place = self._place, -1
-            os.ftruncate(self.fd, 0)
+            self.fd, self._shared = os.memfd_create("quine-aside", os.MFD_CLOEXEC), True
             return
         self._aside = name
         if there and not self._own:
@@ -107,7 +136,7 @@ class Aside:
             raise self._about(error) from None
 
     def commit(self) -> None:
-        if not self._aside:
+        if not (self._aside or self._shared):
             return
         try:
             os.fsync(self.fd)
@@ -126,11 +155,15 @@ class Aside:
 
     def _copy(self) -> None:
         """Copy into the file that is there. A rename over a mount point fails with EBUSY."""
-        os.ftruncate(self._place, 0)
-        os.lseek(self.fd, 0, os.SEEK_SET)
-        while data := os.read(self.fd, COPIED):
-            write_all(self._place, data)
-        os.fsync(self._place)
+        reserve(self._place, os.lseek(self.fd, 0, os.SEEK_END))
+        aside, self._aside = self._aside, ""  # it stays if this process is ended meanwhile
+        try:
+            overwrite(self._place, self.fd)
+            os.fsync(self._place)
+        except OSError as error:
+            whole = f"; the whole content is in {aside}" if aside else "; its content is incomplete"
+            raise OSError(error.errno, f"{error.strerror}{whole}") from None
+        self._aside = aside
 
     def _about(self, error: OSError) -> OSError:
         return OSError(error.errno, error.strerror, self.path)

@@ -10,10 +10,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from transport import atomic
+from transport.backports import libc
 from transport.writes import write_all, write_at
 
 ROOT = Path(__file__).parents[2]
@@ -199,10 +201,42 @@ def test_a_file_that_cannot_be_replaced_is_written_in_place(
         return real(path, flags, mode)
 
     monkeypatch.setattr(os, "open", closed)
+    with atomic.Aside(str(target)) as file:
+        file.write(b"not committed")
+    assert target.read_bytes() == b"x"
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "write_all", busy)
+        with pytest.raises(OSError, match="resource busy"):
+            atomic.write(str(target), b"x")
+    assert target.read_bytes() == b"x"
     atomic.write(str(target), b"yz")
     assert target.read_bytes() == b"yz" and target.stat().st_ino == number
     with pytest.raises(PermissionError):
         atomic.write(str(tmp_path / "new"), b"x")
+
+
+def test_a_file_with_other_names_is_whole_or_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "r"
+    target.write_bytes(b"something longer")
+    os.link(target, tmp_path / "s")
+
+    def full(fd: int, data: bytes) -> None:
+        if os.fstat(fd).st_nlink > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_all(fd, data)
+
+    with monkeypatch.context() as patch:  # a filesystem that reserves nothing, and is full
+        patch.setattr(libc, "in_libc", lambda _: False)
+        patch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=-1024, f_frsize=4096))
+        with pytest.raises(OSError, match="No space left on device"):
+            atomic.write(str(target), b"new")
+    assert target.read_bytes() == b"something longer" and left(tmp_path) == ["r", "s"]
+    monkeypatch.setattr(atomic, "write_all", full)
+    with pytest.raises(OSError, match="No space left on device; the whole content is in ") as raised:
+        atomic.write(str(target), b"new")
+    assert Path(str(raised.value.strerror).rpartition(" ")[2]).read_bytes() == b"new"
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:

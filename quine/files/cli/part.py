@@ -6,7 +6,9 @@ Laws
    device or a pipe is not replaced.
 2. One file of a tree replaces another, whose other names keep their content, as with rsync: they may be a snapshot, or
    the cache of a package manager. A file that was named itself keeps its other names, its owner and its group, as in
-   law 2 of `transport/atomic.py`. One of this user that is read-only is replaced: `get` itself may have made it so.
+   law 2 of `transport/atomic.py`: the whole content is copied into it, once room for it is reserved. Meanwhile the new
+   content has a name, which the error says if the copying fails. A file of this user that is read-only is replaced:
+   `get` itself may have made it so.
 3. The content is on the disk before it replaces another one, and before a file that was named has its name. New files
    of a tree are not synced one by one: nothing is lost with them, and they are sent again.
 """
@@ -19,8 +21,8 @@ import stat
 import time
 
 from quine.files.api import error, stale
-from transport.atomic import IN_PLACE
-from transport.writes import write_all
+from quine.files.stores.spool import expect_room, keep, spool
+from transport.atomic import IN_PLACE, overwrite, reserve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class Part:
         self._aside = ""
         self.fd = -1
         self._place = -1  # the existing file, open for writing; -1 if a new file takes its name
+        self._spooled = False  # the new content is in another directory, as this one takes no new file
         try:
             self._open()
         except OSError as refused:
@@ -64,8 +67,8 @@ class Part:
                 self._place = self._existing()
             if self._place < 0:
                 raise OSError(refused.errno, refused.strerror, shown) from None
-            self.fd = os.dup(self._place)
-            os.ftruncate(self.fd, 0)
+            self.fd = spool()
+            self._spooled = True
 
     def _open(self) -> None:
         try:
@@ -82,6 +85,8 @@ class Part:
     def fill(self, reader: Reader, tick: Callable[[int], None]) -> None:
         """Copy an open file of the tier into it, holes as holes."""
         at, end, pace = reader.offset, reader.offset + reader.length, Pace()
+        if self._spooled:
+            expect_room(self.fd, 0, reader.length, self.shown)
         for start, length in (*reader.holes, (end, 0)):
             while at < start:
                 gave = reader.give(self.fd, min(pace.piece, start - at))
@@ -100,14 +105,14 @@ class Part:
         `sure`: it is on the disk then, also if it replaces nothing.
         """
         try:
-            if self._place >= 0:
-                self._settle(mode, mtime)
-                return
             os.fchmod(self.fd, mode)
             os.utime(self.fd, (mtime, mtime))
             if sure:
                 os.fsync(self.fd)
-            self._name(if_absent, sure)
+            if self._spooled:
+                self._copy()
+            else:
+                self._name(if_absent, sure)
         except OSError as refused:
             raise OSError(refused.errno, refused.strerror, self.shown) from None
 
@@ -182,13 +187,29 @@ class Part:
         return True
 
     def _copy(self) -> None:
-        """Copy the content into the file that is there."""
+        """Copy the content into the file that is there, and keep it if that fails."""
         made = os.fstat(self.fd)
-        os.ftruncate(self._place, 0)
-        os.lseek(self.fd, 0, os.SEEK_SET)
-        while data := os.read(self.fd, PIECE):
-            write_all(self._place, data)
-        self._settle(stat.S_IMODE(made.st_mode), made.st_mtime)
+        reserve(self._place, made.st_size)
+        whole = self._whole()
+        aside, self._aside = self._aside, ""
+        try:
+            overwrite(self._place, self.fd)
+            self._settle(stat.S_IMODE(made.st_mode), made.st_mtime)
+        except OSError as refused:
+            text = f"the whole content is in {whole}" if whole else "its content is incomplete"
+            raise OSError(refused.errno, f"{refused.strerror}; {text}", self.shown) from None
+        self._aside = aside
+        if whole and not aside:
+            os.unlink(whole)
+
+    def _whole(self) -> str:
+        """Return a name of the new content; "" if its filesystem gives it none."""
+        if self._aside:
+            return os.path.join(os.path.dirname(self.shown), self._aside)
+        try:
+            return keep(self.fd, self.name)
+        except OSError:
+            return ""
 
     def _settle(self, mode: int, mtime: float) -> None:
         try:

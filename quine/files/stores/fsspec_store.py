@@ -237,18 +237,17 @@ class Generic(Tier):
     def _put(self, file: IO[bytes], path: str, if_absent: bool) -> Entry:
         fs, place = self._at(path)
         mode = "create" if if_absent else "overwrite"
-        made: dict[str, Any] = {}
         try:
             with about(path):
                 if self._cloud:
                     made = self._cloud.put(fs, file, place, mode)
                 else:
-                    fs.put_file(f"/proc/self/fd/{file.fileno()}", place, mode=mode)
+                    made = fs.put_file(f"/proc/self/fd/{file.fileno()}", place, mode=mode)
         except OSError as fault:
             if if_absent and fault.errno in REFUSED and self._look(path) is not None:
                 raise error(errno.EEXIST, path) from None
             raise
-        if made:
+        if self._cloud and made:
             return known(path, made)
         found = self.stat(path)  # perhaps another client's, so a cloud has no version to drop
         return found._replace(version="") if self._cloud else found
@@ -380,8 +379,7 @@ class Generic(Tier):
     def _drop_version(self, entry: Entry) -> bool:
         fs, place = self._at(entry.path)
         with about(entry.path):
-            dropped: bool = self._cloud.drop(fs, place, entry.version)
-        return dropped
+            return bool(self._cloud.drop(fs, place, entry.version))
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
         self._writable(path)

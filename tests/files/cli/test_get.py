@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from quine.files.cli import part
 from tests.files.commands import Shelf
+from transport.backports import libc
 
 
 @pytest.fixture
@@ -94,6 +99,51 @@ def test_a_file_that_was_named_keeps_its_other_names_and_its_owner(shelf: Shelf)
         shelf.ok("get", "a", "got")
         facts = got.stat()
         assert (facts.st_uid, facts.st_gid, got.read_bytes()) == (1234, 1235, b"content")
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["other names", "closed directory"])
+def test_a_file_that_is_copied_into_is_whole_or_as_before(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    got, other, real, write = shelf.directory / "got", shelf.directory / "other", os.open, os.write
+    got.write_bytes(b"much older content")
+    os.link(got, other)
+    number = got.stat().st_ino
+    files = sorted(os.listdir(shelf.directory))
+
+    def opened(path: Any, flags: int, *more: Any, dir_fd: int | None = None) -> int:
+        if closed and dir_fd is not None and flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, flags, *more, dir_fd=dir_fd)
+
+    def stopped(*_: object) -> None:
+        raise OSError(errno.ESTALE, "was replaced while it was read", "a")
+
+    def full(fd: int, data: bytes) -> int:
+        if os.fstat(fd).st_ino == number:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "open", opened)
+    with monkeypatch.context() as patch:
+        patch.setattr(part.Part, "fill", stopped)
+        assert shelf.run("get", "a", "got").returncode == 1 and other.read_bytes() == b"much older content"
+    with monkeypatch.context() as patch:  # a filesystem that reserves nothing, and is full
+        patch.setattr(libc, "in_libc", lambda _: False)
+        patch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=-1024, f_frsize=4096))
+        done = shelf.run("get", "a", "got")
+        assert (done.returncode, other.read_bytes()) == (1, b"much older content")
+        assert b"no space left on device" in done.stderr and b"whole" not in done.stderr
+    assert sorted(os.listdir(shelf.directory)) == files
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        done = shelf.run("get", "a", "got")
+    kept = Path(done.stderr.decode().partition("the whole content is in ")[2].strip())
+    assert done.returncode == 1 and kept.read_bytes() == b"content"
+    kept.unlink()
+    shelf.ok("get", "a", "got")
+    assert got.samefile(other) and other.read_bytes() == b"content"
+    assert sorted(os.listdir(shelf.directory)) == files
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,8 +104,8 @@ class Mover:
             if new:
                 self._drop(here._replace(key=self.tier.key(target), etag=made.version), target)
             left = "" if new else f"; {target} is a copy of it now"
-        fault = self.tier.unlike_file(source)
-        raise type(fault)(fault.errno, f"{fault.strerror}{left}", source)
+        unlike = self.tier.unlike_file(source)
+        raise OSError(unlike.errno, f"{unlike.strerror}{left}", source)
 
     def _drop(self, version: Found, path: str) -> bool | None:
         """As `Bucket.drop`; if the store does not decide it, check the version first."""
