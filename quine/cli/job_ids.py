@@ -4,7 +4,8 @@ Laws
 1. There is exactly one, or nothing is done. An unknown or an ambiguous id is exit 2; an id that may be on a host that
    cannot be asked is 69.
 2. An id that is not found here is looked for on the hosts of the inventory (quine/jobs/remote.py); first on the one on
-   which it was started from here, if that is noted (quine/tape/places.py): then no other host is asked.
+   which it was started from here, if that is noted (quine/tape/places.py). No other host is asked, unless that one
+   answers that it does not know the job: it may have another address now.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ def one(verb: str, folders: tuple[str, ...], text: str, options: RunOptions) -> 
     away: Failure | None = None
     if where in ("", "local") and text:
         found += _here(folders, text)
+    without: list[str] = []  # noted hosts that do not know it
     if not found and where == "" and len(text) >= SHORT and _may_be_an_id(text):
-        found += _noted(text, options)
+        noted, without = _noted(text, options)
+        found += noted
     if not found and where == "" and _may_be_an_id(text):
         from quine.archive import policy
 
@@ -69,11 +72,11 @@ def one(verb: str, folders: tuple[str, ...], text: str, options: RunOptions) -> 
         registry.everyone(*folders), key=lambda agent: (_common(agent.id, text), agent.begun), reverse=True
     )
     hint = f"known are {', '.join(agent.id for agent in near[:3])}{', …' if len(near) > 3 else ''}"
-    detail, cure = _asked(text, where, options)
+    detail, cure = _asked(text, where, options, without)
     raise Misconfigured(f"no such job: {text}{detail}", (hint if near else _nowhere(folders[0])) + cure)
 
 
-def _asked(text: str, where: str, options: RunOptions) -> tuple[str, str]:
+def _asked(text: str, where: str, options: RunOptions, without: list[str]) -> tuple[str, str]:
     """Return the hosts that were asked for an unknown id, for the message; why none was, for the hint."""
     if where == "local":
         return "", ""
@@ -81,7 +84,7 @@ def _asked(text: str, where: str, options: RunOptions) -> tuple[str, str]:
         return "", "; an id has only the digits 0-9 and a-f, so no host was asked"
     from quine.jobs import remote
 
-    names = remote.hosts(where, options)
+    names = list(dict.fromkeys([*without, *remote.hosts(where, options)]))
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return f"; all hosts that were asked have answered: {shown}" if names else "", ""
 
@@ -97,15 +100,17 @@ def _here(folders: tuple[str, ...], text: str) -> list[Agent]:
     return found
 
 
-def _noted(text: str, options: RunOptions) -> list[Agent | Remote]:
-    """Return matches that are noted: with tapes in other directories of this user, or as commands detached on hosts."""
+def _noted(text: str, options: RunOptions) -> tuple[list[Agent | Remote], list[str]]:
+    """Return matches that are noted: with tapes in other directories of this user, or as commands detached on hosts.
+
+    Also the noted hosts that do not know theirs.
+    """
+    from quine.jobs import remote
     from quine.tape import places
 
-    if found := registry.find(text, *places.having(text)):
-        return [*found]
-    from quine.jobs import remote
-
-    return [*remote.noted(text, options)]
+    here = registry.find(text, *places.having(text))
+    there, without = remote.noted(text, options)
+    return [*here, *(job for job in there if job.id not in {agent.id for agent in here})], without
 
 
 def _nowhere(folder: str) -> str:

@@ -124,8 +124,8 @@ def _holding(options: RunOptions, session: str) -> Path:
 
     folder = _folder(options)
     elsewhere = len(session) >= SHORT and not options.data_dir and not Index(str(folder)).has(session)
-    if elsewhere and (others := places.having(session, str(folder)) or _with_batch(session, folder)):
-        return Path(others[0])
+    if elsewhere and (other := places.holding(session, str(folder)) or _with_batch(session, folder)):
+        return Path(other)
     if not policy.wanted(os.environ):
         return folder
     from quine.archive import local_mirror
@@ -133,14 +133,14 @@ def _holding(options: RunOptions, session: str) -> Path:
     return local_mirror.holding(folder, session)
 
 
-def _with_batch(root: str, folder: Path) -> list[str]:
-    """Return the noted directory with the agents of a batch; none if they are in `folder`, or nowhere."""
+def _with_batch(root: str, folder: Path) -> str:
+    """Return the noted directory with the agents of a batch; "" if they are in `folder`, or nowhere."""
     from quine.tape import places
     from quine.tape.reader import batch
 
     if batch(folder, root):
-        return []
-    return [path for path in places.folders() if batch(Path(path), root)][:1]
+        return ""
+    return next((path for path in places.folders() if batch(Path(path), root)), "")
 
 
 def _named(sessions: list[str]) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from quine.base import data_directory
 from quine.base.cli_options import RunOptions
+from quine.base.errors import Misconfigured
 from quine.base.sessions import SHORT, new_session
 from quine.cli import ps_table, tape
 from quine.jobs import remote
@@ -51,6 +52,24 @@ def test_the_directory_of_a_session_is_found(tmp_path: Path) -> None:
     one, two = made(tmp_path / "one", session), made(tmp_path / "two", new_session())
     assert places.having(session[:SHORT]) == places.having(session, two) == [one]
     assert places.having(session, one) == places.having("") == places.having("0" * SHORT) == []
+
+
+def test_the_beginning_of_an_id_that_two_directories_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But one session may be in many: as a copy, or with the output of its job apart from its tape."""
+    first, second = "01a2012b-9e35-7c17-974b-28781c831bee", "01a2012b-9e35-7c17-974b-28781c831bef"
+    one, two = made(tmp_path / "one", first), made(tmp_path / "two", first)
+    (Path(made(tmp_path / "three")) / second).mkdir()
+    monkeypatch.setenv("QUINE_DATA_DIR", made(tmp_path / "here"))
+    assert str(tape._holding(RunOptions(), first[:SHORT])) == two
+    (Path(one) / f"{second}.jsonl").touch()
+    assert str(tape._holding(RunOptions(), first)) == two
+    with pytest.raises(
+        Misconfigured, match="2 data directories have sessions that begin with 01a2012b"
+    ) as caught:
+        tape._holding(RunOptions(), first[:SHORT])
+    assert caught.value.hint.startswith(f"{two}, {one}: ")
 
 
 def test_a_directory_that_is_not_the_users_any_more_is_passed_over(tmp_path: Path, state: Path) -> None:
