@@ -76,7 +76,7 @@ class Shell:
         self._outputs = outputs
         self._limit = limit
         self._count = 0
-        self._left: dict[int, procs.Process] = {}  # background processes of shells that ended by themselves
+        self.left: dict[int, procs.Process] = {}  # background processes of shells that ended by themselves
         self._pid = 0
         self._pidfd = self._control = self._status = -1
         self._tied = self._report = -1  # the shell's ends of the control and the status pipe
@@ -87,11 +87,6 @@ class Shell:
     def group(self) -> int:
         """Process group of the shell; 0 if none runs."""
         return self._pid
-
-    @property
-    def groups(self) -> set[int]:
-        """Process groups of the shell, and of background processes of shells that ended by themselves."""
-        return {self._pid, *(process.group for process in self._left.values())} - {0}
 
     def pids(self) -> list[int]:
         """Pids of the shell and its commands, in any process group."""
@@ -146,8 +141,8 @@ class Shell:
         """End the shell and its commands: end of file, then TERM, a pause, KILL. Reaps the shell."""
         if self._pid:
             self._end()
-        if self._left:
-            procs.end_all(self._left, None, GRACE)
+        if self.left:
+            procs.end_all(self.left, None, GRACE)
         self.disown()
 
     def _end(self) -> None:
@@ -170,7 +165,7 @@ class Shell:
             for fd in pair:
                 _close(fd)
         self._pipes = []
-        self._left = {}
+        self.left = {}
         self._close_channels()
 
     def write_control(self, data: bytes) -> int:
@@ -224,7 +219,7 @@ class Shell:
 
     def _ended(self, notes: list[str]) -> int:
         """Reap a shell that has ended, add a note, and return its exit code."""
-        self._left |= procs.of_session(self._pid)
+        self.left |= procs.of_session(self._pid)
         status = self._forget()
         how = f"died of signal {-status}" if status < 0 else f"exited with status {status}"
         notes.append(

@@ -425,7 +425,7 @@ def test_an_interrupted_command_may_clean_up(shell: Shell, monkeypatch: pytest.M
 def test_exit_with_a_subshell_in_the_background(shell: Shell) -> None:
     got = run(shell, "(sleep 86393; :) & exit 3")
     assert got.code == 3  # and not at the end of its time
-    left = set(shell._left)
+    left = set(shell.left)
     assert left
     shell.close()
     until(lambda: not any(processes.find(pid) for pid in left))  # a killed process may take a moment to die

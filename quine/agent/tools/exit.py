@@ -80,7 +80,7 @@ def _left(shell: Shell, pids: list[int]) -> list[int]:
 
 def _writers(shell: Shell) -> list[int]:
     """Return the processes of a shell, and of those that ended before it, that may write to the deliverable."""
-    groups = shell.groups
+    groups = {shell.group, *(process.group for process in shell.left.values())} - {0}
     deliverable = _link(os.getpid(), "1") if groups else ""
     if deliverable in ("", os.devnull):
         return []
