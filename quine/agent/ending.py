@@ -17,20 +17,22 @@ from quine.base.errors import DEFECT, Failure, complain
 from transport import quickjson
 from transport.atomic import write_aside
 from transport.launcher import workdir
-from transport.lean import NoReturn, contextlib
+from transport.lean import Any, NoReturn, contextlib
 from transport.status import Status, die_of, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quine.agent.running import Running
 
 
-def report(loop: Running, end: End) -> bool:
-    """Write the --report file of an agent whose process was this one. False if that fails."""
+def report(loop: Running, end: End, put: Callable[[str, dict[str, Any]], int] | None = None) -> int:
+    """Write the report of an agent whose process was this one, and return what `put` does: False if that fails."""
     import resource
     import time
 
-    from quine.base.run_report import write
+    from quine.base import run_report
 
     own, below = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     rusage = {
@@ -45,8 +47,7 @@ def report(loop: Running, end: End) -> bool:
         outcome.detail = outcome.detail or end.reason.strip()
     settings = loop.settings
     agents, _, cost = loop.ledger.totals()
-    return write(
-        settings.report,
+    record = run_report.record(
         outcome,
         session=loop.spec.session,
         started=settings.began,
@@ -56,6 +57,7 @@ def report(loop: Running, end: End) -> bool:
         cost=cost or None,
         agents=agents,
     )
+    return (put or run_report.put)(settings.report, record)
 
 
 def note(end: End, record: str, report: int) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import stat
 
 from quine.base.errors import DENIED, NOT_STARTED, Failure, Misconfigured, complain
@@ -94,6 +95,49 @@ def put(target: str, record: dict[str, object]) -> bool:
         complain(f"cannot write the report to {target}: {_why(error)}")
         return False
     return True
+
+
+def is_replaced(target: str) -> bool:
+    """Return whether a later report takes the place of an earlier one. A descriptor or a pipe would get both."""
+    return not target.isdecimal() and (os.path.isfile(target) or not os.path.exists(target))
+
+
+def may_arrive(target: str) -> bool:
+    """Return False, and print it, if a report to this descriptor would surely be lost: its reader has gone."""
+    if target.isdecimal():
+        poll = select.poll()
+        poll.register(int(target), select.POLLOUT)
+        if any(events & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, events in poll.poll(0)):
+            complain(f"cannot write the report to {target}: {os.strerror(errno.EPIPE).lower()}")
+            return False
+    return True
+
+
+def put_after_exec(target: str, record: dict[str, object]) -> int:
+    """Write a report once this process has become another program. Return a descriptor: a byte there prevents it.
+
+    Whether execve succeeds is known when it has: a pipe that it closes tells a process that is no child of this one.
+    """
+    import signal
+
+    ended, end = os.pipe2(os.O_CLOEXEC)
+    try:
+        between = os.fork()
+        if between == 0:
+            try:
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+                os.close(end)
+                if not os.fork() and not os.read(ended, 1):
+                    put(target, record)
+            finally:
+                os._exit(0)
+        os.waitpid(between, 0)
+    except OSError:
+        os.close(end)
+        raise
+    finally:
+        os.close(ended)
+    return end
 
 
 def record(status: Status, where: str = "local", **facts: object) -> dict[str, object]:

@@ -17,7 +17,7 @@ import pytest
 from quine.agent import main
 from quine.agent.signals import Terminated
 from quine.base.cli_options import RunOptions
-from tests.support.agents import OK, UNTIL_ENDED, Agents, call, says, section, sh, until
+from tests.support.agents import OK, PATIENCE, UNTIL_ENDED, Agents, call, says, section, sh, until
 
 NONE, SOME = "^\\{\\}$", "."
 
@@ -188,6 +188,40 @@ def test_exec_of_the_wrong_file(agents: Agents) -> None:
         in agents.results()[2]
     )
     assert "[EXEC ERROR] a persona is for your own next life" in agents.results()[1]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_pipe_gets_one_report_whether_exec_works_or_not(agents: Agents, works: bool) -> None:
+    """The program is started in vain at first: it has a header that only the kernel finds wrong."""
+    (agents.directory / "program").write_bytes(b"\x7fELF" + bytes(60))
+    (agents.directory / "program").chmod(0o755)
+    then = call("exec", argv=["sh", "-c", "exit 3"]) if works else OK
+    read, write = os.pipe()
+    with open(read) as reports:
+        done = agents.run(
+            says(call("exec", argv=["./program"])),
+            says(then),
+            options=("--report", str(write)),
+            pass_fds=[write],
+        )
+        os.close(write)
+        (report,) = map(json.loads, reports)
+    assert done.returncode == (3 if works else 0)
+    assert (report["state"], report["code"]) == (("lost", 74) if works else ("exited", 0))
+
+
+def test_exec_is_refused_if_the_reader_of_the_report_has_gone(agents: Agents) -> None:
+    read, write = os.pipe()
+    agents.script(says(sh("read x <go"), call("exec", argv=["true"]), call("exit", status=4, stderr="why")))
+    os.mkfifo(agents.directory / "go")
+    with agents.start("work", "--report", str(write), pass_fds=[write]) as process:
+        os.close(write)
+        go = os.open(agents.directory / "go", os.O_WRONLY)  # once it is read
+        os.close(read)
+        os.close(go)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 4
+    assert "the report cannot be written" in agents.results()[1]
 
 
 def test_a_long_mission_can_exec(agents: Agents) -> None:

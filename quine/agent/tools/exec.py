@@ -221,12 +221,18 @@ def _renew(loop: Running, spec: SessionSpec) -> Result:
 
 
 def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
+    from quine.base import run_report  # here: few agents need it
+
     if fault := unfit(" ".join(argv)):
         return _error(f"argv holds {fault}")
     path = _find(argv[0], loop.shell.cwd)
     if not path:
         return _error(f"{validate.short(argv[0])}: not found, or not executable")
-    if loop.settings.report and not _report(loop, argv[0]):
+    target, held = loop.settings.report, -1
+    end = _unknown(loop, argv[0])
+    # A file holds the last report. Elsewhere there may be one alone: once it is known that this process has ended.
+    replaced = run_report.is_replaced(target)
+    if target and not (ending.report(loop, end) if replaced else run_report.may_arrive(target)):
         return _error("the report cannot be written, and the program would not write it; this life goes on")
     before = env.here()
     loop.record_end(0, "exec", f"exec: {validate.short(argv[0])} takes over")
@@ -240,8 +246,13 @@ def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
         os.chdir(loop.shell.cwd)
         env.bequeath(loop.settings, loop.tree, loop.spec._replace(wisdom=wisdom))
         procs.adopt_no_more()  # it outlives the exec, and most programs wait for their own children alone
+        if target and not replaced:
+            held = ending.report(loop, end, run_report.put_after_exec)
         os.execve(path, argv, os.environ)
     except (OSError, ValueError) as error:
+        if held >= 0:
+            os.write(held, b"-")
+            os.close(held)
         loop.signals.install(loop.signals.mask)
         with contextlib.suppress(OSError):
             os.chdir(before)
@@ -249,11 +260,11 @@ def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
         return _error(f"{validate.short(argv[0])}: {_why(error)}{SHELL_LOST}")
 
 
-def _report(loop: Running, program: str) -> bool:
-    """Write the report now: nothing of this process is left after execve. If that fails, the end writes another one."""
+def _unknown(loop: Running, program: str) -> End:
+    """Return the end of this process that it reports itself: nothing of it is left after execve."""
     detail = f"became {validate.short(program)}, whose end this report does not tell"
     outcome = Status("lost", LOST, pid=os.getpid(), detail=detail)
-    return ending.report(loop, End(LOST, usage=loop.account.usage, outcome=outcome))
+    return End(LOST, usage=loop.account.usage, outcome=outcome)
 
 
 def _find(program: str, cwd: str) -> str:
