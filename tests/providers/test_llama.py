@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -25,7 +26,7 @@ from tests.support.blocking import BlockingGuest
 
 HERE = Path(os.environ.get("QUINE_TEST_LLAMA") or "/nonexistent")
 SERVER, MODEL = HERE / "llama-server", HERE / "model.gguf"
-WINDOW = 8192
+WINDOW, SMALL = 8192, 4096
 LONGEST = 48  # tokens of an answer, as the server limits it
 
 pytestmark = [
@@ -67,15 +68,13 @@ TEMPLATE = r"""
 """
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base of a server that has its model loaded."""
-    template = tmp_path_factory.mktemp("llama") / "template.jinja"
-    template.write_text(TEMPLATE)
+@contextmanager
+def served(window: int, *more: str | Path) -> Iterator[str]:
+    """The base of a server that has its model loaded, with a context of that many tokens."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [SERVER, "-m", MODEL, "--jinja", "--chat-template-file", template, "--offline", "--no-webui"]
-    command += ["-c", str(WINDOW), "-np", "1", "-n", str(LONGEST), "-t", "2", "--temp", "0"]
+    command = [SERVER, "-m", MODEL, "--jinja", "--offline", "--no-webui", *more]
+    command += ["-c", str(window), "-np", "1", "-n", str(LONGEST), "-t", "2", "--temp", "0"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
         assert server.stdout is not None
@@ -87,9 +86,20 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert server.poll() is None, b"".join(said).decode()
         drain = threading.Thread(target=server.stdout.read)
         drain.start()
-        yield f"http://127.0.0.1:{port}/v1"
-        server.terminate()
-        drain.join()
+        try:
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            server.terminate()
+            drain.join()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server whose template has tools."""
+    template = tmp_path_factory.mktemp("llama") / "template.jinja"
+    template.write_text(TEMPLATE)
+    with served(WINDOW, "--chat-template-file", template) as base:
+        yield base
 
 
 @pytest.fixture
@@ -180,3 +190,20 @@ def test_an_agent_lives_on_it(base: str, tmp_path: Path) -> None:
     ]
     replies = [data for data in said if data["role"] == "assistant"]
     assert replies and all(data["usage"]["input"] > 500 and data["usage"]["output"] for data in replies)
+
+
+def test_a_model_without_tools_and_a_small_context(tmp_path: Path) -> None:
+    """The model's own template leaves out the tools: its user is told what it said, and what to look at."""
+    agents = Agents(tmp_path)
+    agents.env |= {"QUINE_API_TYPE": "openai", "QUINE_MODEL_ID": "any"}
+    with served(SMALL) as base:
+        agents.env |= {"QUINE_API_BASE": base}
+        seen = agents.quine("doctor", "--guest")
+        full = agents.quine("add these: " + " ".join(map(str, range(SMALL))))
+        with agents.start("say hello in one word") as process:
+            mute = process.communicate(timeout=500)[1].decode()
+    assert seen.returncode == 1 and "tools       none was called; it said: " in seen.stdout, seen.stdout
+    assert f"it gives {SMALL} tokens, fewer than QUINE_CONTEXT_WINDOW" in seen.stdout
+    assert full.returncode == 77 and f"available context size ({SMALL} tokens)" in full.stderr, full.stderr
+    assert process.returncode == 1 and "made no tool call in 3 replies in a row; it said:" in mute, mute
+    assert "has this model tools, and the template of its server?" in mute
