@@ -77,9 +77,14 @@ def is_one_file(first: int, second: int) -> bool:
 def is_no_input(fd: int, error: OSError) -> bool:
     """Return whether a read failed because there is nothing to read, not because more could not be read.
 
-    nohup(1) and many daemons give a stdin that is open for writing alone. A terminal that hung up is at its end.
+    nohup(1) and many daemons give a stdin that is open for writing alone. A terminal that hung up is at its end. A
+    socket that was never connected says ENOTCONN, or EINVAL in the Unix domain; one that was says neither.
     """
-    return error.errno == errno.EBADF or (error.errno == errno.EIO and stat.S_ISCHR(os.fstat(fd).st_mode))
+    if error.errno == errno.EIO:
+        return stat.S_ISCHR(os.fstat(fd).st_mode)
+    if error.errno in (errno.ENOTCONN, errno.EINVAL):
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    return error.errno == errno.EBADF
 
 
 def _position(fd: int) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from io import BytesIO
@@ -16,7 +18,7 @@ from quine.agent import prompt
 from quine.files.cli import put
 from quine.files.cli.progress import Progress
 from quine.jobs import job_files
-from transport.writes import read_some
+from transport.writes import is_no_input, read_some
 
 
 @pytest.fixture
@@ -72,3 +74,18 @@ def test_a_stdin_that_is_non_blocking_is_waited_for(
     finally:
         select.poll()
         producer.join()
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+def test_a_socket_that_was_never_connected_is_no_input(family: socket.AddressFamily) -> None:
+    with socket.socket(family) as one:
+        with pytest.raises(OSError) as raised:
+            os.read(one.fileno(), 1)
+        assert is_no_input(one.fileno(), raised.value)
+        assert not is_no_input(one.fileno(), OSError(errno.ECONNRESET, "reset")), "a part has come"
+        reader, writer = os.pipe()
+        try:
+            assert not is_no_input(reader, raised.value), "no socket"
+        finally:
+            os.close(reader)
+            os.close(writer)
