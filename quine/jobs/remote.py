@@ -14,6 +14,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -214,8 +215,9 @@ def show(words: list[str], job: Remote, options: RunOptions, env: dict[str, str]
     def ended(status: Status) -> Status:
         if status.state == "signaled" and words[0] == "attach" and not status.here:
             # An attach over there dies as its job did; or it was killed itself.
-            asked = ask(["wait", "--timeout=0", job.id], [job.host], job.asked(options))[job.host].status
-            status.here = (asked.state, asked.code) == ("exited", status.code)
+            with contextlib.suppress(Refused):  # there is no node here any more
+                asked = ask(["wait", "--timeout=0", job.id], [job.host], job.asked(options))[job.host].status
+                status.here = (asked.state, asked.code) == ("exited", status.code)
         return _judged(status, job)
 
     spawn = _asking([*words, job.id], job.host, job.asked(options))
