@@ -28,9 +28,14 @@ def is_local(paths: list[str]) -> bool:
 
 def is_local_device(device: int) -> bool:
     """True if every mount of a device (`st_dev`) is a local file system; False if the kernel does not tell."""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    kinds = {kind for name, _, kind in _table() if name == number}
+    kinds = kinds_of(device)
     return bool(kinds) and kinds <= TYPES
+
+
+def kinds_of(device: int) -> set[str]:
+    """Return the types of the file systems of a device (`st_dev`); none if the kernel does not tell."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    return {kind for name, _, kind in _table() if name == number}
 
 
 class Mounts:

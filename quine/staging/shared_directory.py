@@ -2,7 +2,10 @@
 
 Laws
 1. Login nodes share a home, and one host may have two names in an inventory. So a directory has an identity, the same
-   under all its names: random bytes in the file PLACE, made whole by the first job of a batch with results there.
+   under all its names: random bytes in the file PLACE, made whole by the first job of a batch with results there. Marks
+   of the directory follow them, so a copy of that file counts as none, and is made anew: the inode of the directory,
+   which is the same on all clients of NFS; and the boot, which the copy of a whole machine does not have, for a file
+   system of this machine. Others of its clients, which read the first mark alone, go by what that machine has made.
 2. The lock of a directory is that of PLACE: a lock on a regular file holds for all machines that have the file, while
    NFS keeps one on a directory to a single machine. Without PLACE it is a file of the user's cache, by the inode.
 3. A wait for one holder of that lock has an end: a process that was stopped would hold up all others. The error names
@@ -21,6 +24,8 @@ from quine.base.errors import complain, say
 from quine.staging.content import error_text
 from quine.staging.scan import IDENTITY, PLACE, is_identity, key_of
 from quine.staging.store import COMMIT, PATIENCE, lock, remove_lock
+from transport.address import boot_id
+from transport.file_systems import is_local, kinds_of
 from transport.text import harmless
 
 TYPE_CHECKING = False
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
     from quine.staging.store import Objects
 
 LONGEST = 5 * PATIENCE  # seconds of a wait for the renames of one other job
+RANDOM, MARK = 16, 8  # digits of an identity: random ones, and two marks
+STEADY = {"nfs", "nfs4", "lustre", "gpfs", "ceph", "beegfs"}  # a directory has one inode on all machines
 
 
 class Occupied(OSError):
@@ -48,7 +55,7 @@ def _named(holder: str) -> str:
 
 def identity() -> str:
     """Return the identity of the current directory, which is made if it has none; "" if it cannot have one."""
-    for _ in range(2):
+    for _ in range(3):
         with contextlib.suppress(OSError):
             return _identity()
         with contextlib.suppress(OSError):
@@ -57,15 +64,42 @@ def identity() -> str:
 
 
 def _identity() -> str:
-    """Return the identity. "" for a file of another user, or one that quine has not made. Raises OSError."""
+    """Return the identity. "" for a file of another user, or one that quine has not made. Raises OSError.
+
+    A copy is removed, and is a FileNotFoundError.
+    """
     fd = os.open(PLACE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         facts = os.fstat(fd)
-        found = os.read(fd, IDENTITY).decode("ascii", "replace")
+        found = _word(fd)
     finally:
         os.close(fd)
-    is_own = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
-    return found if is_own and is_identity(found) else ""
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or not is_identity(found):
+        return ""
+    if not _is_of_here(found):
+        remove_lock(PLACE, lambda fd: _is_of_here(_word(fd)))
+        raise FileNotFoundError(errno.ENOENT, "it came as a copy", PLACE)
+    return found
+
+
+def _word(fd: int) -> str:
+    return os.pread(fd, IDENTITY, 0).decode("ascii", "replace")
+
+
+def _is_of_here(word: str) -> bool:
+    """Return whether an identity has the marks of the current directory, as far as its file system has steady ones."""
+    is_own = is_local([os.getcwd()])
+    if not is_own and kinds_of(os.stat(".").st_dev).isdisjoint(STEADY):
+        return True
+    count = IDENTITY if is_own else RANDOM + MARK
+    return word[:count] == _marked(word[:RANDOM])[:count]
+
+
+def _marked(word: str) -> str:
+    """Return a whole identity: with the mark of this directory, and that of its file system since this boot."""
+    here = os.stat(".")
+    marks = key_of(word, str(here.st_ino))[:MARK], key_of(word, str(here.st_dev), boot_id())[:MARK]
+    return "".join([word, *marks])
 
 
 def _make() -> None:
@@ -73,7 +107,7 @@ def _make() -> None:
     aside = f"{PLACE}-{os.urandom(8).hex()}"
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, f"{os.urandom(IDENTITY // 2).hex()}\n".encode())
+        os.write(fd, f"{_marked(os.urandom(RANDOM // 2).hex())}\n".encode())
         os.link(aside, PLACE)
     finally:
         os.close(fd)

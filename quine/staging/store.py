@@ -337,12 +337,13 @@ def _clean(folder: str, bound: int) -> None:
         _merge(folder, small)
 
 
-def remove_lock(path: str) -> None:
-    """Remove the file of a lock, unless a process has the lock."""
+def remove_lock(path: str, stays: Callable[[int], bool] = lambda fd: False) -> None:
+    """Remove the file of a lock, unless a process has the lock, or it `stays`, which gets a descriptor of it."""
     fd = _try_lock(path, False)
     if fd is not None and fd >= 0:
         try:
-            os.unlink(path)
+            if not stays(fd):
+                os.unlink(path)
         finally:
             os.close(fd)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +84,42 @@ def test_what_quine_has_not_made_is_no_identity(there: Path, tmp_path: Path, con
     else:
         (there / scan.PLACE).write_text(content)
     assert identity(there) == ""
+
+
+def test_a_copied_identity_is_made_anew(there: Path, tmp_path: Path) -> None:
+    """As by rsync -a or git: of two directories with one identity a file of one job was not laid out."""
+    found, copy = identity(there), tmp_path / "copy"
+    shutil.copytree(there, copy)
+    with occupied(copy):
+        again = identity(copy)
+    assert len({found, again, identity(tmp_path)}) == 3 and scan.is_identity(again)
+    assert (identity(there), identity(copy)) == (found, again)
+    there.rename(tmp_path / "renamed")
+    assert identity(tmp_path / "renamed") == found
+    assert [path.name for path in copy.iterdir()] == [scan.PLACE]
+
+
+def test_an_identity_of_a_build_before_is_made_anew(there: Path) -> None:
+    (there / scan.PLACE).write_text(f"{'5' * 32}\n")
+    found = identity(there)
+    assert scan.is_identity(found) and found != "5" * 32 and identity(there) == found
+
+
+@pytest.mark.parametrize(
+    ("kind", "clone", "copy"),
+    [("ext4", False, False), ("nfs4", True, False), ("fuse.sshfs", True, True)],
+)
+def test_an_identity_is_believed_as_far_as_its_file_system_tells_copies(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, clone: bool, copy: bool
+) -> None:
+    """`clone`: it stays with another boot, as of a client or of a machine's copy; `copy`: with another inode."""
+    monkeypatch.setattr(shared_directory, "is_local", lambda _: kind == "ext4")
+    monkeypatch.setattr(shared_directory, "kinds_of", lambda _: {kind})
+    found = identity(there)
+    shutil.copytree(there, tmp_path / "copy")
+    assert (identity(tmp_path / "copy") == found) == copy
+    monkeypatch.setattr(shared_directory, "boot_id", lambda: "another")
+    assert (identity(there) == found) == clone
 
 
 def test_an_identity_is_no_file_of_a_job_and_goes_at_the_end(here: Path, there: Path) -> None:
