@@ -14,7 +14,9 @@ Laws
 4. Only private directories are locked. Anybody who may read the directory around them can lock that one, for as long
    as he likes, and a node does while jobs are in it.
 5. On NFS the lock of a directory is known to one machine alone. So a private directory of another machine, by its
-   name, is left alone: its owner may be at work. It is named once it is DAY seconds old.
+   name, is left alone: its owner may be at work. It is named once it is DAY seconds old. If only the host name of that
+   machine differs from this one's, and not its id, it is finished then, or at once on a file system of this machine,
+   which shows the lock.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from quine.base import data_directory
 from quine.files.stores.local import dirfd
 from quine.files.stores.local.dirfd import FOLDER
 from quine.staging.notes import Left, OfAnotherMachine, OfAnotherVersion
-from quine.staging.scan import ASIDE, is_elsewhere
+from quine.staging.scan import ASIDE, is_elsewhere, is_renamed
+from transport.file_systems import is_local_device
 
 NO_LINKS = (
     errno.EPERM,
@@ -280,7 +283,10 @@ def _recover(name: bytes, base: int, late: list[tuple[bytes, bytes]]) -> type[Le
         if os.fstat(top).st_uid != os.getuid():
             return None
         if is_elsewhere(name):
-            return OfAnotherMachine if os.fstat(top).st_mtime < time.time() - DAY else None
+            facts = os.fstat(top)
+            old = facts.st_mtime < time.time() - DAY
+            if not (is_renamed(name) and (old or is_local_device(facts.st_dev))):
+                return OfAnotherMachine if old else None
         fcntl.flock(top, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if (text := _read("journal", top)) is not None:
             digest, _, text = text.partition(b"\n")

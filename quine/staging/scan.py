@@ -66,18 +66,29 @@ def is_elsewhere(name: bytes) -> bool:
     One of an earlier boot of this machine is not: its owner has ended. Earlier builds gave no marks.
     """
     marks = name[len(ASIDE) :].split(b"-")[1:]
-    return len(marks) == 2 and not any(mark == own for mark, own in zip(marks, _marks()))
+    return len(marks) == 2 and not any(mark[:8] == own[:8] for mark, own in zip(marks, _marks()))
+
+
+def is_renamed(name: bytes) -> bool:
+    """Return whether a private directory that is elsewhere has this machine's id: only the host name differs."""
+    return name.rpartition(b"-")[2][8:] == _marks()[1][8:] != b""
 
 
 def _marks() -> tuple[bytes, bytes]:
-    """Return the mark of this boot, and that of this machine. Images that were copied have one machine id."""
+    """Return the mark of this boot, and that of this machine: with its host name, as copied images have one machine id.
+
+    That of the machine id alone follows it.
+    """
     boot = key_of("boot", boot_id())[:8].encode()
     try:
         with open(MACHINE_ID, "rb") as file:
             machine = file.read(64).strip()
     except OSError:
         machine = b""
-    return boot, key_of("machine", machine, os.uname().nodename)[:8].encode() if machine else boot
+    if not machine:
+        return boot, boot
+    named = key_of("machine", machine, os.uname().nodename)[:8]
+    return boot, (named + key_of("machine", machine)[:8]).encode()
 
 
 def is_identity(word: object) -> bool:

@@ -352,6 +352,29 @@ def test_only_the_machine_of_a_private_directory_finishes_it(
         assert said == f"{top.name} left alone, {why}"
 
 
+@pytest.mark.parametrize("local", [True, False])
+def test_a_machine_that_was_given_another_host_name_finishes_what_it_has_begun(
+    here: Path, monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
+    """Copied images have one machine id, and may have one directory by NFS: there it has to be a day old."""
+    node = os.uname()
+    monkeypatch.setattr(scan, "MACHINE_ID", str(here.parent / "machine-id"))
+    (here.parent / "machine-id").write_text("1234\n")
+    monkeypatch.setattr(renames, "is_local_device", lambda _: local, raising=False)
+    top = begun(here, scan.new_aside())
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result((node[0], "renamed", *node[2:])))
+    monkeypatch.setattr(scan, "boot_id", lambda: "the next boot")
+    assert renames.recover(os.fsencode(here)) == [] and top.exists() != local
+    if not local:
+        os.utime(top, (0, 0))
+        assert renames.recover(os.fsencode(here)) == [] and not top.exists()
+    assert (here / "a").read_text() == "new"
+    top = begun(here, scan.new_aside())
+    (here.parent / "machine-id").write_text("5678\n")
+    monkeypatch.setattr(scan, "boot_id", lambda: "a third one")
+    assert renames.recover(os.fsencode(here)) == [] and top.exists()
+
+
 def test_a_private_directory_of_a_build_before_is_finished(here: Path) -> None:
     top = begun(here, scan.ASIDE + b"0123456789abcdef")
     assert renames.recover(os.fsencode(here)) == []
