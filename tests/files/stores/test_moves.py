@@ -264,6 +264,30 @@ def test_no_byte_of_an_object_that_is_moved_comes_here(weed: Weed, tmp_path: Pat
         tier.close()
 
 
+def test_a_copy_that_stays_in_a_bucket_is_named(
+    weed: Weed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a file that was there, when another client has taken the source."""
+    tier = ObjectTier(f"s3://{BUCKET}", weed.bucket(), str(tmp_path).lstrip("/"))
+    copied = tier.copied
+
+    def busy(*given: Any) -> Any:
+        made = copied(*given)
+        tier.remove("a")
+        return made
+
+    monkeypatch.setattr(tier, "copied", busy)
+    put(tier, "a", b"job")
+    put(tier, "b", b"before")
+    with pytest.raises(FileNotFoundError, match="b is a copy of it now"):
+        tier.rename("a", "b")
+    put(tier, "a", b"job")
+    with pytest.raises(FileNotFoundError) as caught:
+        tier.rename("a", "c")
+    assert "copy" not in str(caught.value) and below(tier) == ["b"]
+    tier.close()
+
+
 @pytest.mark.parametrize(
     "store",
     ["gs", pytest.param("az", marks=pytest.mark.skipif(not AZURITE, reason="no azurite-blob here"))],
