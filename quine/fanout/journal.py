@@ -20,6 +20,7 @@ Laws
 7. Its first line names the process that writes it. A copy of it is no second batch: as long as that process may run,
    no other one does. It also names the tree of the first run, whose directories hold the files of all jobs, and
    the directory in place of that which is of this batch alone.
+8. The identity of the directory of a host (`Results`) is noted before a job there begins. Earlier builds did not.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from math import inf
 from typing import NamedTuple
 
@@ -35,6 +37,7 @@ from quine.fanout.files.names import Noted
 from quine.fanout.outcome import Numbers, Unreturned
 from quine.fanout.output.record_file import replaced, unrecorded, whole_lines, written
 from quine.jobs import owner
+from quine.staging.scan import is_identity
 from transport.address import boot_clock, boot_id
 from transport.errors import Refused
 from transport.spawn import is_id
@@ -86,9 +89,8 @@ class Journal:
         self.sent: dict[str, Sent] = {}  # by their ids, the jobs that have no line in the log
         self.unreturned: dict[str, Unreturned] = {}  # by their ids, jobs that have a line
         self.names: dict[str, Noted] = {}  # by the ids of both
-        self._overwritten: dict[
-            str, None
-        ] = {}  # ids of jobs of this run and before, whose results are not asked for
+        self.overwritten: dict[str, None] = {}  # ids of jobs whose results are not asked for
+        self.places: dict[str, str] = {}  # by host, the identity of the directory there, "" if it told none
         self.halted: dict[str, None] = {}  # ids of jobs that were ended because the batch was
         # ids of jobs whose returns are here, and may be gone from their hosts, and the exit status with them
         self.brought: dict[str, int] = {}
@@ -99,6 +101,7 @@ class Journal:
         self._owner: owner.Owner | None = None  # of the run before
         self._lines = 0
         self._second = -inf  # the latest one noted there
+        self._lock = threading.RLock()  # threads that answer jobs add notes
 
     def read(self) -> None:
         """Go on with the batch of the file. Raises OSError, and Misconfigured if it is none."""
@@ -128,18 +131,22 @@ class Journal:
                 elif word == "host":
                     host, id = rest if len(rest) > 1 else (*rest, "")
                     self._starts(host, id)
-                elif word in ("halted", "begun"):
+                elif word in ("halted", "begun", "overwritten"):
                     (id,) = rest
                     getattr(self, word)[id] = None
+                    if word == "overwritten":
+                        self.unreturned.pop(id, None)
+                elif word == "place":
+                    host, place = rest
+                    if place != "-" and not is_identity(place):
+                        raise ValueError("not an identity")
+                    self.places["" if host == "local" else host] = place.strip("-")
                 elif word == "lines":
                     () = rest
                     self.by_lines = self._passes_lines = True
                 elif word == "withdrawn":
                     (id,) = rest
                     self._forget(id)
-                elif word == "overwritten":
-                    (id,) = rest
-                    self.unreturned.pop(id, None)
                 elif word == "unreturned":
                     self.unreturned[rest[0]] = Unreturned.parsed(line[:-1].split(" ")[2:])
                 elif word == "names":
@@ -180,9 +187,10 @@ class Journal:
         """Write it anew, with what has no line in the log. Raises OSError."""
         root = os.environ.get("QUINE_ROOT_SESSION", "")
         self.tree = self.tree or (root if is_id(root) else self.batch)
-        before, self._fd = self._fd, replaced(self._path, [self._text()], 0o600)
-        if before >= 0:
-            os.close(before)
+        with self._lock:
+            before, self._fd = self._fd, replaced(self._path, [self._text()], 0o600)
+            if before >= 0:
+                os.close(before)
 
     def _text(self) -> str:
         text = [
@@ -192,6 +200,7 @@ class Journal:
             *(f"host {host}\n" for host in self.hosts),
         ]
         text += (f"where {where}\n" for where in self.wheres)
+        text += (f"place {host or 'local'} {place or '-'}\n" for host, place in self.places.items())
         text += ["lines\n"] if self._passes_lines else []
         for id, sent in self.sent.items():
             tried = sent.numbers.word(sent.attempt)
@@ -201,8 +210,8 @@ class Journal:
         noted = {*self.sent, *self.unreturned, *(sent.before for sent in self.sent.values())}
         self.names = {id: note for id, note in self.names.items() if id in noted}
         text += (note.line(id) for id, note in self.names.items())
-        for word, ids in (("halted", self.halted), ("begun", self.begun)):
-            text += (f"{word} {id}\n" for id in ids if id in self.sent)
+        for word in ("halted", "begun", "overwritten"):
+            text += (f"{word} {id}\n" for id in getattr(self, word) if id in self.sent)
         text += (f"brought {id} {code}\n" for id, code in self.brought.items())
         self._lines, self._second = len(text), -inf
         return "".join(text)
@@ -302,9 +311,17 @@ class Journal:
 
     def begin_agent(self, id: str) -> None:
         """An agent is about to be answered. Raises Failure; then it is not."""
-        if id not in self.begun:
-            self._write(f"begun {id}\n")
-            self.begun[id] = None
+        with self._lock:
+            if id not in self.begun:
+                self._write(f"begun {id}\n")
+                self.begun[id] = None
+
+    def locate(self, host: str, place: str) -> None:
+        """A job on a host has told the identity of its directory, "" for none. Raises Failure."""
+        with self._lock:
+            if self.places.get(host) != place:
+                self._write(f"place {host or 'local'} {place or '-'}\n")
+                self.places[host] = place
 
     def halt(self, id: str) -> None:
         """A job is about to be ended because the batch is. A note that cannot be written is left out."""
@@ -314,7 +331,7 @@ class Journal:
 
     def no_returns(self, id: str, note: Unreturned) -> None:
         """The returns of a job did not come. Raises Failure."""
-        if id in self._overwritten:
+        if id in self.overwritten:
             return
         self.unreturned[id] = note
         names = self.names.get(id)  # once more: the line of a try behind this one may have dropped them
@@ -322,10 +339,11 @@ class Journal:
 
     def overwrite(self, id: str) -> None:
         """The results of a job that did not come may be those of another one by now. Raises Failure."""
-        if id not in self._overwritten:
-            self._write(f"overwritten {id}\n")
-            self._overwritten[id] = None
-            self.unreturned.pop(id, None)
+        with self._lock:
+            if id not in self.overwritten:
+                self._write(f"overwritten {id}\n")
+                self.overwritten[id] = None
+                self.unreturned.pop(id, None)
 
     def bring(self, id: str, code: int, lasting: bool = False) -> None:
         """The returns of a job are here; `code`: its exit status, 1 in place of 0 if some were not there.
@@ -352,6 +370,7 @@ class Journal:
             self.names.pop(sent.before, None)
         self.begun.pop(id, None)
         self.halted.pop(id, None)
+        self.overwritten.pop(id, None)
         if returned:
             self.brought.pop(id, None)
             self.names.pop(id, None)
@@ -361,7 +380,8 @@ class Journal:
         return self.sent.pop(id, None)
 
     def _write(self, text: str, lasting: bool = False) -> None:
-        written(self._fd, text, self._path, lasting)
+        with self._lock:
+            written(self._fd, text, self._path, lasting)
 
     def close(self) -> None:
         """Remove it, if each job that was sent has its line, and its returns."""

@@ -9,8 +9,9 @@ from quine.base.cli_options import environment
 from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.base.procs import raise_open_files
 from quine.fanout import outcome
-from quine.fanout.files.files import Files, host_of
+from quine.fanout.files.files import Files
 from quine.fanout.files.names import Noted
+from quine.fanout.files.unfetched import host_of
 from quine.fanout.load import version_of
 from quine.fanout.tasks import Task
 from quine.files.select import Services
@@ -84,7 +85,7 @@ class Starter:
     def record(self, journal: Journal) -> None:
         """Have jobs outlive this process; those of the next one are in the same directories."""
         self._journal = journal
-        self.files.record(journal, self._sink.fail)
+        self.files.record(journal, self._sink.fail, bool(self._options.files))
         if self._by_lines:
             journal.pass_lines()
         journal.sends_to(self._where)
@@ -314,9 +315,9 @@ class Starter:
         """Whether a job of the run before that is not adopted certainly never began."""
         return False
 
-    def gone(self, id: str) -> None:
-        """No host has a job of the run before, whose item is still to be read."""
-        self.files.before.release(id)
+    def gone(self, id: str, never: bool = True) -> None:
+        """No host has a job of the run before, whose item is still to be read; `never`: it certainly never began."""
+        self.files.gone(id, never)
 
     # -- jobs whose client, or its node, has died ----------------------------------------------------
 
@@ -347,7 +348,7 @@ class Starter:
         from quine.jobs.adoption import Adopted
 
         assert self._journal
-        self.files.before.place(id, host_of(host))
+        self.files.placed(id, host_of(host))
         spawn = Spawn(["-"], id=id, where=host, tree=self.tree, context=self._context, keep=True, adopt=True)
         spawn.capability = self._journal.capability(id)
         return Adopted(self._batch, spawn, Services(self._environ, reach=reach(self._context)))
@@ -370,8 +371,7 @@ class Starter:
             why = f"it was running, and its input is not there any more: {error}"
             ended(task, Status("lost", LOST, detail=why))
             return True
-        output = task.output
-        if output:
+        if output := task.output:
             have = output.go_over()
         else:
             try:

@@ -343,6 +343,7 @@ class Work:
         if not self._files and not self._returns:
             return None
         from quine.jobs.client import staging
+        from quine.staging import spec
 
         spawn = self._options.spawn
         files = tuple(word.path(item) for word in self._files)
@@ -350,9 +351,9 @@ class Work:
         wanted = spawn.replace(files=files, returns=returns)
         found = staging(wanted, looks=True, begun=begun, own=self._own)
         if found and found.sources:
-            from quine.staging.spec import sources
-
-            found.alone = sources(_texts(self._files, item, False), os.getcwd())
+            found.alone = spec.sources(_texts(self._files, item, False), os.getcwd())
+        if found and found.patterns:
+            found.varying = spec.returns(_texts(self._returns, item, False))
         if found and self._stdin:
             found.inputs.append(os.fsencode(self._stdin.text(item)))
         return found

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         def never_began(self, id: str) -> bool:
             """Where it does not adopt: whether a job of the run before certainly never began."""
 
-        def gone(self, id: str) -> None:
+        def gone(self, id: str, never: bool) -> None:
             """No host has a job of the run before, whose item is still to be read."""
 
         def hosts(self) -> list[str]:
@@ -204,7 +204,7 @@ class Orphans:
             self._owner.missed(task, never)
         else:
             self._missed[id] = never
-            self._starter.gone(id)
+            self._starter.gone(id, never)
 
 
 class Search:

@@ -78,6 +78,7 @@ class Staging:
         self.place = ""  # directory there of results that were left, as a run before has noted it
         # Those in `sources`, or below one, that other jobs do not have.
         self.alone: list[tuple[bytes, bytes]] = []
+        self.varying: list[str] = []  # those of `patterns` that other jobs do not have
         self.around: Others | None = None  # results of other jobs in the directory of this one
         self._returns = spec.returns(returns)
         self._bound = Bound(limit) if returns else None
@@ -309,10 +310,16 @@ class Staging:
             number = signal_number(taking.signal)
             status.state, status.code, status.signal = "signaled", 128 + number, taking.signal
         else:
-            status.state, status.code, status.signal = "lost", LOST, None
+            self.lose(status)
         if not status.hint and (place := taking.place or status.left):
             more = "; --returns-limit SIZE,NAMES, 0 = no limit" if taking.is_too_much else ""
             status.hint = f"{still_there(place)}{more}"
+
+    @classmethod
+    def lose(cls, status: Status, why: str = "") -> None:
+        """The returns do not come, and are not asked for again if there is a reason `why`."""
+        cls._add(status, why)
+        status.state, status.code, status.signal = "lost", LOST, None
 
     def brought_before(self, status: Status, code: int) -> None:
         """The process before brought the returns, and noted the exit status `code` with them."""

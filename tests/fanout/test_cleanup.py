@@ -70,7 +70,8 @@ def filed(there: There, **notes: dict[str, Any]) -> Files:
     work: Any = SimpleNamespace(placed=lambda item, shared: [SHARED] if shared else item.own)
     files = Files(there, work, print, cleanup=True, quiet=True)  # type: ignore[arg-type]
     files.at = lambda when, call: call()
-    journal: Any = SimpleNamespace(names={}, sent={}, unreturned={}, brought={})
+    journal: Any = SimpleNamespace(names={}, sent={}, unreturned={}, brought={}, places={}, overwritten={})
+    journal.locate = journal.places.__setitem__
     vars(journal).update(notes)
     files.record(journal, print)
     return files
@@ -147,7 +148,13 @@ def test_a_try_in_place_that_is_repeated_elsewhere_leaves_no_files(
     files = filed(there)
     task = a_task("one", "in/a")
     stage: Any = SimpleNamespace(
-        sources=[], alone=[], patterns=[], returns=True, brings=lambda status: True, is_in_place=True
+        sources=[],
+        alone=[],
+        varying=[],
+        patterns=[],
+        returns=True,
+        brings=lambda status: True,
+        is_in_place=True,
     )
     files.hold(task, stage)
     assert end(files, task, again=True) == ["over"]

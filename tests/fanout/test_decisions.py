@@ -22,6 +22,7 @@ from quine.fanout import under_way as under_way_module
 from quine.fanout.files import files as files_module
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.files import Files
+from quine.fanout.files.uses import removable
 from quine.fanout.input import intake as intake_module
 from quine.fanout.input.intake import SKIPPED, Intake
 from quine.fanout.input.rows import csv
@@ -53,7 +54,13 @@ def a_task() -> Task:
 
 def a_stage(*sources: tuple[bytes, bytes]) -> Any:
     return SimpleNamespace(
-        sources=[*sources], alone=[], patterns=[], brings=lambda status: False, returns=False, came=None
+        sources=[*sources],
+        alone=[],
+        varying=[],
+        patterns=[],
+        brings=lambda status: False,
+        returns=False,
+        came=None,
     )
 
 
@@ -162,7 +169,7 @@ def test_where_results_are_left_the_files_of_all_items_stay(left: str, stays: li
     work: Any = SimpleNamespace(placed=lambda item, shared: ["data"])
     files = Files(batch, work, print, cleanup=True, quiet=True)
     note, sent = Unreturned(1, 0, "", "h1", ""), Sent("hash", 1, 0.0)
-    journal: Any = SimpleNamespace(names={}, sent={}, unreturned={}, brought={})
+    journal: Any = SimpleNamespace(names={}, sent={}, unreturned={}, brought={}, places={}, overwritten={})
     if left.startswith("a job of"):
         journal.sent["id"] = sent
     elif left.startswith("returns"):
@@ -193,7 +200,7 @@ def test_a_result_that_was_not_there_is_not_forgotten_by_a_kill(
 ) -> None:
     """Behind the arrival of the others, and before the line in the log."""
     notes: dict[str, int] = {}
-    journal: Any = SimpleNamespace(names={}, sent={}, unreturned={}, brought=notes)
+    journal: Any = SimpleNamespace(names={}, sent={}, unreturned={}, brought=notes, places={}, overwritten={})
     journal.bring = lambda id, code, lasting: notes.update({id: code})
     asked: list[str] = []
 
@@ -230,7 +237,7 @@ def test_results_last_where_they_are_not_to_be_had_again(
 ) -> None:
     """Their copy on the host is removed, or their item counts as done in the next run."""
     stage, found = Staging([], ["b"], "/"), list[bool]()
-    journal: Any = SimpleNamespace(sent={}, names={}, unreturned={}, brought={})
+    journal: Any = SimpleNamespace(sent={}, names={}, unreturned={}, brought={}, places={}, overwritten={})
     bringing = SimpleNamespace(begin=lambda: found.append(stage.lasting))
     monkeypatch.setattr(files_module, "Bringing", lambda *_: bringing)
     work: Any = SimpleNamespace(placed=lambda item, shared: ["b"])
@@ -270,7 +277,7 @@ def test_what_is_removed_is_what_came_and_no_item_under_way_needs(
     cleanup.begin(ended)
     cleanup.begin(under_way)
     cleanup.give(ended)
-    cleanup.remove(files_module._removable(ended, came), Spawn(["x"]), "h1", lambda: None)
+    cleanup.remove(removable(ended, came), Spawn(["x"]), "h1", lambda: None)
     assert [word for spawn in starts for word in spawn.argv[5 : 5 + int(spawn.argv[3])]] == removed
     cleanup.give(under_way)
     del starts[:]
@@ -279,7 +286,7 @@ def test_what_is_removed_is_what_came_and_no_item_under_way_needs(
     *later, place = last.argv[5 : 5 + int(last.argv[3])]
     gone = [*removed, *later]
     assert place == PLACE
-    assert sorted(gone) == sorted(files_module._removable(ended, came)), "the others go at the end"
+    assert sorted(gone) == sorted(removable(ended, came)), "the others go at the end"
     assert not (cleanup._used._names or cleanup._used._above or cleanup._used._patterns)
 
 

@@ -425,7 +425,9 @@ def test_a_job_of_the_run_before_has_its_names_from_the_beginning_on(
 ) -> None:
     for note in ("sent", "unreturned", "brought"):
         names = {"id": Noted([(b"/a", b"in")], ["out"])}
-        journal: Any = SimpleNamespace(sent={}, unreturned={}, brought={}, names=names)
+        journal: Any = SimpleNamespace(
+            sent={}, unreturned={}, brought={}, names=names, places={}, overwritten={}
+        )
         (journal.unreturned if note == "unreturned" else journal.sent)["id"] = Sent("hash", 1, 0.0, "h1")
         if note == "brought":
             journal.brought["id"] = 0
@@ -434,13 +436,13 @@ def test_a_job_of_the_run_before_has_its_names_from_the_beginning_on(
         assert files._results.of_others("x", "h1") == (["out"] * (note != "brought"), [])
         did: list[str] = []
         tasks = [Task(SimpleNamespace(number=1, slot=0), Entry(1, "hash")) for _ in "ab"]  # type: ignore[arg-type]
-        stage: Any = SimpleNamespace(sources=own, alone=own, patterns=results)
+        stage: Any = SimpleNamespace(sources=own, alone=own, varying=[], patterns=results)
         files.begin(tasks[0], stage, lambda: did.append("sent"), did.append)  # noqa: B023
         assert did == ["sent"] * (note not in waits)
         del did[:]
         if end.startswith("its task"):
             tasks[1].sent = tasks[1].entry.fetched = "id"
-            files.hold(tasks[1], SimpleNamespace(sources=[], alone=[], patterns=[]))  # type: ignore[arg-type]
+            files.hold(tasks[1], SimpleNamespace(sources=[], alone=[], varying=[], patterns=[]))  # type: ignore[arg-type]
         elif end.startswith("no host"):
             files.before.release("id")
         else:
@@ -460,6 +462,8 @@ def test_an_item_whose_files_may_be_results_waits_until_the_host_of_that_job_is_
         sent=dict.fromkeys(names, Sent("hash", 1, 0.0)),
         unreturned={},
         brought={},
+        places={},
+        overwritten={},
         names=names,
         capability=lambda id: "secret",
     )
@@ -473,7 +477,7 @@ def test_an_item_whose_files_may_be_results_waits_until_the_host_of_that_job_is_
     for name in (b"", b"sub", b"a.out", b"a.in"):
         task = Task(SimpleNamespace(number=1, slot=0), Entry(1, "hash"))  # type: ignore[arg-type]
         stage: Any = SimpleNamespace(
-            sources=[(b"/w/" + name if name else b"/w", name)], alone=[], patterns=[]
+            sources=[(b"/w/" + name if name else b"/w", name)], alone=[], varying=[], patterns=[]
         )
         files.begin(task, stage, lambda name=name: did.append(name.decode()))  # type: ignore[misc]
     assert did == ["a.in"]

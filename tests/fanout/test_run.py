@@ -84,7 +84,7 @@ def test_an_item_that_waits_at_the_end_of_its_batch_has_the_end_that_it_had(trie
     starter._work = SimpleNamespace(
         check=lambda task: None,
         open_stdin=lambda item: None,
-        stage=lambda item: SimpleNamespace(sources=[], alone=[], patterns=[]),
+        stage=lambda item: SimpleNamespace(sources=[], alone=[], varying=[], patterns=[]),
     )
     starter._sink, starter._journal, starter._batch = None, None, None
     task, ends = a_task(), []

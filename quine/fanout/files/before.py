@@ -7,7 +7,8 @@ Laws
 3. An item that needs a name of any other job whose item is not among those that were read is refused: it could wait
    without end. As long as more items may be read, so is one that needs a name of a job whose results did not come.
 4. As long as the host of a job is not known, no item is sent whose files may be results of that job. On every host they
-   would be left as they are, which may be as the run before had them; and most such jobs never began.
+   would be left as they are, which may be as the run before had them; and most such jobs never began. Nor are results
+   asked for that it may have written over.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from quine.staging import spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from quine.fanout.files.names import Noted, Sources, Uses
     from quine.fanout.files.results import Results
@@ -49,7 +50,7 @@ class Before:
             self._unfetched[id] = None
         elif host is None and note.results:
             self._unplaced[id] = note.results
-        self._names.hold(note.own, note.uses)
+        self._names.hold(note.own, note.former)
         self._results.hold(id, note.results, host, begun=unfetched or host is not None)
 
     def place(self, id: str, host: str | None) -> None:
@@ -64,11 +65,14 @@ class Before:
             for again in waiting:
                 again()
 
-    def waits(self, sources: Sources, again: Callable[[], None]) -> bool:
-        """Whether an item with these files has to wait by law 4; then `again` is called when it may try again."""
+    def waits(self, sources: Sources, again: Callable[[], None], returns: Collection[str] = ()) -> bool:
+        """Whether an item has to wait by law 4; then `again` is called when it may try again.
+
+        `sources` are files that it is to get, or `returns` results that are to be asked for.
+        """
         words = [spec.literal(os.fsdecode(name) or ".") for _, name in sources if self._unplaced]
         patterns = {pattern for results in self._unplaced.values() for pattern in results}
-        found = any(spec.overlap(pattern, word) for word in words for pattern in patterns)
+        found = any(spec.overlap(pattern, word) for word in (*words, *returns) for pattern in patterns)
         if found:
             self._waiting.append(again)
         return found
@@ -82,16 +86,16 @@ class Before:
     def _give(self, id: str) -> None:
         self._unfetched.pop(id, None)
         if stays := self._staying.pop(id, None):
-            self._lasting.give(stays.own, stays.uses)
+            self._lasting.give(stays.own, stays.former)
         if note := self._notes.pop(id, stays):
-            self._names.give(note.own, note.uses)
+            self._names.give(note.own, note.former)
 
     def stay(self, ids: Iterable[str]) -> None:
         """No more items are read, at least for now, and those of these jobs were not among them."""
         found = [id for id in ids if id in self._notes]
         for id in found:
             note = self._staying[id] = self._notes.pop(id)
-            self._lasting.hold(note.own, note.uses)
+            self._lasting.hold(note.own, note.former)
         if found:
             self._names.retry()
 

@@ -12,8 +12,8 @@ Laws
 4. If returns replace the files of their item, a try that is to be repeated brings none, also if that is because some
    were not there: the next one has the files that the item had. If the batch ends before that one, --resume asks for
    them, as for those that did not come.
-5. Results that did not come are not asked for once another job has begun on their host that writes over them: they
-   would be those of an item with other contents. Their item is lost.
+5. Results that did not come are not asked for once another job has written over them (`unfetched`), and are not put in
+   place if that is heard of while they are on their way.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from quine.base.errors import FAILED, Failure, Misconfigured
 from quine.fanout.files.before import Before
 from quine.fanout.files.cleanup import Cleanup
 from quine.fanout.files.names import Names, Noted
-from quine.fanout.files.results import Results, Unfetched
+from quine.fanout.files.results import Results
+from quine.fanout.files.unfetched import WRITTEN_OVER, Unfetched, host_of
+from quine.fanout.files.uses import removable
 from quine.jobs.staged import Bringing
-from quine.staging import spec
 from transport.status import Status
 
 TYPE_CHECKING = False
@@ -109,7 +110,7 @@ class Files:
         self.journal: Journal | None = None  # of a batch with a log
         self.fail: Callable[[Failure], None]  # called where that cannot be written
         self._left: dict[Task, list[Left]] = {}  # by items that have no end yet
-        self._unfetched = Unfetched()
+        self._unfetched = Unfetched(self._results)
         # Jobs of the runs before that have, or may get, results on a host ("": on any), and whose items are still to be
         # read: their ids, with the host; and how many each host has.
         self._unread: dict[str, str] = {}
@@ -117,15 +118,17 @@ class Files:
         # Whether an item is tried again after a try with this end.
         self.repeats: Callable[[Task, Status], bool] = lambda task, status: False
 
-    def record(self, journal: Journal, fail: Callable[[Failure], None]) -> None:
-        """Jobs may be of the runs before, and outlive this one."""
-        self.journal, self.fail = journal, fail
+    def record(self, journal: Journal, fail: Callable[[Failure], None], tell: bool = True) -> None:
+        """Jobs may be of the runs before, and outlive this one. `tell`: they lay out files, see `Results`."""
+        self.journal, self.fail, self._results.tell = journal, fail, tell
+        self._unfetched.record(journal, fail)
         for id, note in journal.names.items():
             job = journal.sent.get(id) or journal.unreturned.get(id)
             if job and id not in journal.brought:
                 self.before.hold(id, note, host_of(job.host), id not in journal.sent)
                 if id in journal.unreturned:
                     self._unfetched.add(id, note)
+        self._unfetched.read()
         if self._cleanup:
             for notes in (journal.sent, journal.unreturned):
                 self._unread.update(
@@ -134,17 +137,17 @@ class Files:
             self._unread_on = Counter(self._unread.values())
             self._cleanup.has_unread = lambda host: bool(self._unread_on[host] or self._unread_on[""])
 
-    def _write_over(self, task: Task, host: str | None) -> None:
-        """A job has begun on a host, or may have: forget results of other jobs there that it writes over."""
-        for id in self._unfetched.under(self.journal.names.get(task.sent)) if self.journal else ():
-            assert self.journal
-            left = self.journal.unreturned.get(id) or self.journal.sent.get(id)
-            if left and id != task.sent and (None in (host, there := host_of(left.host)) or host == there):
-                self._is_read(id)
-                try:
-                    self.journal.overwrite(id)
-                except Failure as failure:
-                    self.fail(failure)
+    def placed(self, id: str, host: str | None) -> None:
+        """A job of the run before was found on a host, or may have begun; None: on any."""
+        self._is_read(*self._unfetched.write_over(id, host))
+        if host is not None:
+            self.before.place(id, host)
+
+    def gone(self, id: str, never: bool) -> None:
+        """No host has a job of the run before, whose item is still to be read; `never`: it certainly never began."""
+        if not never and self.journal:
+            self.placed(id, host_of(self.journal.sent[id].host))
+        self.before.release(id)
 
     def _is_read(self, *ids: str) -> None:
         """The names of the items of these jobs are known, or are not needed any more."""
@@ -178,12 +181,12 @@ class Files:
         self._take(task, held)
 
     def _take(self, task: Task, held: Held) -> None:
-        names = held.stage.sources, Noted.of(held.stage).uses
+        names = held.stage.sources, Noted.uses_of(held.stage)
         again = partial(self._take, task, held)
         if not self._waits(task, held) or self.before.waits(held.stage.sources, again):
             return
         if (clash := self.before.clash(*names)) is not None:
-            name = os.fsdecode(clash or b".")
+            name = os.fsdecode(clash or b".").lstrip("/")
             why = "is there for a job of the run before, whose item is not among those read"
             held.refuse(f"{name}, or a directory that it is in, {why}")
         elif self._names.take(*names, again):
@@ -212,7 +215,7 @@ class Files:
         if task in self._held:
             return  # it was cut off in this run
         held = self._held[task] = Held(task, stage, self._say_once)
-        held.names = stage.sources, Noted.of(stage).uses
+        held.names = stage.sources, Noted.of(stage).former
         self._names.hold(*held.names)
         self._use(task, held)
         self._is_read(task.sent, task.entry.fetched)
@@ -239,9 +242,12 @@ class Files:
 
         `again`: the item will be tried again.
         """
-        held = self._held.get(task)
+        held, id = self._held.get(task), task.entry.id
         if held is None or task.is_cut(status):
             over()
+            return
+        later = partial(self.ended, task, spawn, status, over, again)
+        if id and id == task.entry.fetched and self.before.waits([], later, held.stage.patterns):
             return
         task.over = True
 
@@ -256,7 +262,7 @@ class Files:
                 own, held.own = held.own, []
                 self._cleanup.give(own)
                 self._forget_left(task, status.host)
-                gone = _removable(own, held.stage.came)
+                gone = removable(own, held.stage.came)
                 task.after = self._cleanup.remove(gone, spawn, status.host, lambda: self._over(task, over))
 
         def withholds() -> bool:
@@ -264,6 +270,8 @@ class Files:
             return held.stage.is_in_place and self.repeats(task, spoilt)
 
         def brought() -> None:
+            if self._unfetched.is_written_over(id):
+                task.unreturned, status.hint = None, ""
             if status.state != "lost" and task.unreturned is not None:
                 self._leave(task, Left(status.host, held.own, spawn))
                 self._over(task, over)  # they are withheld, and stay for the next try
@@ -276,15 +284,21 @@ class Files:
             held.lost(status.left)  # as long as no other try has begun, which may not come
             self._leave(task, Left(status.host, held.own, spawn))
             self._over(task, over)
-        elif self.journal and task.entry.id in self.journal.brought:
-            held.stage.brought_before(status, self.journal.brought[task.entry.id])
+        elif self.journal and id in self.journal.brought:
+            held.stage.brought_before(status, self.journal.brought[id])
             remove()  # the process before was killed behind this point
+        elif self._unfetched.is_written_over(id):
+            held.stage.lose(status, WRITTEN_OVER)
+            remove()
         elif task.ending or task.cut_short:
             task.left = True
             held.stage.leave(status, spawn)
             remove()
         else:
-            held.stage.on_put, held.stage.withholds = partial(self._note_replaced, held.stage), withholds
+            held.stage.on_put, held.stage.withholds = (
+                partial(self._note_replaced, task, held.stage),
+                withholds,
+            )
             held.stage.lasting = bool(self.journal or self._cleanup)  # else they can be had again
             Bringing(self._batch, held.stage, spawn, status, held, self.at, brought).begin()
 
@@ -301,8 +315,10 @@ class Files:
                 return False
         return True
 
-    def _note_replaced(self, stage: Staging, arrivals: Iterator[tuple[bytes, bytes]]) -> str:
+    def _note_replaced(self, task: Task, stage: Staging, arrivals: Iterator[tuple[bytes, bytes]]) -> str:
         """Note that results are about to be put in place. Return an error, or ""."""
+        if self._unfetched.is_written_over(task.entry.id):
+            return WRITTEN_OVER
         try:
             self._work.contents.replace(arrivals, stage.inputs)
         except Failure as failure:
@@ -329,7 +345,7 @@ class Files:
     def missed(self, task: Task) -> None:
         """No host tells of its job, which may go on: it has its files, and its results stay."""
         sent = self.journal.sent.get(task.sent) if self.journal else None
-        self._write_over(task, host_of(sent.host) if sent else None)
+        self.placed(task.sent, host_of(sent.host) if sent else None)
         if not self._cleanup:
             return
         host, held = sent.host if sent else task.entry.host, self._held.get(task)
@@ -340,7 +356,7 @@ class Files:
 
     def started(self, task: Task, host: str) -> None:
         """A try runs on a host: results that the ones before have withheld are not asked for any more."""
-        self._write_over(task, host)
+        self._is_read(*self._unfetched.write_over(task.sent, host))
         for left in self._left.get(task, ()):
             if self._cleanup and left.spawn and left.host not in ("", host):
                 self._cleanup.defer(left.names, left.spawn, left.host)
@@ -378,22 +394,3 @@ class Files:
                 if id not in journal.brought and (id in journal.sent or id in journal.unreturned):
                     self._cleanup.keep(host)
         return self._cleanup.finish(over)
-
-
-def host_of(noted: str) -> str | None:
-    """Return the name of a host as a job has it; None if it is not known. `noted`: as the journal has it."""
-    return "" if noted == "local" else noted or None
-
-
-def _removable(own: list[str], came: list[str] | None) -> Iterator[str]:
-    """Yield what is to be removed of the `own` names and patterns of an item: of a pattern, what came by it.
-
-    It may match more by now, of another item. Without `came` that is not known, since the process before brought it:
-    the pattern is for the end of the batch.
-    """
-    mine = set(own)
-    patterns = [word for word in own if spec.name_of(word) is None]
-    yield from (word for word in own if came is None or word not in patterns)
-    for name in came or () if patterns else ():
-        if (word := spec.literal(name)) not in mine and spec.allowed(os.fsencode(name), patterns):
-            yield word

@@ -3,7 +3,7 @@
 Law: items share a directory on a host. Two under way at one time never have different files under one name, nor one of
 them a directory with a file of the other in it: each might get the other's. Nor is a result of one of them a file that
 the other brings for itself alone. The later one waits. Only a job that is adopted does not: it has its files already,
-and those that are started after it wait for it.
+and those that are started after it wait for it. So does an item that has a result of the same name for itself.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
     Sources = list[tuple[bytes, bytes]]  # (path here, name over there)
 
-    Uses = list[tuple[bytes, bytes]]  # (FILE or RESULT, name over there)
+    Uses = list[tuple[bytes, bytes]]  # (FILE, RESULT or FORMER, name over there)
 
 ELSEWHERE = b""  # the path of a directory that has a file of another directory in it
 FILE, RESULT = b"file", b"result"  # one that an item brings for itself alone, and one that it returns
+FORMER = b"former"  # a result of a job of the run before, behind a slash; an item has its own results so, too
 EVERYTHING = [(ELSEWHERE, b"")]  # each name over there
 LONGEST = 1 << 13  # bytes of the paths and names of own files in a note
 
@@ -41,10 +42,21 @@ class Noted(NamedTuple):
     def of(cls, stage: Staging) -> Noted:
         return cls(stage.alone, stage.patterns)
 
+    @classmethod
+    def uses_of(cls, stage: Staging) -> Uses:
+        """Return the uses of an item that is to be started."""
+        own = ((RESULT, b"/" + os.fsencode(pattern)) for pattern in stage.varying)
+        return [*cls.of(stage).uses, *own]
+
     @property
     def uses(self) -> Uses:
         results = filter(None, map(spec.name_of, self.results))
         return [*((FILE, name) for _, name in self.own), *((RESULT, os.fsencode(name)) for name in results)]
+
+    @property
+    def former(self) -> Uses:
+        """The uses of a job of the run before: no new item has one of its results for itself."""
+        return [*self.uses, *((FORMER, b"/" + os.fsencode(pattern)) for pattern in self.results)]
 
     @property
     def keys(self) -> list[object]:
@@ -99,7 +111,10 @@ class Names:
             self._said = True
             if clash is None:
                 name = (used or b"").decode(errors="replace")
-                self._note(f"items wait for each other: {name} is a file of one and a result of another")
+                what = f"items wait for each other: {name} is a file of one and a result of another"
+                if name.startswith("/"):
+                    what = f"items wait for a job of the run before that has a result of the same name ({name[1:]})"
+                self._note(what)
             else:
                 name = clash.decode(errors="replace") or "."
                 hint = "DIR/./PATH keeps the directories of PATH, and FROM:NAME names it"

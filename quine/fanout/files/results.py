@@ -10,7 +10,8 @@ Laws
    neither replaced nor made: the job may have removed it.
 3. The loop adds and drops; threads that answer stagings ask.
 4. Two hosts have one directory if their jobs have told one identity of it: a home that login nodes share, or one host
-   under two names.
+   under two names. The journal has what was told in the runs before. A host with a job of the run before that has told
+   nothing may have the directory of any host that has.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from quine.fanout.files.names import Noted
+    from collections.abc import Callable, Iterable, Mapping
 
 
 class Results:
@@ -31,6 +30,11 @@ class Results:
         self.lock = threading.Lock()
         self._jobs: dict[object, Around] = {}
         self._places: dict[str, str] = {}  # by host, the identity of the directory there, as told last
+        self.tell = True  # the jobs have files to be laid out, and tell it
+        self._unknown: set[str] = set()  # hosts with jobs of the run before that have not told it
+        # Called by threads: a host has told its identity, and a job there is about to begin. Raise OSError.
+        self.located: Callable[[str, str], None] = lambda host, place: None
+        self.begins: Callable[[object, str], None] = lambda job, host: None
 
     def add(self, job: object, patterns: list[str], own: Iterable[bytes]) -> Around:
         """A job is about to be sent. `own`: names of files that its item alone has."""
@@ -42,7 +46,10 @@ class Results:
         """A job has `begun` on a host, None: which one is not known. One that may have, or never will, has not."""
         around = self.add(job, patterns, ())
         around.where = lambda: host
-        around.begin(begun)
+        around.settle(begun)
+        with self.lock:
+            if self.tell and patterns and host is not None and host not in self._places:
+                self._unknown.add(host)
 
     def drop(self, job: object) -> None:
         """They are here, or are not asked for. Those of the try before stay, if this one was not told of its files."""
@@ -64,15 +71,22 @@ class Results:
 
     def locate(self, host: str | None, place: str) -> None:
         """A job on a host has told the identity of its directory, "" for none."""
+        if host is not None:
+            self.located(host, place)
+            self.know({host: place})
+
+    def know(self, places: Mapping[str, str]) -> None:
+        """Hosts have these identities of the directory there."""
         with self.lock:
-            if host is not None:
-                self._places[host] = place
+            self._places.update(places)
+            self._unknown.difference_update(places)
 
     def alike(self, host: str) -> set[str]:
-        """Return the hosts that have the directory of this one, itself among them."""
+        """Return the hosts that have the directory of this one, or may have it; itself among them."""
         with self.lock:
-            place = self._places.get(host)
-            return {host, *(each for each, there in self._places.items() if place and there == place)}
+            place, blind = self._places.get(host), host in self._unknown
+            same = (each for each, there in self._places.items() if blind or (place and there == place))
+            return {host, *same, *(self._unknown if blind or place is not None else ())}
 
 
 class Around:
@@ -92,24 +106,14 @@ class Around:
         self._results.locate(self.where(), place)
 
     def begin(self, begun: bool) -> None:
-        """The job is told of its files, or has `begun` with them."""
+        """The job is told of its files, or has `begun` with them. Raises OSError."""
+        if begun and (host := self.where()) is not None:
+            self._results.begins(self._job, host)
+        self.settle(begun)
+
+    def settle(self, begun: bool) -> None:
         with self._results.lock:
             self.host, self.is_told, self.begun, self.former = self.where(), True, begun, None
 
     def of_others(self) -> tuple[list[str], list[str]]:
         return self._results.of_others(self._job, self.where())
-
-
-class Unfetched:
-    """The jobs whose results did not come, by the keys of these (`Noted.keys`)."""
-
-    def __init__(self) -> None:
-        self._ids: dict[object, list[str]] = {}
-
-    def add(self, id: str, note: Noted) -> None:
-        for key in note.keys:
-            self._ids.setdefault(key, []).append(id)
-
-    def under(self, note: Noted | None) -> list[str]:
-        """Return the ids of jobs over whose results a job with this note writes, on their host."""
-        return [id for key in (note.keys if note else ()) for id in self._ids.get(key, ())]

@@ -195,3 +195,17 @@ def placed(words: list[str], patterns: list[str], folder: str) -> list[str]:
         return bool(place) and spec.allowed(os.fsencode(place), back) and not naming(place, texts)
 
     return [*(_word(*each) for each in found if not stays(each[0])), *back]
+
+
+def removable(own: list[str], came: list[str] | None) -> Iterator[str]:
+    """Yield what is to be removed of the `own` names and patterns of an item: of a pattern, what came by it.
+
+    It may match more by now, of another item. Without `came` that is not known, since the process before brought it:
+    the pattern is for the end of the batch.
+    """
+    mine = set(own)
+    patterns = [word for word in own if spec.name_of(word) is None]
+    yield from (word for word in own if came is None or word not in patterns)
+    for name in came or () if patterns else ():
+        if (word := spec.literal(name)) not in mine and spec.allowed(os.fsencode(name), patterns):
+            yield word
