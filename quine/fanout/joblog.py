@@ -18,6 +18,7 @@ Laws
    in later runs they have other numbers, and one run counts ends that another does not.
 6. An item that was ended because the batch was has no end of its own: its State is STOPPED, and resuming runs it. One
    whose job has ended and whose returns did not come is UNRETURNED: resuming asks for them, and runs nothing.
+7. Where {#} names results, an item is not started under the number of another one that has its line, or runs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from itertools import chain
 
 from quine.base.errors import Misconfigured
 from quine.fanout.files.replaced import SUFFIX, Replaced
-from quine.fanout.input.seen import Seen
+from quine.fanout.input.seen import Seen, TakenNumbers
 from quine.fanout.journal import Journal
 from quine.fanout.outcome import LOST, NEVER
 from quine.fanout.output.record_file import NEW, locked, replaced, unrecorded, whole_lines, written
@@ -60,7 +61,19 @@ class Entry:
     """One line."""
 
     __slots__ = (
-        *("attempt", "code", "command", "fetched", "hash", "host", "id", "kind", "received", "renews"),
+        *(
+            "attempt",
+            "code",
+            "command",
+            "fetched",
+            "hash",
+            "host",
+            "id",
+            "kind",
+            "number",
+            "received",
+            "renews",
+        ),
         *("seconds", "sent", "seq", "signal", "started", "stopped", "unreturned"),
     )
 
@@ -76,11 +89,13 @@ class Entry:
             None  # the State of the old line that this is in place of; None: not looked for yet
         )
         self.attempt = self.code = self.signal = self.sent = self.received = 0
+        self.number = 0  # that the job of a run before has; 0: `seq`
         self.started = self.seconds = 0.0
 
     def line(self) -> str:
         state = STOPPED if self.stopped else UNRETURNED if self.unreturned else self.kind.replace(" ", "-")
-        attempt = f"{self.attempt}:{self.renews}" if self.renews else str(self.attempt)
+        number = f"#{self.number}" if self.number not in (0, self.seq) else ""
+        attempt = f"{self.attempt}{number}:{self.renews or ''}".rstrip(":")
         columns = (
             *(str(self.seq), self.host or ":", f"{self.started:.3f}", f"{self.seconds:10.3f}"),
             *(str(self.sent), str(self.received), str(self.code), str(self.signal)),
@@ -98,6 +113,7 @@ class Past:
         self._again: dict[str, Seen] = {}  # State -> hashes of lines whose ends do not count
         self._ends: dict[str, Seen] = {}  # kind -> hashes of the others
         self._numbers = Seen()  # that their items had, with their hashes
+        self.taken = TakenNumbers()
         self._running: dict[str, list[str]] = {}  # hash -> ids that were sent, and have no line
         self._unreturned: dict[str, list[str]] = {}  # hash -> ids of jobs whose returns did not come
         self._path = path
@@ -114,7 +130,7 @@ class Past:
             if renews := columns[-3].partition(":")[2]:
                 self._renewed[columns[-1], renews] += 1
         under_way = Counter((sent.hash, sent.renews) for sent in journal.sent.values() if sent.renews)
-        for columns in self._latest():
+        for columns in self.latest():
             self.count += 1
             kind, hash = columns[-2].replace("-", " "), columns[-1]
             if under_way[hash, columns[-2]]:
@@ -129,9 +145,12 @@ class Past:
             else:
                 self._ends.setdefault(kind, Seen()).add(hash)
                 self._numbers.add((hash, int(columns[0])))
+            if kind == UNRETURNED or kind in self._keep:
+                self.taken.add(hash, int(columns[-3].partition(":")[0].partition("#")[2] or columns[0]))
         journal.keep_unreturned({id for ids in self._unreturned.values() for id in ids})
         for id, sent in journal.sent.items():
             self._running.setdefault(sent.hash, []).append(id)
+            self.taken.add(sent.hash, sent.numbers.job)
 
     def _all(self) -> Iterator[list[str]]:
         """Yield the columns of the lines of items."""
@@ -140,18 +159,14 @@ class Past:
             if len(columns) == COLUMNS and NUMBER(columns[0]):
                 yield columns
 
-    def _latest(self) -> Iterator[list[str]]:
-        """Yield those of lines that have no new one."""
+    def latest(self) -> Iterator[list[str]]:
+        """Yield those of lines that have no new one, read anew: there may be millions."""
         renewed = self._renewed.copy()
         for columns in self._all():
             if renewed[columns[-1], columns[-2]]:
                 renewed[columns[-1], columns[-2]] -= 1  # the new one is behind it
             else:
                 yield columns
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines that count, one an item. They are read anew: there may be millions."""
-        return map(_settled, self._latest())
 
     def claim(self, hash: str, state: str = "") -> str:
         """Return the State of a line whose end does not count, for one of these items that will have a new one.
@@ -252,7 +267,7 @@ class Joblog:
         with self._or_refused():
             kept: Iterable[str] = ()
             if self._past:
-                kept, self._old = self._past.lines(), 1 + self._past.count
+                kept, self._old = map(_settled, self._past.latest()), 1 + self._past.count
             else:
                 self.replaced.forget()
             mode = stat.S_IMODE(os.fstat(self._fds[0]).st_mode)
@@ -300,6 +315,10 @@ class Joblog:
     def has(self, hash: str, number: int) -> bool:
         """See `Past.has`."""
         return self._past is not None and self._past.has(hash, number)
+
+    def taken(self, hash: str, number: int) -> bool:
+        """Whether another item has this number (law 7)."""
+        return self._past is not None and self._past.taken.by_another(hash, number)
 
     def end(self, entry: Entry, now: float) -> None:
         """An item has its end, and its output was passed on."""

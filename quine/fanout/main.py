@@ -201,7 +201,7 @@ def _run_with(
     run = Run(options, batch, starter, work, items, sink, report, log, view)
     if log:
         log.begin()  # as late as that: a batch that was refused before has changed nothing
-        work.contents.replaced, work.knows = log.replaced, log.knows
+        work.contents.replaced, work.knows, work.taken = log.replaced, log.knows, log.taken
         starter.record(log.journal)
     report.begin()
     facts["tree"] = os.environ.get("QUINE_ROOT_SESSION", "") or starter.tree  # not that of the first run

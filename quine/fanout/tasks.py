@@ -124,6 +124,7 @@ class Task:
         """Its job is of a run before, in which the item had these numbers: its words and names there have them."""
         self.numbers = numbers
         self.item.job, self.item.slot = numbers
+        self.entry.number = numbers.job
 
     def started(self) -> None:
         self._drop_former()
@@ -282,6 +283,7 @@ class Work:
         self._stdin = Word(options.stdin, replace, options.named) if named else None
         log = files_of(options.joblog) if options.joblog else []
         self.knows: Callable[[str], bool] = lambda hash: False  # whether the log has an item of this name
+        self.taken: Callable[[str, int], bool] = lambda hash, number: False
         self._own = written([*log, options.results, spawn.report])
         self.contents = Contents([*map(os.fsdecode, self._own), data_directory.named()])
         self.contents.expect([*self._files, *([self._stdin] if self._stdin else [])])
@@ -301,7 +303,14 @@ class Work:
         return task.argv
 
     def check(self, task: Task) -> None:
-        """Refuse a command that no host can start; its failed starts would be theirs. Raises Misconfigured."""
+        """Refuse a command that no host can start, and a result of another item. Raises Misconfigured."""
+        numbered = next((word for word in self._returns if word.numbered), None)
+        if numbered and self.taken(task.entry.hash, number := task.item.job or task.item.number):
+            name = numbered.path(task.item)
+            why = f"--returns {name}: another item of a run before has this result, as its number is {number}"
+            raise Misconfigured(
+                why, "{} in place of {#}, or the items of that run before others, in their order"
+            )
         longest = max((len(os.fsencode(word)) for word in task.argv if 4 * len(word) > LONGEST), default=0)
         if longest > LONGEST:
             why = f"an argument has {longest} bytes, and no command takes more than {LONGEST}"

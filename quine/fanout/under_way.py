@@ -62,7 +62,8 @@ class UnderWay:
 
     def take(self, task: Task) -> None:
         """A try begins, as a job of this run."""
-        task.item.job, task.item.slot = 0, self._places.take_lowest(self.held(), self.most)
+        task.entry.number = task.item.job = 0
+        task.item.slot = self._places.take_lowest(self.held(), self.most)
         self._tasks[task] = None
 
     def go_on(self, task: Task) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from quine.base.errors import Misconfigured
 from quine.fanout import main
 from quine.fanout.input.items import Item
 from quine.fanout.input.rows import Row
@@ -21,6 +22,7 @@ from quine.fanout.tasks import Task, Work
 from quine.fanout.timers import Timers
 from quine.fanout.under_way import UnderWay
 from quine.jobs.adoption import Orphans
+from tests.lab import Lab
 from transport.spawn import Spawn
 
 KEEP = {"done", "lost"}
@@ -175,3 +177,73 @@ def test_an_item_that_an_earlier_build_has_named_by_its_number_is_done() -> None
     work.knows = (again := Joblog("log", KEEP)).knows
     assert again.found(work.task(Item(Row(("a",)), 2)).entry) == ("done", "")
     again._close()
+
+
+def refused(run: Any, name: str, number: int) -> str:
+    task = run._starter._work.task(Item(Row((name,)), number))
+    try:
+        run._starter._work.check(task)
+    except Misconfigured as error:
+        return error.detail
+    return ""
+
+
+@pytest.mark.parametrize("unreturned", [False, True])
+def test_no_item_has_the_number_of_another_one_of_a_run_before_for_its_result(unreturned: bool) -> None:
+    """There were two that were done, and one result."""
+    work = a_work("--returns", "out.{#}")
+    run = a_run(work, log := Joblog("log"))
+    for number, name in enumerate("ab", 1):
+        sent(run, name, number).item.job = 0
+
+    def end(task: Task, returned: bool = True) -> None:
+        task.entry.kind, task.entry.id = "done" if returned else "lost", f"id-of-{task.item.args[0]}"
+        task.entry.unreturned = None if returned else Unreturned(1, 0, "", "h1", "", task.numbers)
+        log.end(task.entry, 0.0)
+
+    a, b = run._under_way._tasks
+    end(a)
+    if unreturned:
+        end(b, returned=False)
+    log._close()
+    run = a_run(work, log := Joblog("log", KEEP))
+    work.taken = log.taken
+    found(run)
+    kept: list[Task] = []
+    run._starter.adopt = lambda task, *_: kept.append(task) or True
+    run._starter.fetch = lambda task, *_: kept.append(task)
+    assert run._leaves_out(work.task(Item(Row(("b",)), 1))), "it has the number 2"
+    why = "--returns out.2: another item of a run before has this result, as its number is 2"
+    assert [refused(run, "c", number) == why for number in (2, 3)] == [True, False]
+    assert refused(run, "d", 1).startswith("--returns out.1") and not refused(run, "a", 1)
+    assert not refused(run, "b", 2), "it is tried again"
+    (b,) = kept
+    end(b)
+    log.close()
+    assert Path("log").read_text().splitlines()[-1].split("\t")[11] == "1#2" or unreturned
+    work.taken = (log := Joblog("log", KEEP)).taken
+    assert [bool(refused(run, "c", number)) for number in (1, 2, 3)] == [True, True, False]
+    log._close()
+    plain = a_work("--returns", "{}.out")
+    plain.taken = lambda hash, number: True
+    run._starter._work = plain
+    assert not refused(run, "c", 1), "its result has no number"
+
+
+def test_an_item_that_is_refused_for_its_number_leaves_the_result(lab: Lab, tmp_path: Path) -> None:
+    words = [
+        "xargs",
+        "--joblog",
+        "log",
+        "--returns",
+        "out.{#}",
+        "--",
+        "sh",
+        "-c",
+        'echo "$0" >"out.$1"',
+        "{}",
+    ]
+    assert lab.run([*words, "{#}"], input=b"a\n", cwd=tmp_path).returncode == 0
+    done = lab.run([words[0], "--resume", *words[1:], "{#}"], input=b"b\n", cwd=tmp_path)
+    assert done.returncode == 69 and b"--returns out.1: another item of a run before has" in done.stderr
+    assert Path("out.1").read_text() == "a\n"

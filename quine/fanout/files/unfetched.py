@@ -37,7 +37,7 @@ class Unfetched:
         self._fail: Callable[[Failure], None]
 
     def record(self, journal: Journal, fail: Callable[[Failure], None]) -> None:
-        """What is found out is noted in a journal; `fail` is called where that cannot be written."""
+        """A journal gets the notes; `fail` is called where that cannot be written."""
         self._journal, self._fail = journal, fail
         self._results.know(journal.places)
         self._results.located, self._results.begins = self._locate, self._begins

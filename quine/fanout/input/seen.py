@@ -58,3 +58,18 @@ class Seen:
         self._buckets.append(array("q"))
         for key in keys:
             self._of(key).append(key)
+
+
+class TakenNumbers:
+    """Numbers of items, with the hashes of these."""
+
+    def __init__(self) -> None:
+        self._seen = Seen()
+
+    def add(self, hash: str, number: int) -> None:
+        self._seen.add(number)
+        self._seen.add((hash, number))
+
+    def by_another(self, hash: str, number: int) -> bool:
+        """Whether an item has this number, and no item with this hash has it."""
+        return number in self._seen and (hash, number) not in self._seen
