@@ -128,11 +128,11 @@ class Node:
     async def _watch_idle(self) -> None:
         """Close links that were not used lately; stop once the node itself is idle or unreachable."""
         while not self._stopped.is_set():
+            self._served.cut_if_removed()  # at once, since a removal fails in which the note of its use is made
             await asyncio.sleep(min(self._idle / 4, 15))
             now = asyncio.get_running_loop().time()
             self._hosts.close_idle(self._idle, now)
             reached = self._door.is_there() or self._reopened()
-            self._served.cut_if_removed()
             if self._links or self._jobs or self._hosts.busy or self._attic.jobs:
                 self._last_use = now
             elif now - self._last_use > self._idle or not reached:
