@@ -55,14 +55,14 @@ def holding(text: str, apart: str) -> str:
     """Return the noted directory with a tape that begins so, as for `having`; "" without one. Raises Misconfigured."""
     from quine.tape.index import Index
 
-    found = having(text, apart)
-    tapes = {path: {name for name in Index(path).tapes if name.startswith(text)} for path in found}
-    having_it = [path for path in found if tapes[path]]
-    if len(having_it) > 1 and len(set[str]().union(*tapes.values())) > 1:
-        shown = ", ".join(having_it[:3]) + (", …" if len(having_it) > 3 else "")
-        what = f"{len(having_it)} data directories have sessions that begin with {text}"
-        raise Misconfigured(what, f"{shown}: give more of the id, or --data-dir")
-    return (having_it or found or [""])[0]
+    tapes = {
+        path: {name for name in Index(path).tapes if name.startswith(text)} for path in having(text, apart)
+    }
+    found = [path for path, names in tapes.items() if names]
+    if len(found) > 1 and len(set[str]().union(*tapes.values())) > 1:
+        what = f"{len(found)} data directories have sessions that begin with {text}"
+        raise Misconfigured(what, f"{', '.join(found[:3])}: give more of the id, or --data-dir")
+    return found[0] if found else ""
 
 
 def hosts(text: str) -> list[tuple[str, str]]:

@@ -285,6 +285,17 @@ def test_a_copy_that_stays_in_a_bucket_is_named(
     with pytest.raises(FileNotFoundError) as caught:
         tier.rename("a", "c")
     assert "copy" not in str(caught.value) and below(tier) == ["b"]
+
+    def rival(*given: Any) -> Any:
+        made = busy(*given)
+        put(tier, "c", b"job")  # of one content all objects have one ETag
+        return made
+
+    monkeypatch.setattr(tier, "copied", rival)
+    put(tier, "a", b"job")
+    with pytest.raises(FileNotFoundError):
+        tier.rename("a", "c")
+    assert below(tier) == ["b", "c"]
     tier.close()
 
 

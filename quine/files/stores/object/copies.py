@@ -28,6 +28,7 @@ from quine.files.stores.object.io import (
     ObjectWriter,
     Upload,
     entry,
+    marked,
     mode_of,
     mtime_of,
     settled,
@@ -80,7 +81,7 @@ def heeds(bucket: Bucket, key: str, path: str, what: str) -> bool:
 
 def by_copy(bucket: Bucket, here: Found, key: str, source: str, target: str) -> Entry:
     """Have the store copy conditionally, in one call. EEXIST; ENOENT, ESTALE if the source is gone or was replaced."""
-    meta = {**here.meta, MODE: f"{mode_of(here):o}", MTIME: repr(mtime_of(here)), MARK: secrets.token_hex(8)}
+    meta = {**here.meta, MODE: f"{mode_of(here):o}", MTIME: repr(mtime_of(here))}
 
     def copy() -> Any:
         return _copied(bucket, here, key, target, meta, ABSENT)
@@ -133,7 +134,7 @@ def by_hand(bucket: Bucket, here: Found, key: str, source: str, target: str) -> 
 
 def by_parts(bucket: Bucket, source: Found, key: str, path: str, condition: Mapping[str, str]) -> Entry:
     """Have the store copy in parts: an object of any size, on a condition. Raises FileExistsError if that is unmet."""
-    upload = Upload(bucket, key, path, {**source.meta, MARK: secrets.token_hex(8)})
+    upload = Upload(bucket, key, path, source.meta)
     try:
         size = max(WHOLE // 5, -(-source.size // MOST_PARTS))
         for start in range(0, source.size, size):
@@ -176,7 +177,7 @@ def renewed(bucket: Bucket, here: Found, path: str, how: str) -> Entry:
         return bucket.call("put_object", path, Key=here.key, Body=content, Metadata=meta, **condition)
 
     if here.size > WHOLE:
-        return by_parts(bucket, here, here.key, path, condition)
+        return by_parts(bucket, marked(here), here.key, path, condition)
     try:
         etag = settled(
             put if how == OVER_PUT else copy, lambda: bucket.head(here.key, path), meta[MARK], path

@@ -53,6 +53,11 @@ def mtime_of(there: Found) -> float:
     return told if abs(told) < 1 << 53 else there.modified  # other tools write it too; NaN fails the test
 
 
+def marked(there: Found) -> Found:
+    """Return the object with a mark of its own in its metadata, for a copy that is to be told from all others."""
+    return there._replace(meta={**there.meta, MARK: secrets.token_hex(8)})
+
+
 class Upload:
     """A multipart upload of one object."""
 
@@ -173,7 +178,7 @@ class ObjectWriter(Writer):
         self._bucket, self._key, self._path = bucket, key, path
         self._if_absent, self._before, self._parted = if_absent, before, parted
         self._condition = {"IfNoneMatch": "*"} if if_absent else {}
-        self._meta = {**meta, MARK: secrets.token_hex(8)}
+        self._meta = {MARK: secrets.token_hex(8), **meta}
         self._part = min(max(PART, -(-size // (MOST_PARTS - 100))), TOLD_PART)
         self._held = bytearray()  # the data after the content of the spool
         self._spool, self._spooled = -1, 0  # descriptor, and bytes in it

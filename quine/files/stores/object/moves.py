@@ -2,7 +2,8 @@
 
 Laws
 1. The client that removes the copied version has moved it. If the store heeds If-Match of a deletion, that is only one.
-2. An object that was replaced after the copy stays where it is.
+2. An object that was replaced after the copy stays where it is. A copy is taken back if it has its mark, since all
+   objects of one content may have one ETag.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from quine.files.api import OutcomeUnknown, error
 from quine.files.stores.object.client import Found
-from quine.files.stores.object.io import AGAIN
+from quine.files.stores.object.io import AGAIN, MARK, marked
 from quine.files.stores.object.keys import folders_of, path_of
 from quine.files.stores.rename_rules import moves, replaces
 
@@ -84,7 +85,8 @@ class Mover:
                 break
             new = self.tier.bucket.head(self.tier.key(target), target) is None and self.tier.decides(target)
             try:
-                made = self.tier.copied(here, source, target, if_absent or new)
+                ours = marked(here)
+                made = self.tier.copied(ours, source, target, if_absent or new)
             except FileExistsError:
                 if if_absent:
                     raise
@@ -102,7 +104,9 @@ class Mover:
             if gone:
                 return
             if new:
-                self._drop(here._replace(key=self.tier.key(target), etag=made.version), target)
+                there = self.tier.bucket.head(self.tier.key(target), target)
+                if there and there.etag == made.version and there.meta.get(MARK) == ours.meta[MARK]:
+                    self._drop(there, target)
             left = "" if new else f"; {target} is a copy of it now"
         unlike = self.tier.unlike_file(source)
         raise OSError(unlike.errno, f"{unlike.strerror}{left}", source)

@@ -51,6 +51,7 @@ from quine.files.stores.object.io import (
     ObjectReader,
     ObjectWriter,
     entry,
+    marked,
     mode_of,
     mtime_of,
     settled,
@@ -324,7 +325,7 @@ class ObjectTier(Tier):
         if source.size > WHOLE:
             whole = self.bucket.head(source.key, path)
             if whole is not None:
-                by_parts(self.bucket, whole, key, path, {})
+                by_parts(self.bucket, marked(whole), key, path, {})
             return None
         return self.bucket.begin(
             "copy_object",
@@ -352,7 +353,7 @@ class ObjectTier(Tier):
         here = self.bucket.head(self.key(source), source)
         if here is None:
             raise self.unlike_file(source)
-        return self.copied(here, source, target, if_absent)
+        return self.copied(marked(here), source, target, if_absent)
 
     def copied(self, here: Found, source: str, target: str, if_absent: bool) -> Entry:
         if not target:
