@@ -10,6 +10,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from quine.base.cli_options import RunOptions
@@ -105,12 +106,43 @@ def _noted(text: str, options: RunOptions) -> tuple[list[Agent | Remote], list[s
 
     Also the noted hosts that do not know theirs.
     """
-    from quine.jobs import remote
     from quine.tape import places
 
     here = registry.find(text, *places.having(text))
-    there, without = remote.noted(text, options)
+    there, without = _still_there(text, options)
     return [*here, *(job for job in there if job.id not in {agent.id for agent in here})], without
+
+
+def detached_on(text: str, options: RunOptions) -> dict[str, list[str]]:
+    """Return by host the commands detached there from here whose id begins so. Hosts in no inventory are left out."""
+    from quine.jobs import foreign, remote
+    from quine.tape import places
+    from transport.errors import Refused
+
+    there: dict[str, list[str]] = {}
+    for job, host in places.hosts(text):
+        with contextlib.suppress(Misconfigured, Refused, ModuleNotFoundError):
+            if foreign.is_job(job) and remote.hosts(host, options) == [host]:
+                there.setdefault(host, []).append(job)
+    return there
+
+
+def _still_there(text: str, options: RunOptions) -> tuple[list[Remote], list[str]]:
+    """Return the commands detached from here whose id begins so, and the noted hosts that do not know theirs.
+
+    Only these hosts are asked. One that does not answer counts as having its command: the verb tells the fault.
+    """
+    from quine.jobs import remote
+
+    found: dict[str, Remote] = {}
+    there = detached_on(text, options)
+    for host, jobs in there.items():
+        facts, silent = remote.listed([host], options.replace(on=host), text)
+        known = {fact["id"] for fact in facts if fact["state"] != "unknown" and fact["kind"] != "proxy"}
+        for job in jobs:
+            if silent or job in known:
+                found.setdefault(job, remote.Remote(host, job, noted=True))
+    return list(found.values()), [host for host in there if host not in {job.host for job in found.values()}]
 
 
 def _nowhere(folder: str) -> str:

@@ -73,11 +73,12 @@ def _hint(options: RunOptions) -> None:
     """Say on a terminal where commands were detached of late, which are on the lists of their hosts alone."""
     if options.on or options.json or not os.isatty(2):
         return
-    from quine.jobs import remote
+    from quine.cli import job_ids
 
-    late = [job.host for job in remote.noted("", options) if created(job.id) > time.time() - RECENT]
+    there = job_ids.detached_on("", options).items()
+    late = [host for host, jobs in there for job in jobs if created(job) > time.time() - RECENT]
     if late:
-        hosts = ",".join(dict.fromkeys(late))
+        hosts = ",".join(sorted(set(late)))
         print(f"quine: {len(late)} detached on hosts in the last day: quine ps --on {hosts}", file=sys.stderr)
 
 

@@ -184,30 +184,6 @@ def find(text: str, where: str, options: RunOptions, reads: bool = False) -> lis
     return [Remote(fact["host"], fact["id"]) for fact in best]
 
 
-def noted(text: str, options: RunOptions) -> tuple[list[Remote], list[str]]:
-    """Return the commands detached from here whose id begins so, and the noted hosts that do not know theirs.
-
-    Only these hosts are asked. One that does not answer counts as having its command: the verb tells the fault.
-    """
-    from quine.tape import places
-
-    there: dict[str, list[str]] = {}
-    for job, host in places.hosts(text):
-        try:
-            if foreign.is_job(job) and hosts(host, options) == [host]:
-                there.setdefault(host, []).append(job)
-        except (Misconfigured, Refused, ModuleNotFoundError):
-            continue  # it is known to no inventory any more
-    found: dict[str, Remote] = {}
-    for host, jobs in there.items():
-        facts, silent = listed([host], options.replace(on=host), text)
-        known = {fact["id"] for fact in facts if fact["state"] != "unknown" and fact["kind"] != "proxy"}
-        for job in jobs:
-            if silent or job in known:
-                found.setdefault(job, Remote(host, job, noted=True))
-    return list(found.values()), [host for host in there if host not in {job.host for job in found.values()}]
-
-
 def show(words: list[str], job: Remote, options: RunOptions, env: dict[str, str] | None = None) -> int:
     """Run a verb on the job's host, with these variables, act as its proxy, and return its exit status."""
     from quine.jobs.client import show as run_as_proxy

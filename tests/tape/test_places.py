@@ -147,5 +147,5 @@ def test_ps_on_a_terminal_names_the_hosts_of_commands_of_the_last_day(
     places.note_host("01800000-0000-7000-8000-000000000000", "h1")  # of years ago
     folders = (str(agents.data),)
     assert ps_table.ps(folders, RunOptions()) == 0
-    assert capsys.readouterr().err == "quine: 2 detached on hosts in the last day: quine ps --on h2,h1\n"
+    assert capsys.readouterr().err == "quine: 2 detached on hosts in the last day: quine ps --on h1,h2\n"
     assert ps_table.ps(folders, RunOptions(json=True)) == 0 and capsys.readouterr().err == ""
