@@ -121,8 +121,7 @@ class Journal:
         except ValueError:
             raise Misconfigured(f"line 1 of {self._path} is damaged") from None
         second = -inf
-        # else the clock is another one
-        same = bool(head) and head[5] == boot_id() and not self.is_elsewhere
+        same = bool(head) and head[5] == boot_id() and not self.is_elsewhere  # else another clock
         for number, line in enumerate(lines[1:], 2):
             try:
                 word, *rest = line.split()
@@ -137,10 +136,7 @@ class Journal:
                     if word == "overwritten":
                         self.unreturned.pop(id, None)
                 elif word == "place":
-                    host, place = rest
-                    if place != "-" and not is_identity(place):
-                        raise ValueError("not an identity")
-                    self.places["" if host == "local" else host] = place.strip("-")
+                    self._read_place(rest)
                 elif word == "lines":
                     () = rest
                     self.by_lines = self._passes_lines = True
@@ -166,6 +162,12 @@ class Journal:
                 raise Misconfigured(f"line {number} of {self._path} is damaged") from None
         if not self._owner:  # of a build that made no such notes
             self.begun.update(dict.fromkeys(self.sent))
+
+    def _read_place(self, words: list[str]) -> None:
+        host, place = words
+        if place != "-" and not is_identity(place):
+            raise ValueError("not an identity")
+        self.places["" if host == "local" else host] = place.strip("-")
 
     @property
     def is_elsewhere(self) -> bool:
@@ -387,10 +389,8 @@ class Journal:
         """Remove it, if each job that was sent has its line, and its returns."""
         if not (self.sent or self.unreturned) and self._fd >= 0:
             os.unlink(self._path)
-            try:
+            with contextlib.suppress(OSError):  # there is none, or something else is in it
                 os.rmdir(f"{self._log}.outputs")
-            except OSError:
-                pass  # there is none, or something else is in it
         self.leave()
 
     def leave(self) -> None:

@@ -21,11 +21,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from functools import partial
-from typing import NamedTuple
 
 from quine.base.errors import FAILED, Failure, Misconfigured
 from quine.fanout.files.before import Before
 from quine.fanout.files.cleanup import Cleanup
+from quine.fanout.files.held import Held, Left
 from quine.fanout.files.names import Names, Noted
 from quine.fanout.files.results import Results
 from quine.fanout.files.unfetched import WRITTEN_OVER, Unfetched, host_of
@@ -37,57 +37,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quine.fanout.files.names import Sources, Uses
     from quine.fanout.journal import Journal
     from quine.fanout.tasks import Task, Work
     from quine.jobs.staged import At
     from quine.staging.caller_side import Staging
-    from transport.client.batch import Batch, BatchJob
+    from transport.client.batch import Batch
     from transport.spawn import Spawn
-
-
-class Held:
-    """The files of one try. `names` are those that it has, `own` are those that it may have to remove."""
-
-    __slots__ = ("names", "own", "refuse", "say", "send", "stage", "task")
-
-    def __init__(
-        self,
-        task: Task,
-        stage: Staging,
-        say: Callable[[str], None],
-        send: Callable[[], None] = lambda: None,
-        refuse: Callable[[str], None] = lambda why: None,
-    ) -> None:
-        self.task = task
-        self.stage = stage
-        self.say = say
-        self.send, self.refuse = send, refuse  # called once it may be sent, or if it never may
-        self.names: tuple[Sources, Uses] = [], []
-        self.own: list[str] = []
-
-    # -- the interface of `Bringing` -----------------------------------------------------------------
-
-    def sent(self, job: BatchJob | Bringing) -> None:
-        self.task.after = job
-
-    @property
-    def wanted(self) -> bool:
-        return not self.task.abandoned
-
-    def write(self, data: memoryview) -> int | None:
-        return self.task.output.write(2, data) if self.task.output else None
-
-    def lost(self, place: str) -> None:
-        self.task.unreturned = place
-
-
-class Left(NamedTuple):
-    """Names of files that a try has left on a host, with its results; `spawn`: of its job, if the next try decides."""
-
-    host: str
-    names: list[str]
-    spawn: Spawn | None = None
 
 
 class Files:
@@ -250,34 +205,7 @@ class Files:
         if id and id == task.entry.fetched and self.before.waits([], later, held.stage.patterns):
             return
         task.over = True
-
-        def remove(stays: bool = False) -> None:
-            began = task.running or status.state in ("exited", "signaled")
-            if self._cleanup and (stays or task.left or (held.stage.returns and status.state == "lost")):
-                self._leave(task, Left(status.host, held.own))
-                self._over(task, over)
-            elif not (self._cleanup and began and status.host):
-                self._over(task, over)
-            else:
-                own, held.own = held.own, []
-                self._cleanup.give(own)
-                self._forget_left(task, status.host)
-                gone = removable(own, held.stage.came)
-                task.after = self._cleanup.remove(gone, spawn, status.host, lambda: self._over(task, over))
-
-        def withholds() -> bool:
-            spoilt = Status("exited", status.code or FAILED, host=status.host)
-            return held.stage.is_in_place and self.repeats(task, spoilt)
-
-        def brought() -> None:
-            if self._unfetched.is_written_over(id):
-                task.unreturned, status.hint = None, ""
-            if status.state != "lost" and task.unreturned is not None:
-                self._leave(task, Left(status.host, held.own, spawn))
-                self._over(task, over)  # they are withheld, and stay for the next try
-                return
-            remove(stays=status.state != "lost" and not self._note_arrival(task, held.stage, status.code))
-
+        remove = partial(self._remove, task, held, spawn, status, over)
         if not held.stage.brings(status):
             remove()
         elif again and held.stage.is_in_place:
@@ -295,12 +223,51 @@ class Files:
             held.stage.leave(status, spawn)
             remove()
         else:
-            held.stage.on_put, held.stage.withholds = (
-                partial(self._note_replaced, task, held.stage),
-                withholds,
-            )
-            held.stage.lasting = bool(self.journal or self._cleanup)  # else they can be had again
-            Bringing(self._batch, held.stage, spawn, status, held, self.at, brought).begin()
+            self._bring(task, held, spawn, status, over)
+
+    def _remove(
+        self,
+        task: Task,
+        held: Held,
+        spawn: Spawn,
+        status: Status,
+        over: Callable[[], None],
+        stays: bool = False,
+    ) -> None:
+        """Remove the files of a try that has ended, unless its results stay on the host, and call `over`."""
+        began = task.running or status.state in ("exited", "signaled")
+        if self._cleanup and (stays or task.left or (held.stage.returns and status.state == "lost")):
+            self._leave(task, Left(status.host, held.own))
+            self._over(task, over)
+        elif not (self._cleanup and began and status.host):
+            self._over(task, over)
+        else:
+            own, held.own = held.own, []
+            self._cleanup.give(own)
+            self._forget_left(task, status.host)
+            gone = removable(own, held.stage.came)
+            task.after = self._cleanup.remove(gone, spawn, status.host, lambda: self._over(task, over))
+
+    def _bring(self, task: Task, held: Held, spawn: Spawn, status: Status, over: Callable[[], None]) -> None:
+        """Bring the returns of a try, remove its files, and call `over`."""
+
+        def withholds() -> bool:
+            spoilt = Status("exited", status.code or FAILED, host=status.host)
+            return held.stage.is_in_place and self.repeats(task, spoilt)
+
+        def brought() -> None:
+            if self._unfetched.is_written_over(task.entry.id):
+                task.unreturned, status.hint = None, ""
+            if status.state != "lost" and task.unreturned is not None:
+                self._leave(task, Left(status.host, held.own, spawn))
+                self._over(task, over)  # they are withheld, and stay for the next try
+                return
+            stays = status.state != "lost" and not self._note_arrival(task, held.stage, status.code)
+            self._remove(task, held, spawn, status, over, stays)
+
+        held.stage.on_put, held.stage.withholds = partial(self._note_replaced, task, held.stage), withholds
+        held.stage.lasting = bool(self.journal or self._cleanup)  # else they can be had again
+        Bringing(self._batch, held.stage, spawn, status, held, self.at, brought).begin()
 
     def _note_arrival(self, task: Task, stage: Staging, code: int) -> bool:
         """Note that the returns of a job are here, and its exit status with them.

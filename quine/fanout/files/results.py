@@ -21,6 +21,7 @@ import threading
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
 
 
 class Results:
@@ -34,7 +35,7 @@ class Results:
         self._unknown: set[str] = set()  # hosts with jobs of the run before that have not told it
         # Called by threads: a host has told its identity, and a job there is about to begin. Raise OSError.
         self.located: Callable[[str, str], None] = lambda host, place: None
-        self.begins: Callable[[object, str], None] = lambda job, host: None
+        self.begins: Callable[[Any, str], None] = lambda job, host: None
 
     def add(self, job: object, patterns: list[str], own: Iterable[bytes]) -> Around:
         """A job is about to be sent. `own`: names of files that its item alone has."""
