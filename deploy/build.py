@@ -24,6 +24,7 @@ import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,12 +41,18 @@ ROOM_HERE = "make room there, or set XDG_CACHE_HOME"
 OWN = "~/.cache must be yours to write: look at its owner and mode, or set XDG_CACHE_HOME"
 _OTHER = "set XDG_CACHE_HOME to a directory of yours"
 OLDEST_PYTHON = (3, 9)
-FORMAT = "5"  # of the recipe below: another recipe, another key
+FORMAT = "6"  # of the recipe below: another recipe, another key
 PACKAGES = ("fsspec",)  # pure distributions that go with the sources
 # Modules of them that do nothing without packages that no host has from us.
 OTHERS_NEED = frozenset((
     "gui", "conftest", "dask", "dbfs", "gist", "git", "github", "jupyter", "libarchive", "smb", "webhdfs",
     "arrow", "fuse", "http_sync", "parquet", "reference", "sftp",  # for pyarrow, Pyodide, zarr, paramiko
+))  # fmt: skip
+# Sources that unpack the rest. The rest is one compressed stream: a fifth shorter than a stream for each source.
+UNPACKING = frozenset((
+    "deploy/__init__.py", "deploy/paths.py", "deploy/there/__init__.py", "deploy/there/installer.py",
+    "deploy/trust.py", "transport/__init__.py", "transport/address.py", "transport/errors.py",
+    "transport/lean.py", "transport/provenance/__init__.py", "transport/provenance/safe_path.py",
 ))  # fmt: skip
 KEPT = 4  # builds that stay in the cache: switching between branches stays quick
 _SHEBANG = b"#!/usr/bin/env python3\n"
@@ -183,21 +190,24 @@ def _make(made: Path) -> None:
             "the sources have changed since this process was started",
             "run the command again; if it is the node that says so: quine node --stop",
         )
-    members = [*sources, *_packages(), *_metadata(), ("__main__.py", _main())]
+    main = ("__main__.py", _main())
+    content = BytesIO()
+    write_zip(content, [*sources, *_packages(), *_metadata(), main], zipfile.ZIP_STORED)
     with open(path, "wb") as file:
         file.write(_SHEBANG)
-        write_zip(file, members)
+        first = [one for one in sources if one[0] in UNPACKING]
+        write_zip(file, [main, *first, (installer.CONTENT, content.getvalue())])
     path.chmod(0o755)
     (made / "sha256").write_text(_digest(path) + "\n")
 
 
-def write_zip(file: BinaryIO, members: Iterable[tuple[str, bytes]]) -> None:
+def write_zip(file: BinaryIO, members: Iterable[tuple[str, bytes]], how: int = zipfile.ZIP_DEFLATED) -> None:
     """Write pairs of name and content as a zip file: the same pairs, the same bytes."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(file, "w", how, compresslevel=9) as archive:
         for name, content in sorted(members):
             member = zipfile.ZipInfo(name, _EPOCH)
             member.external_attr = 0o644 << 16
-            member.compress_type = zipfile.ZIP_DEFLATED
+            member.compress_type = how
             archive.writestr(member, content)
 
 

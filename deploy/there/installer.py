@@ -34,17 +34,18 @@ import sys
 import tempfile
 import time
 import zipfile
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 FILE = "quine.pyz"  # in an installation: the file as it was sent; `lib` has its contents, `quine` starts it
-UNPACKED = 5  # times the size of the binary: the room that an installation takes
+CONTENT = "content.zip"  # in that file: all of it, not compressed, so that the file is one compressed stream
+UNPACKED = 6  # times the size of the binary: the room that an installation takes
 START_SECONDS = 60
 STALE = 3600  # seconds after which a directory made aside, or a part that came, belongs to nobody
 KEPT = 3  # installations that stay, the newest; and those in use
 USED = (
-    1800  # seconds for which a note of a host (`note_use` of transport/this_build.py) says that it runs one
+    1800  # seconds for which a note of use (`note_use` of transport/this_build.py) says that a host runs one
 )
 CHUNK = 1 << 16
 WORDS = {errno.ENOSPC: "full", errno.EDQUOT: "full"}  # of errors; "write" for others
@@ -256,17 +257,16 @@ def install(part: Part, target: Path, setup: str = "", flags: str = "-I -S -X ut
 
     Its Python takes the bytes of names and arguments for UTF-8, as the origin does, whatever the locale there is.
     """
-    began = time.time()
     work = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:
         try:
-            with part.open() as file, zipfile.ZipFile(file) as archive:
-                archive.extractall(work / "lib")
+            with part.open() as file, zipfile.ZipFile(BytesIO(zipfile.ZipFile(file).read(CONTENT))) as packed:
+                packed.extractall(work / "lib")
         except (zipfile.BadZipFile, ImportError, RuntimeError) as error:
             raise Failure("unpack", str(error)) from None
         with part.open() as file, open(work / FILE, "wb") as copy:
             shutil.copyfileobj(file, copy)
-        os.utime(work / FILE, (began - 10, began - 10))  # surely older than the launcher, on any file system
+        os.utime(work / FILE, (time.time() - 10,) * 2)  # surely older than the launcher, on any file system
         start = f"exec {shlex.quote(sys.executable)} {flags} {shlex.quote(str(target / 'lib'))}"
         launcher = work / "quine"
         locale = UTF8 if sys.implementation.name == "pypy" else ""

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from deploy import build, paths, wheels
+from deploy.there import installer
 from quine.archive import local_mirror
 from quine.files.stores.local.store import Local
 from transport import this_build
@@ -48,14 +50,16 @@ def test_same_inputs_same_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(os.listdir(home / ".cache" / "quine" / "build")) == [first.path.parent.name, "lock"]
 
     with zipfile.ZipFile(again.path) as archive:
-        names = archive.namelist()
+        with zipfile.ZipFile(BytesIO(archive.read(installer.CONTENT))) as content:
+            names = content.namelist()
+        assert {*archive.namelist()} - {installer.CONTENT} < {*names}
     assert "quine/__main__.py" in names and "quine/agent/prompt.md" in names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
     assert "fsspec/__init__.py" in names
     assert [name for name in names if name.startswith("fsspec-") and "LICENSE" in name]
     assert not [name for name in names if name.endswith(".so")]
     assert not [name for name in names if "github" in name or "conftest" in name], "they need other packages"
-    assert again.size <= 1_500_000, "it is sent to every host"
+    assert again.size <= 1_300_000, "it is sent to every host"
 
     # it runs without anything of this environment, and says that it is the same build
     env = {"HOME": str(home), "PATH": "/usr/bin:/bin"}

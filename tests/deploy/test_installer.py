@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from deploy import build
 from deploy.there import installer
 from tests.support.waiting import until
 from transport import address, this_build
@@ -311,8 +311,9 @@ def test_a_damaged_installation_is_replaced(
 
 
 def packed(path: Path, main: str) -> installer.Part:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("__main__.py"), main)  # with a fixed time: the same, the same bytes
+    build.write_zip(content := io.BytesIO(), [("__main__.py", main.encode())])
+    with path.open("wb") as file:
+        build.write_zip(file, [(installer.CONTENT, content.getvalue())])
     part = installer.Part(path, os.open(path, os.O_RDONLY))
     part.keep = False
     return part
