@@ -277,6 +277,7 @@ class SimulatedWork(Work):
     def stage(self, item: Item, begun: bool = False) -> Staging | None:
         found = SimulatedStaging(self.texts, item.args[0])
         found.alone = [] if self.texts.sim.course.files == AMONG else found.sources
+        found.varying = found.patterns
         return found
 
 
