@@ -61,20 +61,8 @@ class Entry:
     """One line."""
 
     __slots__ = (
-        *(
-            "attempt",
-            "code",
-            "command",
-            "fetched",
-            "hash",
-            "host",
-            "id",
-            "kind",
-            "number",
-            "received",
-            "renews",
-        ),
-        *("seconds", "sent", "seq", "signal", "started", "stopped", "unreturned"),
+        *("attempt", "code", "command", "fetched", "hash", "host", "id", "kind", "number", "received"),
+        *("renews", "seconds", "sent", "seq", "signal", "started", "stopped", "unreturned"),
     )
 
     def __init__(self, seq: int, hash: str) -> None:
