@@ -276,10 +276,10 @@ def show(
         from quine.base.text import shown_path
 
         say(f"quine: {status.host}: files are left in {shown_path(status.left)}\n")
-    if status.detail and not spawn.own:
+    if status.detail and (not spawn.own or status.state == "unreachable"):
         from quine.jobs.did_you_mean import complete
 
-        complete(status, spawn.argv, options)
+        complete(status, [] if spawn.own else spawn.argv, options)
     return leave(status)
 
 

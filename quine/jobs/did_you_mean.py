@@ -64,7 +64,14 @@ def join(words: list[str]) -> str:
 
 
 def complete(status: Status, command: list[str], options: RunOptions) -> None:
-    """Name the command of a job that was not run or is lost, for it may be one of many; add the cure of a 127."""
+    """Name the command of a job that was not run or is lost, for it may be one of many; add the cure.
+
+    The command is empty for one of quine itself, which is told by its mission.
+    """
+    if status.state == "unreachable" and (other := another(status, options)):
+        status.hint = f"{status.hint}; {other}" if status.hint else other
+    if not command:
+        return
     if status.code == 127 and not status.hint:
         status.hint = not_found(command, options)
     if status.detail and status.host and status.state in ("unreachable", "lost"):
@@ -73,6 +80,20 @@ def complete(status: Status, command: list[str], options: RunOptions) -> None:
         shown = plain(join(command), newlines=False)  # one line, whatever the command holds
         shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
         status.detail += f"; {'not run' if status.state == 'unreachable' else 'lost'}: {shown}"
+
+
+def another(status: Status, options: RunOptions) -> str:
+    """Return the cure for a host that was chosen and cannot be reached; "" if WHERE means no other one."""
+    if not options.on or not status.host or options.retry:
+        return ""
+    from quine.base.allowed_hosts import known
+    from transport.errors import Refused
+
+    try:
+        others = [host for host in known(options).matching(options.on) if host.name != status.host]
+    except (Refused, ModuleNotFoundError):  # the latter on a host whose Python reads no TOML
+        return ""
+    return f"--retry 1 tries another of {options.on}" if others else ""
 
 
 def not_found(command: list[str], options: RunOptions) -> str:

@@ -5,6 +5,7 @@ Against real sshd.
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import socket
@@ -30,15 +31,17 @@ from transport.status import Status
 ONCE = 'if mkdir "$0" 2>/dev/null; then {} kill -9 $(ps -o ppid= -p $PPID); else {}; fi'
 
 
+NUMBERS = itertools.count()  # of dead hosts: the node of this lab remembers them for a while
+
+
 @pytest.fixture
 def dead(lab: Lab) -> Iterator[str]:
-    """A host whose port is closed. Placement prefers it to all other hosts."""
+    """A host whose port is closed, of a new name. Placement prefers it to all other hosts until it is dialled."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # bound, not listening: refused, and nobody else's
         for name in ("h1", "h2", "h3"):
             lab.alias(f"{name}-one", name, slots=1)
-        lab.alias("dead", "h1", port=held.getsockname()[1])
-        yield "dead"
+        yield lab.alias(f"dead{next(NUMBERS)}", "h1", port=held.getsockname()[1])
 
 
 def once(path: Path, first: str = "", then: str = "echo $QUINE_NODE_NAME") -> list[str]:
@@ -49,34 +52,45 @@ def once(path: Path, first: str = "", then: str = "echo $QUINE_NODE_NAME") -> li
 
 
 def test_another_host_is_tried(lab: Lab, dead: str) -> None:
-    where = ["--on", "dead,h1-one"]  # no limit of slots comes before one of them
-    done = lab.run(["run", *where, "--", "cat"], input="material")
-    assert (done.returncode, done.stdout) == (69, b"")
-    done = lab.run(["run", *where, "--retry", "1", "--", "cat"], input="material")
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"material", b"")
-    done = lab.run(["run", "-v", *where, "--retry", "1", "--", "sh", "-c", "exit 3"])
+    where = ["--on", f"{dead},h1-one", "--retry", "1"]  # no limit of slots comes before one of them
+    done = lab.run(["run", "-v", *where, "--", "cat"], input="material")
+    assert (done.returncode, done.stdout) == (0, b"material")
     first, *rest = done.stderr.decode().splitlines()
-    assert done.returncode == 3
-    assert first.startswith("quine: dead: try 1: unreachable: ") and first.endswith("; trying again")
+    assert first.startswith(f"quine: {dead}: try 1: unreachable: ") and first.endswith("; trying again")
     assert [line for line in rest if " try " in line] == []
+    done = lab.run(["run", *where, "--", "sh", "-c", "exit 3"])
+    assert (done.returncode, done.stderr) == (3, b"")
+
+
+def test_a_host_that_was_not_reached_is_chosen_last_and_the_message_names_the_option(
+    lab: Lab, dead: str
+) -> None:
+    """Idle hosts are alike, so the first of the inventory would be taken each time."""
+    where = ["--on", f"{dead},h1-one"]
+    for words, code in (["run", *where, "--", "true"], 69), (["run", *where, "--", "true"], 0):
+        done = lab.run(words)
+        assert done.returncode == code, done.stderr
+        assert (f"--retry 1 tries another of {dead},h1-one\n".encode() in done.stderr) == bool(code)
+    done = lab.run(["run", "--on", dead, "--", "true"])
+    assert done.returncode == 69 and b"--retry" not in done.stderr
 
 
 def test_all_have_failed_and_the_last_failure_is_told(lab: Lab, dead: str, tmp_path: Path) -> None:
     """A failed host comes last and is tried again. The error, printed once, is that of the last try."""
     lab.alias("dead-2", "h1", port=1)
-    words = ["run", "-v", "--report", "r", "--on", "dead,dead-2", "--retry", "2", "--", "true"]
+    words = ["run", "-v", "--report", "r", "--on", f"{dead},dead-2", "--retry", "2", "--", "true"]
     done = lab.run(words, cwd=tmp_path)
     assert done.returncode == 69
     tries = [line.split(": ")[1] for line in done.stderr.decode().splitlines() if ": try " in line]
-    assert tries == ["dead", "dead-2"] and done.stderr.count(b"error: ") == 1
+    assert tries == [dead, "dead-2"] and done.stderr.count(b"error: ") == 1
     report = json.loads((tmp_path / "r").read_text())
-    assert (report["state"], report["host"]) == ("unreachable", "dead")
+    assert (report["state"], report["host"]) == ("unreachable", dead)
 
 
 def test_an_agent_is_tried_elsewhere(lab: Lab, dead: str, tmp_path: Path) -> None:
     lines = [says(call("sh", command="cat <&3 >&4")), says(OK)]
     env = {**lab.script(lines, "retry.jsonl"), "QUINE_DATA_DIR": str(tmp_path)}
-    done = lab.run(["--on", "dead,h1-one", "--retry", "1", "work"], env=env, input="material")
+    done = lab.run(["--on", f"{dead},h1-one", "--retry", "1", "work"], env=env, input="material")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"material", b"")
     assert len(tapes(tmp_path)) == 1
 
@@ -94,9 +108,9 @@ def test_what_has_an_answer_or_is_about_no_host_is_not_tried_again(lab: Lab) -> 
 
 def test_stdin_is_whole_for_whom_it_is_read(lab: Lab, dead: str) -> None:
     """The failed try reads nothing of stdin: the next command gets all of it."""
-    line = "printf 'one\\ntwo\\n' | { quine run --on dead --retry 1 -- cat; cat; }"
+    line = f"printf 'one\\ntwo\\n' | {{ quine run --on {dead} --retry 1 -- cat; cat; }}"
     done = lab.sh(line)
-    assert done.stdout == b"one\ntwo\n" and b"quine: dead: error: " in done.stderr
+    assert done.stdout == b"one\ntwo\n" and f"quine: {dead}: error: ".encode() in done.stderr
 
 
 # -- lost ------------------------------------------------------------------------------------------
@@ -184,10 +198,10 @@ def test_leaving_by_keys_is_no_reason_to_come_back(lab: Lab) -> None:
 
 
 def test_a_signal_ends_the_pause_before_the_next_try(lab: Lab, dead: str) -> None:
-    process = lab.popen(["run", "-v", "--on", "dead", "--retry", "99", "--", "true"], stderr=subprocess.PIPE)
+    process = lab.popen(["run", "-v", "--on", dead, "--retry", "99", "--", "true"], stderr=subprocess.PIPE)
     assert process.stderr
-    for number in (b"1", b"2", b"3"):
-        assert b"quine: dead: try " + number in process.stderr.readline()
+    for number in (1, 2, 3):
+        assert f"quine: {dead}: try {number}".encode() in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
     assert process.returncode == -signal.SIGINT

@@ -17,6 +17,8 @@ Laws
 6. A host whose link is not up after SILENCE holds one late job of each caller. The others are given back, and no more
    are taken, as far as they can go to a host that is not silent. Where they cannot, they wait for the dial together,
    and have its error together. A host whose last dial has failed is silent from its next one on.
+7. Any other job goes to a host whose last dial failed less than FRESH ago only if all its hosts are such: to it an idle
+   host that is down looks like the best one.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ TURN = 2.0  # seconds: each change leaves a place empty until the other one asks
 SILENCE = (
     3.0  # seconds that many jobs wait for a link: a host that answers takes about one, one that does not 30
 )
+FRESH = 60.0  # seconds that a failed dial counts in a choice of hosts: after them the host is tried again
 NEVER = (float("inf"), 0.0)  # was a caller refused
 
 
@@ -74,7 +77,7 @@ class Slots:
             Relay, Sequence[str]
         ] = {}  # these jobs, and the groups of the hosts they could go to
         self._timer: asyncio.TimerHandle | None = None  # until it is silent
-        self._failed = False  # its last dial
+        self._failed: float | None = None  # when its last dial failed; None: it did not
         self._left_behind = 0  # jobs that were ever taken out of the queue: the place of its first one
 
     @property
@@ -84,18 +87,24 @@ class Slots:
 
     def load(self, link: Link, late: bool, bounded: bool) -> int:
         """Jobs that run or wait, for a comparison of hosts. For a late job a host that would refuse it comes after
-        all others, and one that is silent after these: only the others tell of room before long.
+        all others, and one that is silent after these: only the others tell of room before long. For any other job
+        a host whose dial has just failed comes last.
 
         Asked for each of a thousand hosts, for each job: the usual cases are answered here.
         """
         used = self.running + self.waiting
         if late and self.silent:
             return used + 2 * FULL
-        if not late or not (self.limit or bounded):
+        if not late:
+            return used + FULL if self._has_just_failed() else used
+        if not (self.limit or bounded):
             return used
         if not self._refused and (used < self.limit if self.limit else len(self._bounded) < self.processors):
             return used
         return used if self._takes(link, bounded) else used + FULL
+
+    def _has_just_failed(self) -> bool:
+        return self._failed is not None and asyncio.get_running_loop().time() < self._failed + FRESH
 
     def most(self, bounded: bool) -> int:
         """Late jobs at one time, 0 = no limit."""
@@ -153,7 +162,7 @@ class Slots:
 
     def _wait_for_link(self, relay: Relay, groups: Sequence[str]) -> None:
         if not self._unlinked:
-            self.silent = self._failed
+            self.silent = self._failed is not None
             self._timer = asyncio.get_running_loop().call_later(SILENCE, self._fall_silent)
         self._unlinked[relay] = groups
 
@@ -193,7 +202,7 @@ class Slots:
             self._began[relay] = now
         if self._untold and self._untold.processors:
             self.processors, self._untold = self._untold.processors, None
-        self._failed = False
+        self._failed = None
         if self.silent and relay in self._unlinked:
             for each in {each.near.link: each for each in self._unlinked}.values():
                 self._note_room(each, self._room(each in self._bounded) + 1)
@@ -290,7 +299,7 @@ class Slots:
 
     def refuse_waiting(self, refused: Refused) -> None:
         """The host cannot be reached: refuse the queued jobs, which would only dial it again, one after the other."""
-        self._failed = True
+        self._failed = asyncio.get_running_loop().time()
         waiting, self._queue = self._queue, deque()
         self._left_behind += len(waiting)
         for relay, _, _ in waiting:

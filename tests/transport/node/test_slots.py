@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from transport.errors import Refused
 from transport.node.host import Host, Met
 from transport.node.link import Link
 from transport.node.relay import Relay
-from transport.node.slots import FULL, LATELY, MOST_AHEAD, SILENCE, Slots
+from transport.node.slots import FRESH, FULL, LATELY, MOST_AHEAD, SILENCE, Slots
 from transport.node.turns import Turns
 from transport.spawn import Spawn
 from transport.status import Status
@@ -299,6 +300,23 @@ def test_a_host_whose_dial_has_failed_is_silent_from_the_next_one_on() -> None:
         caller.start(third)
         third.end()
         assert not any(caller.job().ended for _ in range(2)), "it was reached"
+
+    asyncio.run(main())
+
+
+def test_a_host_whose_dial_has_just_failed_is_the_last_choice_of_a_job_that_is_not_late() -> None:
+    async def main() -> None:
+        caller = Caller(0)
+        load, failed = partial(caller.slots.load, caller.link, False, False), Refused("no route")
+        first = caller.job(late=False)
+        caller.slots.refuse_waiting(failed)
+        first.end()
+        assert load() == FULL
+        caller.now += FRESH
+        assert load() == 0, "it may be up again"
+        caller.slots.refuse_waiting(failed)
+        caller.start(caller.job(late=False))
+        assert load() == 1, "it was reached"
 
     asyncio.run(main())
 
