@@ -20,7 +20,7 @@ import os
 import time
 
 from quine import packed
-from quine.base.errors import DEFECT, LOST, NOT_STARTED, Failure, NoGuest, complain
+from quine.base.errors import LOST, NOT_STARTED, Failure, NoGuest, complain, defect
 from transport import inherit, this_build
 from transport.writes import closed, read_some, write_all
 
@@ -358,9 +358,15 @@ def _translated(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         complain("too many open files", "raise the limit, as with: ulimit -n 1024")
         return LOST
+    from quine.base import dirs
     from transport.errors import Refused
 
-    if isinstance(error, Refused):
+    if isinstance(error, FileNotFoundError):  # of a relative path that was made absolute
+        try:
+            dirs.current()
+        except Failure as gone:
+            error = gone
+    if isinstance(error, (Refused, Failure)):
         complain(error.detail, error.hint, error.host)
         return error.status
     if isinstance(error, ModuleNotFoundError) and this_build.unpacked():
@@ -369,7 +375,7 @@ def _translated(error: Exception) -> int:
         return NOT_STARTED
     if isinstance(error, OSError) and (error.errno in (*FULL, errno.EPIPE) or error.filename == "stdout"):
         return _unwritten(error, str(error.filename or ""))
-    return _defect()
+    return defect()
 
 
 def _unwritten(error: OSError, name: str) -> int:
@@ -380,20 +386,6 @@ def _unwritten(error: OSError, name: str) -> int:
         die_of("PIPE")
     complain(f"cannot write {name}".rstrip() + f": {(error.strerror or str(error)).lower()}")
     return LOST
-
-
-def _defect() -> int:
-    import tempfile
-    import traceback
-
-    text = f"argv: {sys.argv[:1]}\n{traceback.format_exc()}"
-    try:
-        with tempfile.NamedTemporaryFile("w", prefix="quine-defect-", suffix=".log", delete=False) as file:
-            file.write(text)
-        complain(f"a defect in quine; its traceback is in {file.name}", "please report it")
-    except OSError:
-        complain(f"a defect in quine\n{text}")
-    return DEFECT
 
 
 if __name__ == "__main__":

@@ -79,3 +79,19 @@ def say(text: str, fd: int = 2) -> None:
         write_all(fd, text.encode("utf-8", "replace"))
     except OSError:
         pass
+
+
+def defect() -> int:
+    """Keep the traceback of the exception that is handled in a file of its own, and name it; return the exit status."""
+    import sys
+    import tempfile
+    import traceback
+
+    text = f"argv: {sys.argv[:1]}\n{traceback.format_exc()}"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="quine-defect-", suffix=".log", delete=False) as file:
+            file.write(text)
+        complain(f"a defect in quine; its traceback is in {file.name}", "please report it")
+    except OSError:
+        complain(f"a defect in quine\n{text}")
+    return DEFECT

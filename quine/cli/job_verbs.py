@@ -14,7 +14,7 @@ import os
 import signal
 import time
 
-from quine.base import data_directory, procs, sizes
+from quine.base import data_directory, dirs, procs, sizes
 from quine.base.cli_options import RunOptions, as_words, parse_around, rows
 from quine.base.errors import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
 from quine.cli import job_ids
@@ -174,7 +174,7 @@ def _bringer(agents: list[Agent], options: RunOptions) -> Callable[[Agent | Remo
             out.cwd = str(registry.record(job.directory).get("cwd"))
         else:
             host, out = job.host, verb_there([*stage.out, job.id], job.host, job.asked(options))
-        if isinstance(job, Agent) and os.path.realpath(str(out.cwd)) == os.path.realpath(os.getcwd()):
+        if isinstance(job, Agent) and os.path.realpath(str(out.cwd)) == os.path.realpath(dirs.here()):
             ended = ""  # all that was made is here
             stage.in_place([]).judged(status)
         else:

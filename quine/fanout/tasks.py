@@ -6,7 +6,7 @@ import os
 import time
 from functools import partial
 
-from quine.base import data_directory
+from quine.base import data_directory, dirs
 from quine.base.errors import Misconfigured
 from quine.base.procs import opened_file
 from quine.fanout.files.contents import Contents, meant, unnumbered
@@ -360,7 +360,7 @@ class Work:
         wanted = spawn.replace(files=files, returns=returns)
         found = staging(wanted, looks=True, begun=begun, own=self._own)
         if found and found.sources:
-            found.alone = spec.sources(_texts(self._files, item, False), os.getcwd())
+            found.alone = spec.sources(_texts(self._files, item, False), dirs.current())
         if found and found.patterns:
             found.varying = spec.returns(_texts(self._returns, item, False))
         if found and self._stdin:
@@ -375,7 +375,7 @@ class Work:
         from quine.fanout.files.uses import placed
 
         files, returns = (_texts(words, item, shared) for words in (self._files, self._returns))
-        return placed(files, returns, os.getcwd())
+        return placed(files, returns, dirs.current())
 
     def open_stdin(self, item: Item) -> int | bytes | None:
         """Return stdin of a try. Raises OSError."""

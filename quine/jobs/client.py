@@ -96,14 +96,12 @@ def runs_in_place(options: RunOptions) -> bool:
 
 def mover(options: RunOptions, own: Collection[bytes] | None = None) -> Staging:
     """Return the staging from the current directory to a job's, and back. Misconfigured if the former is gone."""
-    from quine.base import data_directory
+    from quine.base import data_directory, dirs
     from quine.staging import caller_side, spec
 
-    if (folder := current_directory()) is None:
-        raise Misconfigured("the current directory has been removed")
     own = spec.written([options.report]) if own is None else own
     words, limit = ([*options.files], [*options.returns]), options.returns_limit
-    return caller_side.Staging(*words, folder, data_directory.named(), limit, own)
+    return caller_side.Staging(*words, dirs.current(), data_directory.named(), limit, own)
 
 
 def callers_environment(options: RunOptions) -> dict[str, str]:

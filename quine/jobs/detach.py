@@ -17,7 +17,7 @@ import os
 import sys
 
 from quine.agent.session import SessionSpec
-from quine.base import sizes
+from quine.base import dirs, sizes
 from quine.base.cli_options import RunOptions, as_words, environment, limits, rows
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NoGuest, NotBuilt, complain, say
 from quine.base.sessions import is_session, new_session
@@ -116,7 +116,7 @@ def agent(mission: str, options: RunOptions) -> int:
         facts["on"] = options.on
         given.append(f"--report={directory_of(job)}/report")  # tells whether status 74 means lost, and why
     argv = [*this_build.own_command(), *given, *words]
-    return _start(options, job, argv, env, os.getcwd(), {}, facts, mission if hidden else "")
+    return _start(options, job, argv, env, dirs.current(), {}, facts, mission if hidden else "")
 
 
 def _check_guest(options: RunOptions) -> None:
@@ -149,7 +149,7 @@ def batch(options: RunOptions, shown: str, inputs: Inputs, agents: bool) -> int:
     env = {**os.environ, VARIABLE: job}
     if "token" in memo and not env.get("QUINE_FS"):
         env["QUINE_FS"] = GONE
-    return _start(options, job, [], env, os.getcwd(), {}, facts, inputs=inputs)
+    return _start(options, job, [], env, dirs.current(), {}, facts, inputs=inputs)
 
 
 def _job(options: RunOptions) -> str:
@@ -285,7 +285,7 @@ def prepare(words: list[str]) -> bool:
     alone(job)  # locked before the directory is made, which `give_up` removes
     if is_started(job):
         return False
-    _, at = _place(job, os.getcwd(), job)
+    _, at = _place(job, dirs.current(), job)
     if at >= 0:
         os.fchdir(at)  # and it is held until the exec: others that leave it find it empty
     return True

@@ -286,11 +286,11 @@ def _runner(
         return client.run
     from functools import partial
 
-    from quine.base import data_directory
+    from quine.base import data_directory, dirs
     from quine.staging.caller_side import Staging
     from quine.staging.notes import Claim
 
-    stage = Staging(files, returns, os.getcwd(), data_directory.named(environ)).moving()
+    stage = Staging(files, returns, dirs.current(), data_directory.named(environ)).moving()
     return partial(stage.run, claim=Claim(*race) if race else None)
 
 

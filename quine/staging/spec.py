@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import stat
 
+from quine.base import dirs
 from quine.base.errors import Misconfigured
 from quine.files import paths
 from quine.files.exclusions import ASIDE, Places, naming
@@ -189,9 +190,13 @@ def _inside(option: str, name: str) -> str:
     return clean
 
 
+def _from_here(path: bytes) -> bytes:
+    return path if path[:1] == b"/" else os.path.join(os.fsencode(dirs.here()), path)
+
+
 def located(path: bytes) -> bytes:
     """Return the absolute path of a file by directories that are no links; the file itself may be one."""
-    folder, name = os.path.split(os.path.abspath(path))
+    folder, name = os.path.split(os.path.normpath(_from_here(path)))
     return os.path.join(os.path.realpath(folder), name)
 
 
@@ -211,7 +216,8 @@ def written(paths: Iterable[str] = ()) -> list[bytes]:
     found: dict[bytes, None] = {}
     for path in paths:
         if path and not path.isdecimal():
-            found.update(dict.fromkeys((located(os.fsencode(path)), os.path.realpath(os.fsencode(path)))))
+            name = _from_here(os.fsencode(path))
+            found.update(dict.fromkeys((located(name), os.path.realpath(name))))
     for fd in ("1", "2", *(path for path in paths if path.isdecimal())):
         try:
             there = os.readlink(f"/proc/self/fd/{fd}".encode())

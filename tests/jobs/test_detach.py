@@ -84,6 +84,19 @@ def test_who_asks_in_a_directory_that_was_removed(lab: Lab, tmp_path: Path) -> N
         assert (done.returncode, done.stderr) == (0, b""), verb
 
 
+@pytest.mark.parametrize(
+    ("words", "code"), [("", 0), ("--joblog log", 2), ("--detach", 2)], ids=["plain", "log", "detached"]
+)
+def test_a_batch_in_a_directory_that_was_removed_runs_unless_it_needs_it(
+    lab: Lab, tmp_path: Path, words: str, code: int
+) -> None:
+    (tmp_path / "gone").mkdir()
+    script = f"rmdir ../gone; exec quine xargs {words} -- echo ::: a"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path / "gone", env=lab.env, capture_output=True)
+    why = b"quine: error: the current directory has been removed\nquine: hint: cd to another one\n"
+    assert (done.returncode, done.stdout, done.stderr) == ((2, b"", why) if code else (0, b"a\n", b""))
+
+
 def test_it_leaves_as_the_job_left(lab: Lab) -> None:
     job = detach(lab, "--", "sh", "-c", "kill -SEGV $$")
     assert lab.run(["wait", job]).returncode == 139

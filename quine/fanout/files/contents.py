@@ -16,6 +16,7 @@ import os
 import stat
 import time
 
+from quine.base import dirs
 from quine.base.errors import Misconfigured
 from quine.fanout.files.replaced import ABSENT, Replaced
 from quine.fanout.input.template import Values
@@ -45,7 +46,7 @@ class Contents:
         self.replaced: Replaced | None = None
         self._beginnings: tuple[bytes, ...] = ()  # of the paths of files that items have for themselves
         self._seen: Seen = {}
-        self._here = os.path.realpath(os.fsencode(os.getcwd()))
+        self._here = os.path.realpath(os.fsencode(dirs.here()))
 
     def parts(self, found: Found, shared: bool = False) -> Iterator[bytes]:
         """Yield the parts of a hash. `shared`: files of all items, which are remembered."""
@@ -152,7 +153,7 @@ def _of_file(path: bytes, facts: os.stat_result, seen: Seen | None) -> str:
 def meant(words: list[str]) -> list[tuple[str, bytes]]:
     """Return paths and names of --files; if they cannot be had the words, and the start tells of it."""
     try:
-        return [(os.fsdecode(path), name) for path, name in spec.sources(words, os.getcwd())]
+        return [(os.fsdecode(path), name) for path, name in spec.sources(words, dirs.current())]
     except Misconfigured:
         return [(word, os.fsencode(word)) for word in words]
 
