@@ -103,7 +103,12 @@ def not_found(command: list[str], options: RunOptions) -> str:
 
         return f"no shell reads the command; to use one: sh -c {quote(' '.join(command))}"
     if not options.on and command[0] in _hosts(options):
-        return f"to run it on that host: quine run --on {command[0]} -- {join(command[1:]) or 'CMD'}"
+        words = command[1:]
+        # Options of quine may follow the host, as in: quine run h1 --cwd /tmp -- ls
+        if "--" not in words or not words[0].startswith("-"):
+            words = ["--", *words]
+        shown = join(["quine", "run", "--on", command[0], *words])
+        return f"to run it on that host: {shown}{' CMD' if words[-1] == '--' else ''}"
     return ""
 
 

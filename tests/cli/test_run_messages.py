@@ -31,12 +31,19 @@ def test_a_command_line_for_a_shell_gets_a_hint_at_one(lab: Lab) -> None:
 
 
 def test_a_host_in_the_place_of_a_command_gets_a_hint_at_on(lab: Lab) -> None:
-    done = lab.run(["run", "h1", "ls", "-l"])
-    assert done.returncode == 127
-    assert done.stderr.decode().splitlines() == [
-        "quine: error: command not found: h1",
-        "quine: hint: to run it on that host: quine run --on h1 -- ls -l",
-    ]
+    """With `--` behind the host the hint had it twice, and what it named was not found either."""
+    for words, cure in (
+        (["pwd"], "-- pwd"),
+        (["--", "pwd"], "-- pwd"),
+        (["--cwd", "/usr", "--", "pwd"], "--cwd /usr -- pwd"),
+        (["--"], "-- CMD"),
+        ([], "-- CMD"),
+    ):
+        done = lab.run(["run", "h1", *words])
+        assert done.returncode == 127
+        first, hint = done.stderr.decode().splitlines()
+        assert first == "quine: error: command not found: h1"
+        assert hint == f"quine: hint: to run it on that host: quine run --on h1 {cure}"
     assert b"hint" not in lab.run(["run", "nosuch"]).stderr
 
 
