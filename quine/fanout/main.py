@@ -153,8 +153,11 @@ def template(options: Options, command: list[str], mission: bool = False) -> Tem
 
 
 def _run(options: Options, command: Template, items: Items, mission: bool, shown: str) -> int:
-    if options.cleanup and runs_in_place(options.spawn):
-        options.cleanup = False  # nothing was brought, and results stay where they are
+    if not options.spawn.job:  # else it was checked before it was detached
+        from quine.fanout.detached.checks import check_where
+
+        check_where(options.spawn)
+    options.cleanup = options.cleanup and not runs_in_place(options.spawn)  # in place nothing was brought
     work = _work(options, command, items, mission)
     report, log = _opened(options, work)
     try:

@@ -375,10 +375,22 @@ def test_a_wrong_inventory_is_a_usage_error(lab: Lab, tmp_path: Path) -> None:
     assert done.returncode == 2 and done.stderr.count(b"[hosts.h1]: slots: not a whole number") == 1
 
 
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [("local,h1", "'local,h1' mixes this machine with others"), ("@none", "no host has the tag")],
+)
+def test_a_where_that_means_no_host_is_refused_once_before_the_input_is_read(
+    lab: Lab, where: str, why: str
+) -> None:
+    done = lab.sh(f"printf 'a\\nb\\n' | {{ quine xargs --on {where} -- echo; echo $?; cat; }}")
+    assert done.stdout == b"69\na\nb\n"
+    assert done.stderr.startswith(f"quine: error: {why}".encode()) and done.stderr.count(b"error: ") == 1
+
+
 def test_nothing_was_started(lab: Lab) -> None:
-    done = lab.run(["xargs", "--on", "no-such-host", "--", "true", ":::", "1", "2"])
+    done = lab.run(["xargs", "--cwd", "/no/such", "--", "true", ":::", "1", "2"])
     assert done.returncode == 69 and b"2 of 2 items are not done: 2 never started" in done.stderr
-    assert done.stderr.count(b"no-such-host") == 1
+    assert done.stderr.count(b"/no/such") == 1
 
 
 def test_an_item_is_tried_again_on_a_host_where_it_has_not_failed(lab: Lab, tmp_path: Path) -> None:

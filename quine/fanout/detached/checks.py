@@ -14,6 +14,7 @@ from quine.jobs.client import caller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from quine.base.cli_options import RunOptions
     from quine.fanout.options import Options
 
 
@@ -31,11 +32,18 @@ def check(options: Options) -> None:
 def check_here(options: Options) -> None:
     """Refuse what cannot be done on this machine, in this directory. Raises NoSuchHost, too."""
     check_log(options)
-    context = caller(options.spawn)
-    if options.spawn.elsewhere and "token" not in context:
+    check_where(options.spawn)
+
+
+def check_where(spawn: RunOptions) -> None:
+    """Refuse a WHERE that means no host, for all items at once. Raises NoSuchHost, or Misconfigured."""
+    if not spawn.elsewhere:
+        return
+    context = caller(spawn)
+    if "token" not in context:  # else its origin knows the hosts
         from quine.base.allowed_hosts import known
 
-        known(options.spawn).matching(options.spawn.on)
+        known(spawn).matching(spawn.on)
 
 
 def check_log(options: Options) -> None:
