@@ -358,9 +358,11 @@ def _near(verb: str, word: str, longs: list[str]) -> str:
 
     if verb == "agent" and word in ("-t", "-tt", "--terminal"):
         return "an agent has no terminal, only streams; quine run -t gives one to a command"
-    near = get_close_matches(word.lstrip("-"), longs, 1)
+    known = {"retries": "retry", "timeout": "deadline"} if "retry" in longs else {}  # those of xargs
+    known |= {one: one for one in longs}
+    near = get_close_matches(word.lstrip("-"), known, 1)
     command = "quine" if verb == "agent" else f"quine {verb.replace(':', ' ')}"
-    return f"did you mean --{near[0]}?" if near else f"see {command} --help"
+    return f"did you mean --{known[near[0]]}?" if near else f"see {command} --help"
 
 
 def environment(options: RunOptions, environ: Mapping[str, str]) -> dict[str, str]:

@@ -199,6 +199,7 @@ _FOREIGN = {
     "spreadstdin pipepart pipe-part": "--pipe",
     "block-size": "--block SIZE",
     "retry-failed": "--resume-failed",
+    "retry": "--retries N",
     "halt-on-error e": "--halt now,fail=1",
     "memfree memsuspend noswap": "--load N",
     "nice": "nice quine xargs, or nice in the command",

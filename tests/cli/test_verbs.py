@@ -18,6 +18,7 @@ from quine.base import cli_options
 from quine.base.errors import Misconfigured
 from quine.cli import help, tape
 from quine.cli.tape import HELP
+from quine.fanout import options
 from quine.mount.mounts import lacking
 from tests.lab import forks
 from tests.support.agents import OK, Agents, Started, says, sh
@@ -401,6 +402,26 @@ def test_another_spelling_of_an_option_is_the_option(old: list[str], now: list[s
     assert "--spool" not in help.usage("run")
     with pytest.raises(Misconfigured, match="no such option: --fetch"):
         cli_options.parse("ps", ["--fetch=a"])
+
+
+@pytest.mark.parametrize(
+    ("verb", "word", "near"),
+    [
+        ("run", "--retires", "--retry"),  # --returns has more letters in common with it
+        ("run", "--retries", "--retry"),
+        ("agent", "--timeout", "--deadline"),
+        ("run", "--returs", "--returns"),
+        ("xargs", "--retry", "--retries"),
+        ("xargs", "--retires", "--retries"),
+    ],
+)
+def test_the_name_that_an_option_has_with_another_verb_leads_to_it(verb: str, word: str, near: str) -> None:
+    with pytest.raises(Misconfigured) as caught:
+        if verb == "xargs":
+            options.parse([word, "2", "--", "x"])
+        else:
+            cli_options.parse(verb, [word, "2", "x"])
+    assert near in caught.value.hint
 
 
 def test_the_fields_of_the_options_are_those_of_the_table() -> None:
