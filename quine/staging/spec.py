@@ -184,8 +184,11 @@ def _name(word: str, folder: str) -> str:
 def _inside(option: str, name: str) -> str:
     clean = os.path.normpath(name) if name else ""
     if not clean or os.path.isabs(clean) or clean.split("/")[0] == ".." or "\0" in clean:
+        relative = (
+            "a relative path (that of an item of xargs: {/})" if option == "--returns" else "a relative path"
+        )
         raise Misconfigured(
-            f"{option}: {name!r} leads out of the job's directory", "give a relative path, or A/./B"
+            f"{option}: {name!r} leads out of the job's directory", f"give {relative}, or A/./B"
         )
     return clean
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from itertools import product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quine.base.errors import Misconfigured
 from quine.files.paths import within
 from quine.staging import spec
 
@@ -62,3 +64,9 @@ def test_patterns_whose_matches_meet_overlap(one: str, other: str) -> None:
 
 def test_a_match_in_a_directory_of_another_item_overlaps() -> None:
     assert spec.overlap("*/b.out", "d1") and not spec.overlap("*/b.out", ".d1")
+
+
+def test_a_result_by_an_absolute_item_names_the_cure() -> None:
+    with pytest.raises(Misconfigured) as caught:
+        spec.returns(["/abs/x.out"])
+    assert caught.value.hint == "give a relative path (that of an item of xargs: {/}), or A/./B"
