@@ -39,10 +39,16 @@ class Messages:
             self.say(text)
 
     def fault(self, item: int, host: str, detail: str, hint: str = "") -> None:
-        """Print why an item was not started, or is lost; the same reason once."""
-        if detail not in self._faults and len(self._faults) < SHOWN:
-            self._faults.add(detail)
+        """Print why an item was not started, or is lost: the same reason once, and that there are others, once."""
+        if detail in self._faults or len(self._faults) > SHOWN:
+            return
+        self._faults.add(detail)
+        if len(self._faults) <= SHOWN:
             self._sink.say(error_text(f"item {item}: {detail}", hint, host))
+        else:
+            self.say(
+                "and more items, for other reasons, which are not shown; their number is in the last line"
+            )
 
     def lost(self, item: int) -> None:
         """Name an item whose job was sent by a run before, and that no host has."""

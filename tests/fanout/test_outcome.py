@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
+from quine.fanout.messages import SHOWN, Messages
 from quine.fanout.outcome import ASIDE, KINDS, NEVER, Halt, Hosts, Tally, kind_of
+from quine.fanout.output.sinks import Sink
 from transport.status import Status
 
 
@@ -112,3 +117,13 @@ def test_a_host_is_set_aside_for_a_while_after_three_failed_starts_in_a_row() ->
     hosts.ended("h1", "done", 101.0)
     assert hosts.aside(101.0) == []
     assert not hosts.ended("", NEVER, 0.0)
+
+
+def test_reasons_beyond_those_that_are_shown_are_announced_once() -> None:
+    said: list[str] = []
+    messages = Messages(cast(Sink, SimpleNamespace(say=said.append)), quiet=True)
+    for number in range(SHOWN + 3):
+        for _ in range(2):
+            messages.fault(number, "h1", f"reason {number}")
+    assert [line.count("error: ") for line in said] == [1] * SHOWN + [0]
+    assert said[-1].startswith("quine: and more items, for other reasons, which are not shown")
