@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quine.base.errors import error_text
 from quine.base.text import plain, shown_path
-from quine.fanout.outcome import FAILED, KILLED, LOST
+from quine.fanout.outcome import FAILED, KILLED, LOST, STRIKES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,6 +61,11 @@ class Messages:
         """Say how many of them were not named."""
         if self._lost > SHOWN:
             self._sink.say(error_text(f"and {self._lost - SHOWN} more items that no host has any more"))
+
+    def set_aside(self, status: Status) -> None:
+        """Tell of a host on which jobs cannot be started."""
+        why = f": {status.detail}" if status.detail else ""
+        self.note(f"{status.host}: {STRIKES} starts in a row have failed; set aside for a while{why}")
 
     def not_done(self, task: Task) -> None:
         """Note how an item ended, for the end of the batch."""

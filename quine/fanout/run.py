@@ -251,7 +251,9 @@ class Run:
         task.entry.kind = NEVER if never else LOST
         job = task.job  # None: it is of the run before
         if not self.stopped and (never or (job is None and self._options.spawn.idempotent)):
-            task.unstarted += never
+            if never:
+                task.unstarted += 1
+                self._starter.withdrawn(task)
             self._again.ready.append(task)
         elif job is None:
             if not never:
@@ -295,15 +297,13 @@ class Run:
         broken = task.output and task.output.broken  # lost, also if it was ended for that before its own end
         kind, now, ran = LOST if broken else self._kind(task, status), time.monotonic(), task.running
         self._progress.ended(task.entry.host if ran else status.host, kind, task.began if ran else None, now)
-        if not task.ended(status, kind):
+        task.ended(status, kind)
+        if kind == NEVER:
+            task.unstarted += 1
             self._starter.withdrawn(task)
-        task.unstarted += kind == NEVER
         if self._hosts.ended(status.host, kind, now):
             self._batch.recall(status.host)
-            why = f": {status.detail}" if status.detail else ""
-            self._messages.note(
-                f"{status.host}: {outcome.STRIKES} starts in a row have failed; set aside for a while{why}"
-            )
+            self._messages.set_aside(status)
         if status.left and not (self._options.spawn.files or self._options.spawn.returns):
             self._messages.left(status)
         if not self.stopped and self._again.may(task, status, kind):

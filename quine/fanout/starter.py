@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quine.fanout.journal import Journal
     from quine.fanout.options import Options
     from quine.fanout.output.results import Report
-    from quine.fanout.output.sinks import Output, Sink
+    from quine.fanout.output.sinks import Sink
     from quine.fanout.tasks import Work
     from quine.jobs.adoption import Adopted
     from quine.staging.caller_side import Staging
@@ -79,8 +79,7 @@ class Starter:
 
     def bound(self) -> int:
         """How many may be under way at one time, with as many descriptors as this process may have."""
-        descriptors = max(EACH, raise_open_files(1 << 16) - OTHERS)  # that limit goes up as far as it can
-        return min(self.most or MOST, descriptors // EACH)
+        return min(self.most or MOST, max(1, (raise_open_files(1 << 16) - OTHERS) // EACH))
 
     def record(self, journal: Journal) -> None:
         """Have jobs outlive this process; those of the next one are in the same directories."""
@@ -170,20 +169,15 @@ class Starter:
         if stage:
             spawn = stage.dressed(spawn, answers)
             stage.begin()
-        try:
-            self._note_sent(task, spawn, output, stage)
-        except Failure as failure:  # the journal: it ends the batch, and is told of once
-            let_go(answers, held)
-            self._sink.fail(failure)
-            self._unsent(task, ended)
-            return
+        task.entry.id = spawn.id
         on_started, on_exit = self._functions(task, spawn, answers, held, stage, started, ended)
+        on_send = partial(self._note_sent, task, spawn, stage) if self._journal else None
         task.unsent = None
         task.job = output.job = self._batch.start(
-            spawn, task.stdin, output.write, on_started, on_exit, self._note, answers
+            spawn, task.stdin, output.write, on_started, on_exit, self._note, answers, on_send
         )
-        if spawn.keep:
-            task.kept = task.job
+        if self._journal and spawn.keep:
+            output.persist(self._journal.output(spawn.id))
             task.job.hold()
 
     def end(self, task: Task, at: At, running: Mapping[Task, None], leave: Callable[[Task], None]) -> None:
@@ -204,25 +198,32 @@ class Starter:
 
     def withdrawn(self, task: Task) -> None:
         """A job has certainly never begun. Where it was another try, the one before is the end of the item."""
-        if self._journal:
+        before = task.before[2]
+        if self._journal and task.sent != before:  # else this try was not sent
             self._journal.withdrawn(task.sent)
-            task.sent = task.entry.id
+            task.sent = before
 
-    def _note_sent(self, task: Task, spawn: Spawn, output: Output, stage: Staging | None) -> None:
-        """Note a job before it is sent; the end of the try before needs no longer be kept then."""
-        task.entry.id = spawn.id
-        if not self._journal:
-            return
-        self._note_hosts()
-        self._batch.reach()  # a node that was there before the job was sent can vouch for it: see `adoption`
-        entry, names = task.entry, Noted.of(stage) if stage else None
+    def _note_sent(self, task: Task, spawn: Spawn, stage: Staging | None, goes: bool = True) -> bool:
+        """Note a job before it is sent, or that it was given back: see `on_send` of `BatchJob`."""
+        journal, entry = self._journal, task.entry
+        assert journal
+        if not goes:
+            self.withdrawn(task)
+            task.kept = None
+            return True
         task.numbers = numbers = outcome.Numbers(task.item.number, task.item.slot)
-        self._journal.start(spawn.id, entry.hash, task.tries, task.sent, entry.renews or "", names, numbers)
-        task.sent, task.adopted = spawn.id, None
+        names, renews = stage and Noted.of(stage), entry.renews or ""
+        try:
+            self._note_hosts()
+            journal.start(spawn.id, entry.hash, task.tries, task.sent, renews, names, numbers)
+        except Failure as failure:  # it ends the batch, and is told of once
+            self._sink.fail(failure)
+            return False
+        task.sent = spawn.id
         if task.kept:
-            task.kept.forget()
-        if spawn.keep:
-            output.persist(self._journal.output(spawn.id))
+            task.kept.forget()  # the end of the try before needs no longer be kept
+        task.kept = task.job if spawn.keep else None
+        return True
 
     def _functions(
         self,
@@ -339,9 +340,8 @@ class Starter:
 
     def asking(self, host: str) -> Spawn:
         """The job that asks the node of a host for its status."""
-        context = {**self._context, "control": True}
-        env = dict(os.environ) if host == "local" else {}
-        return Spawn(["node", "--status", "--json"], own=True, where=host, env=env, cwd="~", context=context)
+        env, argv = dict(os.environ) if host == "local" else {}, ["node", "--status", "--json"]
+        return Spawn(argv, own=True, where=host, env=env, cwd="~", context={**self._context, "control": True})
 
     def attach(self, id: str, host: str) -> Adopted:
         """Have a job served here."""

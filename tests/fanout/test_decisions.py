@@ -26,8 +26,8 @@ from quine.fanout.files.uses import removable
 from quine.fanout.input import intake as intake_module
 from quine.fanout.input.intake import SKIPPED, Intake
 from quine.fanout.input.rows import csv
-from quine.fanout.joblog import Entry, Joblog
-from quine.fanout.journal import Sent
+from quine.fanout.joblog import Entry, Joblog, Past
+from quine.fanout.journal import Journal, Sent
 from quine.fanout.outcome import Unreturned
 from quine.fanout.run import UNRECORDED, Run
 from quine.fanout.starter import Starter
@@ -41,6 +41,9 @@ from quine.python import crew as crew_module
 from quine.python.crew import Crew
 from quine.staging.caller_side import Staging
 from quine.staging.scan import PLACE
+from tests.transport.client.test_batch_core import Node
+from transport.client import feed
+from transport.client.batch_job import Functions
 from transport.spawn import LEASE, Spawn
 from transport.status import Status
 
@@ -678,22 +681,92 @@ def test_a_log_that_cannot_be_written_still_tells_what_was_done_before() -> None
     assert did == ["named", "named"]
 
 
-def test_a_job_that_cannot_be_noted_is_not_sent_and_ends_the_batch() -> None:
+def sends(node: Node, journal: Any, ends: list[str]) -> Callable[[], Task]:
+    """Return a function with which a batch gives a job to its connection to a node."""
     starter: Any = object.__new__(Starter)
-    faults: list[Failure] = []
-    starter.files = SimpleNamespace(give=lambda task: None)
-    starter._sink = SimpleNamespace(fail=faults.append)
-    starter.make = lambda task, avoid: (Spawn(["x"]), SimpleNamespace(close=lambda: None), [])
-    starter._batch = None  # a start would be an error
+    starter.files = SimpleNamespace(
+        ended=lambda task, spawn, status, over, again: over(), repeats=lambda *_: False
+    )
+    starter._sink = SimpleNamespace(fail=lambda failure: ends.append(failure.detail))
+    starter._journal, starter._note_hosts, starter._note = journal, lambda: None, None
 
+    def make(task: Task, avoid: list[str]) -> tuple[Spawn, Any, list[int]]:
+        return Spawn(["x"], where="any", keep=True), SimpleNamespace(close=lambda: None), []
+
+    def start(spawn: Spawn, stdin: None, output: None, started: Any, exit: Any, note: Any, *more: Any) -> Any:
+        return node.core.add(spawn, b"", Functions(None, None, None, exit, *more[1:]), {})
+
+    starter.make, starter._batch = make, SimpleNamespace(start=start, reach=lambda: None)
+
+    def send() -> Task:
+        task = a_task()
+        task.begin()
+        task.output = SimpleNamespace(write=None, persist=lambda path: None)  # type: ignore[assignment]
+        starter._send(task, [], None, None, lambda task, status: ends.append(status.state))
+        return task
+
+    return send
+
+
+def test_a_job_that_cannot_be_noted_is_not_sent_and_ends_the_batch() -> None:
     def note(*_: object) -> None:
         raise Failure(74, "log.started: no space left on device")
 
-    starter._note_sent = note
-    task, ends = a_task(), []
-    task.output = object()  # type: ignore[assignment]
-    starter._send(task, [], None, None, lambda task, status: ends.append(status.state))
-    assert ends == ["unreachable"] and [fault.status for fault in faults] == [74]
+    node, ends = Node().carry(), list[str]()
+    sends(node, SimpleNamespace(start=note, output=str), ends)()
+    node.carry()
+    assert ends == ["log.started: no space left on device", "unreachable"] and not node.served
+
+
+def test_a_job_that_waits_in_the_client_dies_with_it_and_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All jobs that waited were in the journal, and with one host away the next run took them for lost."""
+    monkeypatch.setattr(feed, "UNSTARTED", 1)
+    node, log = Node().carry(), Joblog(str(tmp_path / "log"))
+
+    def noted() -> list[str]:
+        return [*Past(str(tmp_path / "log"), Journal(str(tmp_path / "log")), KEEP)._journal.sent]
+
+    send = sends(node, log.journal, [])
+    first, second = send(), send()
+    assert noted() == []
+    node.carry()
+    assert noted() == [first.sent] == [first.entry.id] and not (second.sent or second.kept)
+    assert first.job
+    node.full(first.job)
+    node.carry()
+    assert noted() == [] and not (first.sent or first.kept), "it was given back"
+    node.core.now += feed.PAUSE
+    node.carry()
+    assert noted() == [first.sent] and first.kept is first.job
+    log._close()
+
+
+def test_a_try_that_could_not_be_started_is_no_job_that_was_sent(tmp_path: Path) -> None:
+    """Its item waits for its next try, which may have another host."""
+    log, task = Joblog(str(tmp_path / "log")), a_task()
+    run: Any = object.__new__(Run)
+    run._starter = starter = object.__new__(Starter)
+    starter._journal, run.stopped, run._progress = log.journal, False, SimpleNamespace(ended=lambda *_: None)
+    run._hosts, run._kind = SimpleNamespace(ended=lambda *_: False), lambda task, status: "never started"
+    run._again = SimpleNamespace(may=lambda *_: True, add=lambda *_: None)
+    for id in ("one", "two"):
+        task.begin()
+        task.entry.id = id
+        log.journal.start(id, "h", task.tries, task.sent)
+        task.sent = id
+        run._judge(task, Status("unreachable", 69, host="h1"))
+        assert not log.journal.sent and task.unstarted == task.tries
+    task.begin()
+    task.entry.kind = "failed"
+    log.journal.start("three", "h", 3, task.sent)
+    task.sent = task.entry.id = "three"
+    task.begin()
+    task.entry.id = "four"  # it is ended while it waits to be sent
+    run._judge(task, Status("unreachable", 69))
+    assert [*log.journal.sent] == ["three"] == [task.entry.id]
+    log._close()
 
 
 def test_a_log_that_cannot_be_synced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,6 @@ def a_run(work: Work, log: Joblog) -> Any:
     run: Any = object.__new__(Run)
     starter: Any = object.__new__(Starter)
     starter._journal, starter._work, starter._note_hosts = log.journal, work, lambda: None
-    starter._batch = SimpleNamespace(reach=lambda: None)
     run._log, run._starter, run._ending = log, starter, False
     run._progress = SimpleNamespace(read=0, stopped=lambda host: None)
     run._report = SimpleNamespace(name=lambda task: None)
@@ -62,7 +61,9 @@ def sent(run: Any, name: str, number: int) -> Task:
     task: Task = run._starter._work.task(Item(Row((name,)), number))
     run._under_way.take(task)
     task.begin()
-    run._starter._note_sent(task, Spawn(["true"], id=f"id-of-{name}"), None, names(run, task))
+    spawn = Spawn(["true"], id=f"id-of-{name}")
+    task.entry.id = spawn.id
+    run._starter._note_sent(task, spawn, names(run, task))
     return task
 
 

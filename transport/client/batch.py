@@ -108,6 +108,7 @@ class Batch:
         on_exit: Callable[[Status], None] | None = None,
         on_note: Callable[[dict[str, Any]], None] | None = None,
         services: Mapping[str, Service] | None = None,
+        on_send: Callable[[bool], bool] | None = None,
     ) -> BatchJob:
         """Take a job. It is sent in a later `turn`, when its WHERE has room; the functions are those of BatchJob.
 
@@ -119,7 +120,7 @@ class Batch:
         job = self._core.add(
             spawn,
             source,
-            Functions(on_started, on_output, on_note, on_exit),
+            Functions(on_started, on_output, on_note, on_exit, on_send),
             self._handlers if services is None else services,
         )
         if isinstance(source, Descriptor):
@@ -140,11 +141,6 @@ class Batch:
     def unwatch(self, fd: int) -> None:
         if self._watched.pop(fd, None):
             self._poll.unregister(fd)
-
-    def reach(self) -> None:
-        """Connect to the node of this machine now, and start it if there is none; with jobs `turn` does so."""
-        if self._wire is None and not self._core.waiting:
-            self._connect()
 
     def turn(self, timeout: float | None = None) -> None:
         """Wait for events, at most `timeout` seconds, and handle them. All functions are called from here.

@@ -160,6 +160,8 @@ class BatchCore:
                 job.again()
                 self._waiting += 1
                 feed.given_back(job, self.now)
+                if job.on.send:
+                    job.on.send(False)
                 self._full[feed] = self._ready[feed] = None
                 return
             feed.ended(bool(job.pid))
@@ -250,8 +252,11 @@ class BatchCore:
                 self.feed_later(job)
 
     def _send(self, feed: Feed, job: BatchJob, session: Session) -> None:
-        job.session = session
-        job.begin(feed.template(job.spawn))
+        if job.on.send and not job.on.send(True):
+            job.end(Status("unreachable", NOT_STARTED))
+        else:
+            job.session = session
+            job.begin(feed.template(job.spawn))
         if job.over:
             self.look_at(job)
             return

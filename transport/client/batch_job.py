@@ -50,6 +50,8 @@ class BatchJob(JobCore):
     on_output   called with the stream (1 or 2) and its next bytes. Returns how many of them it has taken, None for all
     on_note     called with each note of the node about the job's host or slot
     on_exit     called with the Status, after the last byte of output was taken; nothing is called after it
+    on_send     called with True before it is sent: if that returns False it ends as never started; and with False after
+                its node gave it back, so that it waits here again
     """
 
     __slots__ = (
@@ -295,7 +297,7 @@ class BatchJob(JobCore):
 class Functions:
     """The functions of a caller that are called about one job."""
 
-    __slots__ = ("exit", "note", "output", "started")
+    __slots__ = ("exit", "note", "output", "send", "started")
 
     def __init__(
         self,
@@ -303,8 +305,10 @@ class Functions:
         output: Callable[[int, memoryview], int | None] | None,
         note: Callable[[dict[str, Any]], None] | None,
         exit: Callable[[Status], None] | None,
+        send: Callable[[bool], bool] | None = None,
     ) -> None:
         self.started = started
         self.output = output
         self.note = note
         self.exit = exit
+        self.send = send
