@@ -1,8 +1,8 @@
 """The journal of a batch, FILE.started beside its log: the jobs that were sent, and the hosts that may have them.
 
 Laws
-1. The id of a job is added as it is sent, and not before: what waits in this process ends with it. It goes if the job
-   is given back, or could not be started. A job in there without a line in the log is looked for on the hosts.
+1. The id of a job is added as it is sent, and not before: a job that waits in this process ends with it. The id goes if
+   the job is given back, or could not be started. A job without a line in the log is looked for on the hosts.
 2. An addition is one write and no fsync: after a loss of power the jobs of the last seconds may run twice. A note of
    returns is synced before they are removed on their host.
 3. The ids of jobs are made with the secret of the batch. A host knows those of the jobs that it was sent, and cannot

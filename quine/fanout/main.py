@@ -335,7 +335,7 @@ def _report(options: Options, run: Run, view: View) -> bool:
             **{"detail": str(run.fault or ""), "spent": run.spent, "stopped": run.stopped},
             **{
                 "items": run.tally.ended,
-                "lost_before": run.tally.lost_before,
+                **{"lost_before": run.tally.lost_before, "open": run.tally.open},
                 **{name.replace(" ", "_"): n for name, n in run.tally.counts.items()},
             },
             **view.facts(time.monotonic()),

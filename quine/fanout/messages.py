@@ -8,6 +8,8 @@ from quine.fanout.outcome import FAILED, KILLED, LOST, STRIKES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from quine.fanout.output.sinks import Sink
     from quine.fanout.tasks import Task
     from transport.status import Status
@@ -24,6 +26,7 @@ class Messages:
         self._faults: set[str] = set()
         self._left: set[str] = set()
         self._lost = 0
+        self._unheard: dict[str, None] = {}  # hosts that did not answer, and may have jobs of the run before
         self._said_unread = False
         self._left_behind = self._unlogged = 0
         self._not_done: list[tuple[int, str]] = []
@@ -50,17 +53,27 @@ class Messages:
                 "and more items, for other reasons, which are not shown; their number is in the last line"
             )
 
-    def lost(self, item: int) -> None:
-        """Name an item whose job was sent by a run before, and that no host has."""
+    def lost(self, item: int, host: str) -> None:
+        """Name an item whose job was sent by a run before, and that no host has; `host`: on which it has started."""
         self._lost += 1
         if self._lost <= SHOWN:
             detail = "it was sent before the batch ended, and no host has it or its end any more"
-            self._sink.say(error_text(f"item {item}: {detail}"))
+            hint = "--resume --idempotent runs it again" if self._lost == 1 else ""
+            self._sink.say(error_text(f"item {item}: {detail}", hint, host))
 
-    def more_lost(self) -> None:
-        """Say how many of them were not named."""
+    def unheard(self, hosts: Iterable[str]) -> None:
+        """Note hosts that did not answer, and may have the job of an item."""
+        self._unheard.update(dict.fromkeys(hosts))
+
+    def sum_up(self, left_open: int) -> None:
+        """Say how many items that no host has were not named, and how many are left open as hosts did not answer."""
         if self._lost > SHOWN:
             self._sink.say(error_text(f"and {self._lost - SHOWN} more items that no host has any more"))
+        if left_open:
+            hosts, them = ", ".join(self._unheard), "it" if len(self._unheard) == 1 else "them"
+            detail = f"{hosts} did not answer; {left_open} items were sent before, and may have run there"
+            hint = f"start {them}, then --resume; --resume --idempotent runs the items again without {them}"
+            self._sink.say(error_text(detail, hint))
 
     def set_aside(self, status: Status) -> None:
         """Tell of a host on which jobs cannot be started."""

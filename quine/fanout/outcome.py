@@ -56,6 +56,7 @@ class Tally:
     def __init__(self) -> None:
         self.counts = dict.fromkeys(KINDS, 0)
         self.lost_before = 0  # in a run before, and left as they are by this one
+        self.open = 0  # sent in a run before, or cut off: a host that may have their jobs does not answer
         self._misused = 0  # never started because the inventory, or an option, is wrong
 
     def add(self, kind: str, code: int = 0) -> None:
@@ -79,9 +80,9 @@ class Tally:
     def exit_status(self, count: bool = False) -> int:
         """`count`: the number of items that are not done, as GNU parallel has it."""
         if count:
-            return min(self.failed + self.lost_before, MOST)
+            return min(self.failed + self.lost_before + self.open, MOST)
         counts = self.counts
-        if counts[LOST] or self.lost_before:
+        if counts[LOST] or self.lost_before or self.open:
             return errors.LOST
         if counts[DENIED]:
             return errors.DENIED

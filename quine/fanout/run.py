@@ -111,7 +111,7 @@ class Run:
                 break
             self._turn()
         self._intake.close()
-        self._messages.more_lost()
+        self._messages.sum_up(self.tally.open)
         self._clean_up()
         self._sink.give_up_order()
         self._report.finish(self._sink)
@@ -193,13 +193,14 @@ class Run:
             task = self._again.ready.popleft() if self._again.ready else self._intake.next()
             if task is None:
                 return
-            if self._starter.spent:
+            if (spent := self._starter.spent) or self._view.loads.blocked or not self._starter.ready():
                 self._again.ready.appendleft(task)
-                self._stop_spent()
-                return
-            if self._view.loads.blocked or not self._starter.ready():
-                self._again.ready.appendleft(task)
-                self._pause(now + LOOK)
+                if spent:
+                    self.spent = True
+                    self._messages.say(f"stopped: the budget of the batch is spent; {self.text()}")
+                    self._start_no_more()  # and those that were not started are no failures
+                else:
+                    self._pause(now + LOOK)
                 return
             if self._delay:
                 self._pause(now + self._delay)
@@ -245,19 +246,24 @@ class Run:
         if self._ending and task in self._under_way:  # it was found too late
             (self._under_way.end if self.killed else self._under_way.leave)(task)
 
-    def missed(self, task: Task, never: bool) -> None:
-        """No host has the job of an item, which was sent; `never`: it was certainly never begun."""
+    def missed(self, task: Task, never: bool, silent: list[str] | None = None) -> None:
+        """See `Owner` of `adoption`. An item that a silent host may have is left to the next run, which asks that."""
         self._starter.give_names(task, not never)
         task.entry.kind = NEVER if never else LOST
-        job = task.job  # None: it is of the run before
-        if not self.stopped and (never or (job is None and self._options.spawn.idempotent)):
+        job, idempotent = task.job, self._options.spawn.idempotent  # None: it is of the run before
+        if silent and (self.stopped or not idempotent):
+            self.tally.open += 1
+            self._messages.unheard(silent)
+            self._sink.skip(task.item.number)
+            task.leave()
+        elif not self.stopped and (never or (job is None and idempotent)):
             if never:
                 task.unstarted += 1
                 self._starter.withdrawn(task)
             self._again.ready.append(task)
         elif job is None:
             if not never:
-                self._messages.lost(task.item.number)
+                self._messages.lost(task.item.number, task.entry.host)
             self._final(task)
         else:
             self._judge(task, outcome.missed(never, job.host))
@@ -343,12 +349,6 @@ class Run:
             if self._torn:
                 self._messages.unlogged(task)
 
-    def _stop_spent(self) -> None:
-        """A budget is used up: no more items are started, and those that were not are no failures."""
-        self.spent = True
-        self._messages.say(f"stopped: the budget of the batch is spent; {self.text()}")
-        self._start_no_more()
-
     def _stop_all(self) -> None:
         self._ending = True
         self._start_no_more()
@@ -371,14 +371,14 @@ class Run:
         if self._ending:
             self._under_way.abandon()
         self.ended_by = number
-        if not gently:
-            if not self.killed:
-                self._under_way.give_up_files(time.monotonic())
-            self.killed = True
-            self._stop_all()
+        if gently:
+            self._start_no_more()
+            self._say_waiting()
             return
-        self._start_no_more()
-        self._say_waiting()
+        if not self.killed:
+            self._under_way.give_up_files(time.monotonic())
+        self.killed = True
+        self._stop_all()
 
     def _say_waiting(self) -> None:
         """Say once what ^C waits for. A job can have begun and not been heard of at that time."""

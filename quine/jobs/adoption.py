@@ -5,8 +5,9 @@ Laws
    that has a job is told to serve it here, from the first byte on that nobody has.
 2. A job that no host has was never begun, if every host has answered and knows of all since before it was sent. So does
    one whose node is younger, if it has forgotten none, and the node here has known no other node of that host since
-   then. Otherwise nothing is known: the job is lost.
-3. A host that fails is asked again for PATIENCE seconds. One that says nothing has as many for each answer.
+   then. If every host that may have it has answered, and nothing is known, the job is lost.
+3. A host that fails is asked again for PATIENCE seconds. One that says nothing has as many for each answer. A job that
+   it may have is not lost after that: it stays in the log, and the next run asks for it.
 4. A job is attached to at once, since its lease runs; its item may be read much later. Until then it has its window.
    Once no more items are read it is left to its host: it might wait for its item, and hold its slot, for ever. If
    that item is read after all, the job is looked for again.
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
             """Where it does not adopt: whether a job of the run before certainly never began."""
 
         def gone(self, id: str, never: bool) -> None:
-            """No host has a job of the run before, whose item is still to be read."""
+            """No host that answers has a job of the run before, whose item is still to be read."""
 
         def hosts(self) -> list[str]:
             """All hosts that may have jobs of the batch."""
@@ -82,8 +83,11 @@ if TYPE_CHECKING:
 
         def adopt(self, task: Any, adopted: Adopted) -> None: ...
 
-        def missed(self, task: Any, never: bool) -> None:
-            """No host has the job of a task; `never`: it was certainly never begun."""
+        def missed(self, task: Any, never: bool, silent: list[str]) -> None:
+            """No host has the job of a task; `never`: it was certainly never begun.
+
+            `silent`: hosts that may have it, and have not answered.
+            """
 
 
 PATIENCE = 30.0  # seconds for a host to be reached, and to answer
@@ -102,7 +106,8 @@ class Orphans:
         self.waiting: dict[str, Any] = {}  # tasks whose jobs are looked for, by their ids
         self.unread: dict[str, Adopted] = {}  # found, and their items are still to be read
         self._left: set[str] = set()  # to their hosts, so
-        self._missed: dict[str, bool] = {}  # not found, and their items are still to be read
+        # not found, and their items are still to be read: the words of `missed`
+        self._missed: dict[str, tuple[bool, list[str]]] = {}
         self._due: dict[str, Sent] = {}  # to be looked for in the next turn
         self._searches: dict[str, int] = {}  # of each job
         self.first = False  # those of the run before are looked for: they have their slots before others
@@ -112,7 +117,7 @@ class Orphans:
         """Look for all of the run before."""
         if not self._starter.adopts:
             for id in self._log.sent:
-                self._lacks(id, self._starter.never_began(id))
+                self._lacks(id, self._starter.never_began(id), [])
         elif self._log.sent:
             self.first = True
             self._owner.at(time.monotonic() + FIRST, self._others_may_start)
@@ -123,13 +128,15 @@ class Orphans:
 
     def bind(self, task: Any, id: str) -> None:
         """The item of a job of the run before was read."""
-        task.tries = self._log.sent[id].attempt - 1
+        sent = self._log.sent[id]
+        task.tries = sent.attempt - 1
         task.begin()
         task.sent = task.entry.id = id
+        task.entry.host = "" if sent.host == "local" else sent.host
         if adopted := self.unread.pop(id, None):
             self._owner.adopt(task, adopted)
         elif id in self._missed:
-            self._owner.missed(task, self._missed.pop(id))
+            self._owner.missed(task, *self._missed.pop(id))
         else:
             self.waiting[id] = task
             if id in self._left:
@@ -199,19 +206,19 @@ class Orphans:
         if self.unread.pop(id, None):
             self._look_for([id])
 
-    def _lacks(self, id: str, never: bool) -> None:
+    def _lacks(self, id: str, never: bool, silent: list[str]) -> None:
         if task := self.waiting.pop(id, None):
-            self._owner.missed(task, never)
+            self._owner.missed(task, never, silent)
         else:
-            self._missed[id] = never
+            self._missed[id] = never, silent
             self._starter.gone(id, never)
 
 
 class Search:
     """The jobs with some ids are looked for on some hosts, once.
 
-    `found` is called with the id and the host; `missed` with the id and whether the job was certainly never begun. `at`
-    is that of Owner, `asking` of Starter.
+    `found` is called with the id and the host; `missed` with the id, whether the job was certainly never begun, and the
+    hosts that may have it and have not answered. `at` is that of Owner, `asking` of Starter.
     """
 
     def __init__(
@@ -222,7 +229,7 @@ class Search:
         at: Callable[[float, Callable[[], None]], None],
         ids: Mapping[str, Sent],
         found: Callable[[str, str], None],
-        missed: Callable[[str, bool], None],
+        missed: Callable[[str, bool, list[str]], None],
         concluded: Callable[[], None],
     ) -> None:
         self._batch, self._asking, self._at, self._ids = batch, asking, at, dict(ids)
@@ -230,6 +237,7 @@ class Search:
         self._until = time.monotonic() + PATIENCE
         self._open = len(hosts)
         self._knows = -inf  # since then every host that has answered knows of all its jobs
+        self._silent: list[str] = []  # hosts that have not answered, or may tell of more
         for host in hosts:
             self._ask(host, 0)
         if not hosts:
@@ -260,7 +268,10 @@ class Search:
             pause = min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE)
             self._at(now + pause, lambda: self._ask(host, tries + 1))
             return
-        self._knows = max(self._knows, inf if kept is None or kept.settling else kept.since(sole))
+        if kept is None or kept.settling:
+            self._silent.append(host)
+        else:
+            self._knows = max(self._knows, kept.since(sole))
         self._open -= 1
         if not self._open:
             self._conclude()
@@ -268,7 +279,8 @@ class Search:
     def _conclude(self) -> None:
         ids, self._ids = self._ids, {}
         for id, sent in ids.items():
-            self._missed(id, not sent.host and self._knows < sent.when)
+            silent = [host for host in self._silent if sent.host in ("", host)]
+            self._missed(id, not (sent.host or silent) and self._knows < sent.when, silent)
         self._concluded()
 
 

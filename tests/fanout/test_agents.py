@@ -148,7 +148,7 @@ def test_of_the_agents_of_a_batch_that_is_killed_those_that_began_are_lost_and_e
     words = ["xargs", "-P4", "--on", where, "--joblog", "log", "--resume", "look at {}", ":::", *"12345"]
     with lab.popen(words, env=env, cwd=tmp_path) as process:
         until(lambda: ran.exists() and len(ran.read_text().split()) == began)
-        until(lambda: (tmp_path / "log.started").read_text().count(" -\n") == 4)
+        until(lambda: (tmp_path / "log.started").read_text().count(" -\n") >= 4)
         process.kill()
     first = set(ran.read_text().split())
     until(lambda: not [job for job in (*lab.jobs(), *lab["h1"].jobs()) if f"{tmp_path}/go" in str(job)])

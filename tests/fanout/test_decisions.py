@@ -447,7 +447,7 @@ def test_a_host_whose_memory_is_no_number_has_told_nothing(remembers: object) ->
 def test_an_answer_about_jobs_without_an_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adoption, "MOST", 1000)
     given: dict[str, Any] = {}
-    lost, missed = Status("lost", 74), list[tuple[str, bool]]()
+    lost, missed = Status("lost", 74), list[tuple[str, bool, list[str]]]()
 
     def start(spawn: Spawn, **on: Any) -> Any:
         given.update(on)
@@ -457,14 +457,14 @@ def test_an_answer_about_jobs_without_an_end_is_not_waited_for(monkeypatch: pyte
     later = list[Any]()
     search = adoption.Search(
         batch, ["h1"], lambda host: Spawn(["node"]), lambda at, call: later.append(call), {"a": Sent("h", 1, 1.0)},
-        lambda id, host: None, lambda id, never: missed.append((id, never)), lambda: None,
+        lambda id, host: None, lambda *words: missed.append(words), lambda: None,
     )  # fmt: skip
     given["on_output"](1, memoryview(b"x" * 1001))
     assert len(later) == 1, "it is asked again"
     search._until = 0.0
     later.pop()()
     given["on_output"](1, memoryview(b"x" * 1001))
-    assert missed == [("a", False)]
+    assert missed == [("a", False, ["h1"])]
 
 
 def test_a_host_has_no_job_that_has_started_on_another_one() -> None:
@@ -477,18 +477,43 @@ def test_a_host_has_no_job_that_has_started_on_another_one() -> None:
         return JOB
 
     batch: Any = SimpleNamespace(start=start)
-    found, missed = list[tuple[str, str]](), list[tuple[str, bool]]()
+    found, missed = list[tuple[str, str]](), list[tuple[str, bool, list[str]]]()
     ids = {"noted": Sent("h", 1, 1e12, "h1"), "new": Sent("h", 1, 1e12), "gone": Sent("h", 1, 1e12, "h1")}
     adoption.Search(
         batch, ["h1", "h2"], lambda host: Spawn(["node"], where=host), lambda at, call: None, ids,
-        lambda id, host: found.append((id, host)), lambda id, never: missed.append((id, never)), lambda: None,
+        lambda id, host: found.append((id, host)), lambda *words: missed.append(words), lambda: None,
     )  # fmt: skip
     for host, claims in (("h2", ["noted", "new", "gone"]), ("h1", ["noted", "new"])):
         kept = {"ids": claims, "remembers": 7, "forgot": False, "settling": False}
         told[host](1, memoryview(json.dumps({"kept": kept}).encode()))
         answered[host](Status("exited", 0))
     assert found == [("new", "h2"), ("noted", "h1")]
-    assert missed == [("gone", False)], "one that has started was begun"
+    assert missed == [("gone", False, [])], "one that has started was begun"
+
+
+@pytest.mark.parametrize("settling", [True, None])
+def test_a_host_that_does_not_answer_may_have_what_may_be_there(settling: bool | None) -> None:
+    """Its jobs were lost after 30 s, whether they had ended there or ran on."""
+    ends: dict[str, Callable[[Status], None]] = {}
+    told: dict[str, Callable[[int, memoryview], None]] = {}
+
+    def start(spawn: Spawn, on_output: Any, on_exit: Any, on_note: Any) -> Any:
+        ends[spawn.where], told[spawn.where] = on_exit, on_output
+        return JOB
+
+    batch: Any = SimpleNamespace(start=start)
+    missed = list[tuple[str, bool, list[str]]]()
+    ids = {"there": Sent("h", 1, 1e12, "h2"), "new": Sent("h", 1, 1e12), "gone": Sent("h", 1, 1e12, "h1")}
+    search = adoption.Search(
+        batch, ["h1", "h2"], lambda host: Spawn(["node"], where=host), lambda at, call: None, ids,
+        lambda *_: None, lambda *words: missed.append(words), lambda: None,
+    )  # fmt: skip
+    search._until = 0.0
+    for host, answer in (("h1", False), ("h2", settling)):
+        kept = {"ids": [], "remembers": 7, "forgot": False, "settling": answer}
+        told[host](1, memoryview(json.dumps({} if answer is None else {"kept": kept}).encode()))
+        ends[host](Status("exited", 0))
+    assert missed == [("there", False, ["h2"]), ("new", False, ["h2"]), ("gone", False, [])]
 
 
 def test_the_host_of_each_job_is_asked_where_all_are_known() -> None:

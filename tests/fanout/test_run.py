@@ -9,7 +9,9 @@ import pytest
 
 from quine.fanout.files.files import Files
 from quine.fanout.joblog import Entry
-from quine.fanout.outcome import Hosts, kind_of
+from quine.fanout.messages import Messages
+from quine.fanout.options import Options
+from quine.fanout.outcome import Hosts, Tally, kind_of
 from quine.fanout.retries import Retries
 from quine.fanout.run import Run
 from quine.fanout.starter import Starter
@@ -28,12 +30,60 @@ def test_an_item_of_a_stopped_batch_that_never_began_is_not_lost(never: bool, st
     run, judged, may = object.__new__(Run), [], list[bool]()
     run.stopped = True
     run._starter = SimpleNamespace(give_names=lambda task, may_run: may.append(may_run))  # type: ignore[assignment]
+    run._options = Options()
     run._judge = lambda task, status: judged.append(status)  # type: ignore[method-assign]
     task = a_task()
     task.job = SimpleNamespace(host="")  # type: ignore[assignment]
     run.missed(task, never)
     assert [status.state for status in judged] == [state] and task.unstarted == 0
     assert may == [not never]  # then it keeps its files
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("stopped", [True, False])
+@pytest.mark.parametrize("cut", [True, False])
+def test_an_item_that_a_silent_host_may_have_is_left_to_the_next_run(
+    cut: bool, stopped: bool, idempotent: bool
+) -> None:
+    """It was lost for good after 30 s, and the next run did not ask the host any more."""
+    run: Any = object.__new__(Run)
+    did, said = list[object](), list[str]()
+    run._starter = SimpleNamespace(give_names=lambda task, may_run: did.append(may_run))
+    run._sink = SimpleNamespace(skip=did.append, say=said.append)
+    run._messages, run.tally, run.stopped = Messages(run._sink, False), Tally(), stopped
+    run._options, run._again = Options(idempotent=idempotent), SimpleNamespace(ready=[])
+    run._judge = lambda task, status: did.append(status.state)
+    task = a_task()
+    task.job = SimpleNamespace(host="") if cut else None  # type: ignore[assignment]
+    task.output = SimpleNamespace(leave=lambda: did.append("left"))  # type: ignore[assignment]
+    run.missed(task, False, ["n2", "n3"])
+    if idempotent and not stopped:
+        assert did == [True, *["lost"] * cut] and run._again.ready == [task][cut:]
+        return
+    assert did == [True, 1, "left"] and not run._again.ready
+    assert (run.tally.open, run.tally.ended, run.tally.exit_status(), run.tally.exit_status(True)) == (
+        1,
+        0,
+        74,
+        1,
+    )
+    run._messages.sum_up(run.tally.open)
+    assert (
+        "error: n2, n3 did not answer; 1 items" in said[0] and "hint: start them, then --resume;" in said[0]
+    )
+
+
+def test_a_lost_item_is_told_of_with_its_host_and_the_cure() -> None:
+    said = list[str]()
+    messages = Messages(SimpleNamespace(say=said.append), False)  # type: ignore[arg-type]
+    messages.lost(1, "n2")
+    messages.lost(2, "")
+    messages.sum_up(0)
+    why = "it was sent before the batch ended, and no host has it or its end any more"
+    assert said == [
+        f"quine: n2: error: item 1: {why}\nquine: n2: hint: --resume --idempotent runs it again\n",
+        f"quine: error: item 2: {why}\n",
+    ]
 
 
 def test_a_job_that_was_looked_for_too_often_keeps_its_files() -> None:

@@ -230,6 +230,31 @@ def fetched(files: Files, id: str, stage: Staging) -> tuple[Task, Status, list[s
     return task, status, ends
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_results_of_a_job_that_was_not_heard_of_are_not_asked_for_once_they_are_written_over(
+    tmp_path: Path, read: bool
+) -> None:
+    """Its host did not answer, and then had the job of an item with the same result. The run behind asks for both."""
+    log = Joblog(str(tmp_path / "log"))
+    log.journal.start("x", "h", 1, names=Noted([], ["r.out"]))
+    log.journal.on_host("l1", "x")
+    log = resumed(log)
+    log.begin()
+    files = the_files(log)
+    if read:
+        files.missed(a_task("x"))
+        files.give(a_task("x"))
+    else:
+        files.gone("x", never=False)
+    log.journal.start("y", "g", 1, names=Noted([], ["r.out"]))
+    files.started(a_task("y", "g"), "l2")
+    assert not log.journal.overwritten
+    files.started(a_task("y", "g"), "l1")
+    log = resumed(log)
+    assert [*log.journal.overwritten] == ["x"]
+    log._close()
+
+
 @pytest.mark.parametrize("first", ["x", "y"])
 def test_an_item_waits_for_results_that_it_would_write_over(
     tmp_path: Path, first: str, arriving: list[Arriving]

@@ -37,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quine.fanout.journal import Journal
+    from quine.fanout.journal import Journal, Sent
     from quine.fanout.tasks import Task, Work
     from quine.jobs.staged import At
     from quine.staging.caller_side import Staging
@@ -85,10 +85,8 @@ class Files:
                     self._unfetched.add(id, note)
         self._unfetched.read()
         if self._cleanup:
-            for notes in (journal.sent, journal.unreturned):
-                self._unread.update(
-                    (id, note.host) for id, note in notes.items() if id not in journal.brought
-                )
+            notes = {**journal.sent, **journal.unreturned}
+            self._unread = {id: note.host for id, note in notes.items() if id not in journal.brought}
             self._unread_on = Counter(self._unread.values())
             self._cleanup.has_unread = lambda host: bool(self._unread_on[host] or self._unread_on[""])
 
@@ -100,9 +98,16 @@ class Files:
 
     def gone(self, id: str, never: bool) -> None:
         """No host has a job of the run before, whose item is still to be read; `never`: it certainly never began."""
-        if not never and self.journal:
-            self.placed(id, host_of(self.journal.sent[id].host))
+        if not never:
+            self._may_run(id)
         self.before.release(id)
+
+    def _may_run(self, id: str) -> Sent | None:
+        """A job that no host tells of may write over results, and others over its own. Return the note of it."""
+        sent = self.journal.sent.get(id) if self.journal else None
+        self.placed(id, host_of(sent.host) if sent else None)
+        self._unfetched.expect(id)
+        return sent
 
     def _is_read(self, *ids: str) -> None:
         """The names of the items of these jobs are known, or are not needed any more."""
@@ -311,8 +316,7 @@ class Files:
 
     def missed(self, task: Task) -> None:
         """No host tells of its job, which may go on: it has its files, and its results stay."""
-        sent = self.journal.sent.get(task.sent) if self.journal else None
-        self.placed(task.sent, host_of(sent.host) if sent else None)
+        sent = self._may_run(task.sent)
         if not self._cleanup:
             return
         host, held = sent.host if sent else task.entry.host, self._held.get(task)

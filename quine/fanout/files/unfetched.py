@@ -46,6 +46,11 @@ class Unfetched:
         for key in note.keys:
             self._ids.setdefault(key, []).append(id)
 
+    def expect(self, id: str) -> None:
+        """A job may have its end unheard of, and its results are asked for in the next run."""
+        if self._journal and (note := self._journal.names.get(id)):
+            self.add(id, note)
+
     def read(self) -> None:
         """All of the run before are added: those go that another job of that run may have written over."""
         for id, sent in list(self._journal.sent.items() if self._journal else ()):

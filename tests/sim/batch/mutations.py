@@ -127,16 +127,6 @@ def done_unseen() -> contextlib.AbstractContextManager[None]:
     return replaced(Run, "_judge", mutant)
 
 
-def never_sent() -> contextlib.AbstractContextManager[None]:
-    """A job that was never sent is forgotten as one that was: the client dies of it."""
-
-    def restored(self: BatchJob) -> None:
-        if self.spawn.keep and self.over and not self.severed and self.number in self.session.channels:
-            self.session.last_word(self.number)
-
-    return replaced(BatchJob, "forget", restored)
-
-
 def refused_kept() -> contextlib.AbstractContextManager[None]:
     """A job that could not be started is kept for the next client as one that has begun."""
     return replaced(Keeper, "refused", property(lambda self: False))
@@ -345,7 +335,6 @@ MUTATIONS = {
 
 # Few seeds show them; each has courses of its own in `test_batch`.
 RARE = {
-    "never-sent": TakenBack(never_sent, frozenset({"defect"}), 350),
     "hosts-unnoted": TakenBack(hosts_unnoted, frozenset({"twice"}), 200),
     "refused-kept": TakenBack(refused_kept, frozenset({"lost"}), 10_000),
     "memory-acknowledged": TakenBack(memory_acknowledged, frozenset({"lost"}), 10_000),

@@ -74,6 +74,7 @@ class BatchSimulation(Simulation):
         self.deaths = self.told = 0  # of clients and of nodes at the origin; signals to clients
         self._begun = 0  # clients so far
         self.halted = False  # a client has ended items by --halt
+        self.open = False  # the last client has left items open, as a host did not answer
         self._fatal: list[Fault] = []  # each is due once a client has written so many lines
         self._away: dict[str, float] = {}  # hosts that the inventory does not have, and until when
         world.watchers.append(lambda: check_slots(self))
@@ -169,8 +170,8 @@ class BatchSimulation(Simulation):
         for _ in range(CLIENTS):
             if self._client(until):
                 break
-            # A user who is told that results are on a host that is away tries again when that is back.
-            world.run(world.now + course.again + AWAY * self._awaits_returns(), lambda: False)
+            # A user who is told that results, or ends, are on a host that is away tries again when that is back.
+            world.run(world.now + course.again + AWAY * (self.open or self._awaits_returns()), lambda: False)
         else:
             raise Violation("drains", f"none of {CLIENTS} clients came to its end")
         check(self)
@@ -261,7 +262,8 @@ class BatchSimulation(Simulation):
         world.say(f"the client ends: {run.text()}")
         if run.fault:
             raise Violation("defect", repr(run.fault))
-        return not (run.ended_by or halts or self._awaits_returns())
+        self.open = bool(run.tally.open)
+        return not (run.ended_by or halts or self.open or self._awaits_returns())
 
     def _awaits_returns(self) -> bool:
         """Whether results are still on a host, so that the next client asks for them."""

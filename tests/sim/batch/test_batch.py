@@ -62,14 +62,14 @@ def fails_without(name: str, course: Course) -> None:
     assert violation and violation.rule in row.rules, violation
 
 
-def test_a_batch_that_is_told_to_end_forgets_jobs_that_were_never_sent() -> None:
+def test_a_batch_that_is_told_to_end_has_jobs_that_were_never_sent() -> None:
     """An item that has failed waits for its second try as one job is sent at a time: that has no session yet."""
     items = (Job("i0", "", steps=(("sleep", 0.077), ("exit", 1))), Job("i1", "", steps=(("sleep", 0.042),)))
     faults = (Fault(1.2, "signal", BATCH, how="TERM"),)
     course = Course(
         60, ("h1", "h2"), (), faults, 1, limits={"UNSTARTED": 1}, items=items, retries=3, again=15.2
     )
-    fails_without("never-sent", course)
+    assert simulate(course) is None
 
 
 def test_a_job_that_could_not_be_started_is_not_taken_over() -> None:
@@ -112,6 +112,18 @@ def test_a_job_that_is_not_heard_of_in_time_after_term_is_asked_for(monkeypatch:
     faults = (Fault(1.35, "down", "h1", 9.9), Fault(1.36, "signal", BATCH, how="TERM"))
     items = (Job("i0", "", steps=(("sleep", 0.1),)),)
     fails_without("unanswered-lost", Course(1, ("h1",), (), faults, 1, lease=60.0, items=items, again=0.3))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_host_that_is_away_for_longer_than_it_is_waited_for_loses_no_item(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is down since before the batch, or goes down with jobs that end there. That is no excuse here."""
+    monkeypatch.setattr(judge, "excused", lambda sim: False)
+    fault = Fault(0.5, "down", "h2", 90.0) if before else Fault(2.9, "down", "h2", 60.0)
+    faults = (replace(fault, how="refused"), Fault(3.0, "kill_client", BATCH, how="node"))
+    items = tuple(Job(f"i{number}", "", steps=(("sleep", 1.5),)) for number in range(12))
+    assert simulate(Course(1, ("h1", "h2"), (), faults, 2, lease=600.0, items=items, again=0.3)) is None
 
 
 @pytest.mark.parametrize("files", [APART, IN_PLACE])

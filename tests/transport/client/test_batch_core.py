@@ -661,3 +661,11 @@ def test_an_adopted_job_of_a_host_that_lies_is_lost_and_the_others_go_on(node: N
     assert "no facts" in status.detail and [each.spawn["id"] for each in node.gone] == [adopted.spawn.id]
     node.start(other).exit(other)
     assert node.status(other) == Status("exited", 0)
+
+
+def test_a_job_that_was_never_sent_is_forgotten_without_a_word(node: Node) -> None:
+    """It has no session: the client died of it."""
+    job = node.add(adopt=True)
+    job.abandon()
+    job.forget()
+    assert job.over and not node.carry().served

@@ -110,7 +110,7 @@ def test_a_host_that_does_not_say_which_jobs_it_has_is_waited_for_in_vain_once(
     adoption.Search(
         node.batch, ["h1", "evil"], lambda host: Spawn(["node"], where=host, context={"control": True}),
         lambda at, call: None, {"a": Sent("h", 1, 1.0)}, lambda id, host: None,
-        lambda id, never: missed.append((id, never)), lambda: None,
+        lambda id, never, silent: missed.append((id, never)), lambda: None,
     )  # fmt: skip
     good, evil = node.carry().jobs
     node.start(good).print(good, b'{"kept":{"ids":[],"remembers":1e9,"forgot":false,"settling":false}}')
