@@ -96,7 +96,7 @@ def guessed_never() -> contextlib.AbstractContextManager[None]:
     def mutant(self: adoption.Search) -> None:
         ids, self._ids = self._ids, {}
         for id in ids:
-            self._missed(id, True)
+            self._missed(id, True, [])
         self._concluded()
 
     return replaced(adoption.Search, "_conclude", mutant)
