@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -275,6 +276,25 @@ def test_a_root_that_may_not_be_listed_is_named(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir(0o300)
     with pytest.raises(PermissionError, match=f"{tmp_path}/root: permission denied"):
         list(Local(str(tmp_path / "root")).list(""))
+
+
+def test_a_root_that_another_user_made_for_itself_is_named_with_the_cure() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root is two users")
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # a parent for all users
+        os.chmod(place, 0o755)
+        root = f"{place}/root"
+        put(Local(root), "in")
+        assert stat.S_IMODE(os.stat(root).st_mode) == 0o700
+        os.seteuid(54321)
+        try:
+            tier = Local(root)
+            why = f"{root}: permission denied; its mode is 700, and its owner, user 0, can chmod it"
+            for call in (lambda: tier.stat("in"), lambda: tier.list(""), lambda: put(tier, "d/new")):
+                with pytest.raises(PermissionError, match=why):
+                    call()
+        finally:
+            os.seteuid(0)
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:

@@ -252,7 +252,14 @@ class Local(Tier):
 
     def _of_root(self, problem: OSError, path: str) -> OSError:
         """Return an error about the root directory instead of the path."""
-        return OSError(problem.errno, f"{self.root}: {(problem.strerror or '').lower()}", path)
+        why = (problem.strerror or "").lower()
+        with contextlib.suppress(OSError):
+            facts = os.stat(self.root)
+            if problem.errno == errno.EACCES and facts.st_uid != os.geteuid():
+                mode, owner = stat.S_IMODE(facts.st_mode), facts.st_uid
+                why += f"; its mode is {mode:o}, and its owner, user {owner}, can chmod it"
+                why += '; a host with fs = "relay" needs no access'
+        return OSError(problem.errno, f"{self.root}: {why}", path)
 
     def open_root(self, make: bool) -> int:
         """Return a descriptor of the root, which is made if need be."""
@@ -260,13 +267,23 @@ class Local(Tier):
             dirs.make(self.root)
         return dirfd.top(self.root)
 
+    def _entered(self, make: bool) -> int:
+        """Return a descriptor of the root. Without the right to look into it, each name there would be denied."""
+        root = self.open_root(make)
+        try:
+            os.stat(".", dir_fd=root)
+        except BaseException:
+            os.close(root)
+            raise
+        return root
+
     @contextlib.contextmanager
     def _directory(self, path: str, make: bool = False) -> Iterator[int]:
         within = path.split("/")
         if ".." in within or any(paths.is_alias(each, temp.NAME) for each in within):
             raise PermissionError(errno.EPERM, "is a name reserved by the files tier", path)
         try:
-            root = self.open_root(make)
+            root = self._entered(make)
         except FileNotFoundError:
             raise
         except OSError as problem:
