@@ -214,7 +214,7 @@ def summary(path: Path, each: Callable[[dict[str, Any]], None] | None = None) ->
             outcome = data
         elif kind == "fork":
             child = str(data.get("session"))
-            forks[child] = {**forks.get(child, {}), **data}
+            forks[child] = {**forks.get(child, {}), **data, "heard": when}
         elif kind == "message" and data.get("role") == "assistant":
             replies.append(Reply(str(data.get("model") or ""), usage_of(data.get("usage"))))
         elif kind == "message" and data.get("role") == "system" and not mission:

@@ -73,7 +73,8 @@ def _nodes(folder: Path, session: str) -> list[_Node]:
         for agent in registry.having(ids, str(folder), registry.state_directory())
         if agent.root == root
     }
-    nodes = [_node(one, agents.get(one.id)) for one in mine]
+    heard = {child: facts["heard"] for one in mine for child, facts in one.forks.items() if "ended" in facts}
+    nodes = [_node(one, agents.get(one.id), heard.get(one.id, 0.0)) for one in mine]
     known = {one.id for one in mine}
     for one in mine:
         for child, facts in one.forks.items():
@@ -83,9 +84,12 @@ def _nodes(folder: Path, session: str) -> list[_Node]:
     return nodes
 
 
-def _node(one: Session, agent: Agent | None) -> _Node:
+def _node(one: Session, agent: Agent | None, heard: float) -> _Node:
+    """Return the node of a session. `heard`: when its parent heard of its end, which its own tape may not have."""
     host, pid = (_cell(one.meta.get(key, "?"), 60) for key in ("node", "pid"))
     code, seconds = one.verdict, one.seconds
+    if one.outcome is None:
+        seconds = max(seconds, heard - one.begun)
     if agent:
         end = agent.verdict()
         if end.state in ("running", "stopped"):

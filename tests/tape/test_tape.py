@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -143,6 +144,22 @@ def test_tree(tmp_path: Path) -> None:
     assert "…" in rows["h13"]
     assert len(drawn) == 5
     assert render.tree(tmp_path, grand[:30]) == "\n".join(drawn) + "\n"
+
+
+def test_a_child_that_was_killed_ran_until_its_parent_heard_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last entry of its own tape may be its first."""
+    root, child = new_session(), new_session()
+    monkeypatch.setattr(time, "time", lambda: 1_000_000.0)
+    parent, killed = write(tmp_path, root), write(tmp_path, child, root, root, node="h1")
+    killed.sync()
+    killed.close()
+    monkeypatch.setattr(time, "time", lambda: 1_000_005.0)
+    parent.add("fork", {"session": child, "ended": {"code": 74, "state": "lost", "signal": "", "detail": ""}})
+    end(parent)
+    row = next(line for line in render.tree(tmp_path).splitlines() if line.startswith("  h1"))
+    assert row.split()[3] == "5.00"
 
 
 def test_the_latest_tree_is_drawn(tmp_path: Path) -> None:
