@@ -212,7 +212,7 @@ class Starter:
             task.kept = None
             return True
         task.numbers = numbers = outcome.Numbers(task.item.number, task.item.slot)
-        names, renews = stage and Noted.of(stage), entry.renews or ""
+        names, renews = Noted.of(stage) if stage else None, entry.renews or ""
         try:
             self._note_hosts()
             journal.start(spawn.id, entry.hash, task.tries, task.sent, renews, names, numbers)

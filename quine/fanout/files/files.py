@@ -85,8 +85,10 @@ class Files:
                     self._unfetched.add(id, note)
         self._unfetched.read()
         if self._cleanup:
-            notes = {**journal.sent, **journal.unreturned}
-            self._unread = {id: note.host for id, note in notes.items() if id not in journal.brought}
+            hosts = {
+                id: note.host for notes in (journal.sent, journal.unreturned) for id, note in notes.items()
+            }
+            self._unread = {id: host for id, host in hosts.items() if id not in journal.brought}
             self._unread_on = Counter(self._unread.values())
             self._cleanup.has_unread = lambda host: bool(self._unread_on[host] or self._unread_on[""])
 
