@@ -37,6 +37,8 @@ from quine.budget.shared_counters import (
 from transport.address import boot_clock
 from transport.lean import Callable, Protocol
 
+Price = Callable[[int, int], float]
+
 LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
 PIECE = 256  # places for agents that are taken under the lock, some milliseconds, before others may have it
 MOST_REPLY = 16384  # tokens reserved for a reply, if the tree has that many left
@@ -234,7 +236,7 @@ class Ledger:
         self,
         concurrent: int,
         prompt: int,
-        price: Callable[[int, int], float] | None = None,
+        price: Price | None = None,
         within: Remaining | None = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Reservation:
@@ -256,7 +258,7 @@ class Ledger:
         self,
         concurrent: int,
         prompt: int,
-        price: Callable[[int, int], float] | None = None,
+        price: Price | None = None,
         within: Remaining | None = None,
     ) -> Reservation | None:
         """Reserve without waiting; None while others hold the slots or the budget. Else as `reserve`."""
@@ -273,7 +275,7 @@ class Ledger:
         return hold
 
     def _reserve(
-        self, fd: int, index: int, prompt: int, price: Callable[[int, int], float] | None, within: Remaining
+        self, fd: int, index: int, prompt: int, price: Price | None, within: Remaining
     ) -> Reservation | None:
         """Return None if it does not fit now, but may once others have settled. Raises Spent."""
         first = price(prompt, 0) if price else 0.0
@@ -303,19 +305,20 @@ class Ledger:
             alone = within.least(Remaining(tokens, cost))
             if _reply(alone, prompt, price) >= LEAST_REPLY:
                 return None
-            raise self._spent(facts, alone, prompt)
+            raise self._spent(facts, alone, prompt, price)
 
-    def _spent(self, facts: Numbers, alone: Remaining, prompt: int) -> Spent:
+    def _spent(self, facts: Numbers, alone: Remaining, prompt: int, price: Price | None) -> Spent:
         mark = self.mark
         if alone.tokens is not None and alone.tokens - prompt < LEAST_REPLY:
+            used = f"{max(0, alone.tokens)} tokens are left"
             if mark.tokens and alone.tokens == mark.tokens - facts.tokens:
                 used = f"{facts.tokens} of {mark.tokens} tokens are used"
-            else:
-                used = f"{max(0, alone.tokens)} tokens are left"
             return Spent(f"{used}, and the next reply needs about {prompt + LEAST_REPLY}", "--max-tokens")
+        used = f"{max(0.0, alone.cost or 0):.4f} US dollars are left"
         if mark.cost:
-            return Spent(f"{facts.cost:.4f} of {mark.cost:.4f} US dollars are used", "--max-cost")
-        return Spent(f"{max(0.0, alone.cost or 0):.4f} US dollars are left", "--max-cost")
+            used = f"{facts.cost:.4f} of {mark.cost:.4f} US dollars are used"
+        needs = f", and the next reply needs about {price(prompt, LEAST_REPLY):.4f}" if price else ""
+        return Spent(f"{used}{needs}", "--max-cost")
 
     def settle(self, hold: Reservation, tokens: int, cost: float = 0.0) -> None:
         """Record the actual usage of an inference, and free its slot. After Locked it is to be called again."""
@@ -369,7 +372,7 @@ class Ledger:
         return facts.born, facts.tokens, facts.cost
 
 
-def _reply(room: Remaining, prompt: int, price: Callable[[int, int], float] | None) -> int:
+def _reply(room: Remaining, prompt: int, price: Price | None) -> int:
     """Return how many tokens a reply may have; negative if not even the prompt can be paid."""
     output = MOST_REPLY
     if room.tokens is not None:

@@ -152,6 +152,18 @@ def test_an_amount_below_zero_or_not_finite_lifts_no_limit(false: float) -> None
     os.close(payer.file.fd)
 
 
+def test_what_the_next_reply_needs_is_told_of_money_too() -> None:
+    payer = Payer(cost=0.01)
+    try:
+        payer.ledger.settle(payer.ledger.reserve(0, 1, lambda prompt, reply: 0.001), 100, 0.0027)
+        with pytest.raises(
+            Spent, match=r"0.0027 of 0.0100 US dollars are used, and the next reply needs about 0.3256"
+        ):
+            payer.ledger.reserve(0, 3000, price)
+    finally:
+        os.close(payer.file.fd)
+
+
 def test_a_count_without_room_for_more_is_paid_as_any_other(payer: Payer) -> None:
     """It could not be packed, and each inference of the tree was a line in the log of the broker."""
     full = (1 << 64) - 1
