@@ -208,7 +208,7 @@ class Inventory:
     def _nobody(self, where: str) -> Refused:
         if self.unread:
             path, why = self.unread
-            return Misconfigured(f"no such host: {where!r}; {path} is not read: {why}", trust.CURE)
+            return Misconfigured(f"no such host: {where!r}; {path} is not read: {why}", trust.cure(path))
         if self.path is None:
             if where != "any" and NAME.fullmatch(where):
                 detail = f"no such host: {where!r}; there is no inventory"

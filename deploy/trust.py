@@ -48,6 +48,17 @@ def read(path: str) -> bytes:
         return file.read(MOST)
 
 
+def cure(path: str) -> str:
+    """Return the cure for an inventory that is not used: that of the refusal, if `trust` refuses it, too."""
+    try:
+        read(path)
+    except safe_path.Unsafe as unsafe:
+        return unsafe.hint
+    except OSError:
+        pass
+    return CURE
+
+
 def former(path: str, environ: Mapping[str, str] = os.environ) -> bytes | None:
     """Return what the user has trusted at that path, if anything."""
     try:

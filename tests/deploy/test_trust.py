@@ -11,6 +11,7 @@ import pytest
 from deploy import paths, trust
 from deploy.inventory import opened
 from tests.lab import Lab
+from transport.errors import Misconfigured
 
 HOSTILE = """
 [hosts.a]
@@ -143,3 +144,16 @@ def test_a_trusted_inventory_is_opened_once(
     path.write_text("[hosts.b]\n")
     assert list(opened(found).hosts) == ["a"]
     assert opened(paths.find(environ)).unread == (str(path), "it has changed since you trusted it")
+
+
+def test_the_cure_of_one_that_others_can_write_comes_first(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`quine hosts trust` would refuse it."""
+    monkeypatch.chdir(clone)
+    path = clone / "inventory.toml"
+    assert trust.cure(str(path)) == trust.CURE
+    path.chmod(0o666)
+    with pytest.raises(Misconfigured) as wrong:
+        opened(paths.find({"XDG_STATE_HOME": str(clone / "state")})).matching("a")
+    assert wrong.value.hint == f"see what is in it, then: chmod go-w {path}"
