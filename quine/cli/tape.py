@@ -93,8 +93,11 @@ def main(words: list[str]) -> int:
         print(_overview())
         return OK
     if name not in HELP:
+        from quine.jobs.did_you_mean import is_begun_id
+
         what = "option" if name.startswith("-") else "command"
-        raise Misconfigured(f"no such {what} {name!r}", "quine tape --help")
+        cure = f"quine tape show {name}" if is_begun_id(name) else "quine tape --help"
+        raise Misconfigured(f"no such {what} {name!r}", cure)
     options, sessions = parse_around(f"tape:{name}", words[1:])
     if options.help:
         from quine.cli.help import usage

@@ -21,15 +21,19 @@ FOR_A_SHELL = frozenset(" |&;<>()$`*?\n")
 # Verbs of docker, git, tmux, kubectl, ssh, llm and other agents, as far as they are no tasks in English. Whoever types
 # one of them alone, or before an id, does not mean a mission, and would pay for an agent with a shell.
 _FOREIGN = """
-    add api-resources app-server apply attach-session auth blame branch checkout clone cluster-info commit config
-    continue cordon cp create delete detach drain events exec expose fetch get help history images info init inspect
-    install kill-server kill-session keys list list-sessions load log login logout ls lsk mcp models mv network new
-    new-session pause plugin plugins port prune pull push rebase remote rename reset restart restore resume rm rollout
-    save scp send-keys serve session sessions set setup-token split-window ssh start stash stats status stop switch tag
-    templates uninstall update upgrade version volume
+    abort add agents api-resources app-server apply attach-session auth blame branch cancel checkout clone
+    cluster-info commit config continue cordon cost cp create delete detach drain events exec expose fetch get help
+    history images info init inspect install job jobs keys kill-server kill-session list list-sessions load log
+    login logout ls lsk mcp models mv network new new-session pause plugin plugins port prune pull push rebase
+    remote rename reset restart restore resume rm rollout save scp send-keys serve session sessions set setup-token
+    split-window ssh start stash stats status stop switch tag templates terminate tree uninstall update upgrade
+    version volume
 """
 FOREIGN = frozenset(_FOREIGN.split())
 FEW = 2  # words behind such a verb
+# Those of them that take another one, as `session list`, and are no verbs in English.
+_GROUPS = "config keys mcp models network plugin plugins session sessions templates volume"
+GROUPS = frozenset(_GROUPS.split())
 # Programs that people put before `{}`; not the PATH, in which `summarize` may be one.
 _PROGRAMS = """
     awk base64 bash bunzip2 bzip2 cat chmod chown cksum convert cp curl cut df diff du echo egrep false ffmpeg ffprobe
@@ -40,20 +44,33 @@ _PROGRAMS = """
 PROGRAMS = frozenset(_PROGRAMS.split())
 # Commands of quine that are meant by some of them.
 OURS = {
+    "abort": "kill ID",
+    "agents": "ps",
     "attach-session": "attach ID",
+    "cancel": "kill ID",
     "config": "doctor",
+    "cost": "tape cost",
+    "exec": "run -- CMD",
     "info": "doctor",
+    "job": "ps",
+    "jobs": "ps",
     "kill-session": "kill ID",
     "list": "ps",
     "list-sessions": "ps",
+    "log": "logs ID",
     "ls": "ps",
     "models": "doctor --guest",
     "rm": "kill ID",
+    "session": "tape ls",
     "sessions": "tape ls",
     "history": "tape ls",
     "status": "ps",
     "stop": "kill ID",
+    "terminate": "kill ID",
+    "tree": "tape tree; quine tape cost",
 }
+# Words that begin missions, too: before an id they are verbs, and nothing else is meant.
+BEFORE_ID = {"continue": "attach ID", "follow": "attach ID", "result": "tape show ID", "show": "tape show ID"}
 
 
 def join(words: list[str]) -> str:
@@ -150,15 +167,31 @@ def slip(words: list[str], mission: list[str]) -> Misconfigured | None:
 
 
 def accident(words: list[str], mission: list[str]) -> Misconfigured | None:
-    """Return the error if the words are a command of another program, as `rm ID` or `login`; `mission` ends them."""
+    """Return the error if the words are a command of another program, as `rm ID` or `login`; `mission` ends them.
+
+    One word before ids of sessions is such a command, too, whichever word it is.
+    """
     before = words[: len(words) - len(mission)]
-    if not mission or mission[0] not in FOREIGN or before[-1:] == ["--"]:
+    if not mission or before[-1:] == ["--"]:
         return None
-    if len(mission) > 1 + FEW or not all(map(_is_no_prose, mission[1:])):
+    verb, rest = mission[0], mission[1:]
+    named = not any(map(str.isspace, verb)) and bool(rest) and all(map(is_begun_id, rest))
+    if not named and (verb not in FOREIGN or len(rest) > FEW or not _are_arguments(verb, rest)):
         return None
-    ours = OURS.get(mission[0])
+    ours = OURS.get(verb) or (BEFORE_ID.get(verb) if named else None)
     hint = f"did you mean quine {ours}? for a mission: " if ours else "for a mission: "
-    return Misconfigured(f"no such verb: {mission[0]}", hint + join(["quine", *before, "--", *mission]))
+    return Misconfigured(f"no such verb: {verb}", hint + join(["quine", *before, "--", *mission]))
+
+
+def is_begun_id(word: str) -> bool:
+    """Return whether a word is the id of a session, or begins one with at least the eight digits before its dash.
+
+    They begin with the time, which is 01 or 02 in this century. A letter is among them: a date in digits has none.
+    """
+    whole = "01234567-0123-0123-0123-0123456789ab"
+    if not 8 <= len(word) <= len(whole) or word[:2] not in ("01", "02") or not set(word[:8]) & set("abcdef"):
+        return False
+    return all(one in "0123456789abcdef" if at != "-" else one == "-" for one, at in zip(word, whole))
 
 
 def accidental_command(mission: list[str]) -> bool:
@@ -167,6 +200,15 @@ def accidental_command(mission: list[str]) -> bool:
     program = words[:1]
     runs = program and (program[0] in PROGRAMS or ("/" in program[0] and os.access(program[0], os.X_OK)))
     return bool(runs) and all("{" in word or _is_no_prose(word) for word in words[1:])
+
+
+def _are_arguments(verb: str, rest: list[str]) -> bool:
+    """Return whether words behind a verb of another program are no prose: `exec ls`, `session list`, `rm ./x`."""
+    if verb == "exec":
+        rest = [word for word in rest if word not in PROGRAMS]
+    elif verb in GROUPS and rest[:1] and rest[0] in (*FOREIGN, "show"):
+        rest = rest[1:]
+    return all(map(_is_no_prose, rest))
 
 
 def _is_no_prose(word: str) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from quine.base.cli_options import VERBS
+from quine.base.errors import Misconfigured
+from quine.cli import tape
 from quine.jobs.did_you_mean import FOREIGN, accident, accidental_command
 from tests.lab.lab import Lab
 
@@ -54,6 +56,7 @@ TYPED = (
         "send-keys",
     ),
     *("resume", "mcp", "config", "models", "keys", "install", "uninstall"),
+    *("abort", "agents", "cancel", "cost", "job", "jobs", "terminate", "tree"),
 )
 MISSIONS = """
 summarize
@@ -208,6 +211,45 @@ def test_a_command_for_items_is_no_mission(command: str) -> None:
     assert accidental_command([command]) and accidental_command(command.split())
 
 
+@pytest.mark.parametrize(
+    "id", ["01a22fed", "01a22fed-de80", "01a22fed-de80-7", "01a2095f-e397-79a8-b878-b5f246be26d7"]
+)
+def test_a_word_before_an_id_is_no_mission(id: str) -> None:
+    for words in (["retry", id], ["show", id], ["summarize", id], ["show", id, id]):
+        wrong = accident(words, words)
+        assert wrong and wrong.hint.endswith(" ".join(["quine", "--", *words]))
+        assert accident(["--", *words], words) is None
+        assert accident([" ".join(words)], [" ".join(words)]) is None
+    assert accident(["explain", "job", id], ["explain", "job", id]) is None
+
+
+@pytest.mark.parametrize(
+    "word", ["01022024", "0102-2024", "01a22fe", "3f2a9c1d", "01a22fed_x", "01a22fedde80", "01a22fed-xy"]
+)
+def test_a_word_before_a_date_a_commit_or_a_name_is_a_mission(word: str) -> None:
+    assert accident(["review", word], ["review", word]) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "ours"),
+    [
+        ("session list", "tape ls"), ("exec ls", "run -- CMD"), ("exec ls -l", "run -- CMD"), ("jobs", "ps"),
+        ("cost", "tape cost"), ("tree", "tape tree; quine tape cost"), ("cancel 01a22fed-de80", "kill ID"),
+        ("show 01a22fed-de80", "tape show ID"), ("log 01a22fed-de80", "logs ID"),
+    ],
+)  # fmt: skip
+def test_the_command_of_quine_is_named(command: str, ours: str) -> None:
+    wrong = accident(command.split(), command.split())
+    assert wrong and wrong.hint == f"did you mean quine {ours}? for a mission: quine -- {command}"
+
+
+def test_an_id_behind_tape_is_to_be_shown() -> None:
+    for word, cure in (("01a22fed-de80", "quine tape show 01a22fed-de80"), ("01022024", "quine tape --help")):
+        with pytest.raises(Misconfigured) as wrong:
+            tape.main([word])
+        assert wrong.value.hint == cure
+
+
 def test_the_refusals_say_how_to_say_it(lab: Lab) -> None:
     for words, told in (
         (
@@ -235,8 +277,9 @@ def test_help_and_version_do_what_they_say(lab: Lab) -> None:
 
 
 def test_each_hint_names_a_verb_that_is_there() -> None:
-    from quine.jobs.did_you_mean import OURS
+    from quine.jobs.did_you_mean import BEFORE_ID, OURS
 
     assert OURS.keys() <= FOREIGN
-    assert {ours.split()[0] for ours in OURS.values()} <= VERBS.keys()
+    assert not BEFORE_ID.keys() & OURS.keys()
+    assert {ours.split()[0] for ours in (OURS | BEFORE_ID).values()} <= VERBS.keys()
     assert not any(one in VERBS for one in itertools.chain(TYPED))
