@@ -132,6 +132,20 @@ def known(options: RunOptions, environ: Mapping[str, str] = os.environ, *wheres:
     return naming(opened(find(options, environ)), ",".join(wheres) or typed(options))
 
 
+def check_where(options: RunOptions) -> None:
+    """Refuse a WHERE that means no host before anything is started. Raises NoSuchHost, or Misconfigured."""
+    from transport import inherit
+
+    if not options.elsewhere:
+        return
+    if asks_origin(bool(options.inventory), find(options, os.environ).path, inherit.read()):
+        return  # its origin knows the hosts
+    try:
+        known(options).matching(options.on)
+    except ModuleNotFoundError:  # on a host whose Python reads no TOML; its node tells it better
+        return
+
+
 def typed(options: RunOptions) -> str:
     """Return the WHERE of the options that may name hosts."""
     return ",".join(filter(None, (options.on, options.from_)))
@@ -169,4 +183,4 @@ def _say_unread(found: Found, skipped: tuple[str, str], where: str) -> None:
         naming(opened(found), where).matching(where)
     if skipped not in _said:
         _said.append(skipped)
-        say(f"quine: note: {skipped[0]} is not read: {skipped[1]}\nquine: hint: {trust.CURE}\n")
+        say(f"quine: note: {skipped[0]} is not read: {skipped[1]}\nquine: hint: {trust.cure(skipped[0])}\n")

@@ -154,7 +154,7 @@ def template(options: Options, command: list[str], mission: bool = False) -> Tem
 
 def _run(options: Options, command: Template, items: Items, mission: bool, shown: str) -> int:
     if not options.spawn.job:  # else it was checked before it was detached
-        from quine.fanout.detached.checks import check_where
+        from quine.base.allowed_hosts import check_where
 
         check_where(options.spawn)
     options.cleanup = options.cleanup and not runs_in_place(options.spawn)  # in place nothing was brought

@@ -18,6 +18,7 @@ import sys
 
 from quine.agent.session import SessionSpec
 from quine.base import dirs, sizes
+from quine.base.allowed_hosts import check_where
 from quine.base.cli_options import RunOptions, as_words, environment, limits, rows
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NoGuest, NotBuilt, complain, say
 from quine.base.sessions import is_session, new_session
@@ -102,6 +103,7 @@ def agent(mission: str, options: RunOptions) -> int:
     memo = inherit.read()
     if "token" in memo and "lineage" in memo:
         raise NotBuilt("--detach of an agent on a host that is not the origin")
+    check_where(options)
     _check_guest(options)
     hidden = bool(options.file)
     passed = dict.fromkeys(row[0] for row in rows("agent") if row[0] not in OURS)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 
+from quine.base.allowed_hosts import check_where
 from quine.base.cli_options import environment, limits
 from quine.base.errors import Misconfigured
 from quine.fanout.joblog import check_free
 from quine.fanout.output import results, tables
 from quine.fanout.retries import Retries
 from quine.fanout.timers import Timers
-from quine.jobs.client import caller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.base.cli_options import RunOptions
     from quine.fanout.options import Options
 
 
@@ -33,17 +32,6 @@ def check_here(options: Options) -> None:
     """Refuse what cannot be done on this machine, in this directory. Raises NoSuchHost, too."""
     check_log(options)
     check_where(options.spawn)
-
-
-def check_where(spawn: RunOptions) -> None:
-    """Refuse a WHERE that means no host, for all items at once. Raises NoSuchHost, or Misconfigured."""
-    if not spawn.elsewhere:
-        return
-    context = caller(spawn)
-    if "token" not in context:  # else its origin knows the hosts
-        from quine.base.allowed_hosts import known
-
-        known(spawn).matching(spawn.on)
 
 
 def check_log(options: Options) -> None:
