@@ -147,8 +147,8 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOpti
             status = bring(job, status)
         else:  # a lost job may have made a part of its result, which stays there
             on = _adrift(job)
-            hint = f"it may still run there: quine ps --on {on}; quine kill {job.id}" if on else ""
-            complain(f"{job.id}: {end.state}{': ' + end.detail if end.detail else ''}", hint)
+            unknown = f"it may still run there: quine ps --on {on}; quine kill {job.id}" if on else ""
+            complain(f"{job.id}: {end.state}{': ' + end.detail if end.detail else ''}", end.hint or unknown)
     return status
 
 

@@ -171,7 +171,8 @@ class Agent(NamedTuple):
         """Return the end of a proxy: its exit status, or the report's, if the agent is lost or never started."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             told = _json(os.path.join(self.directory, "report"))
-            status = Status.from_json({name: told[name] for name in ("state", "code", "host", "detail")})
+            fields = {name: told[name] for name in ("state", "code", "host", "detail")}
+            status = Status.from_json({**fields, "hint": told.get("hint", "")})
             if status.state in ("lost", "unreachable", "denied") and status.code == end.code:
                 return status
         return end

@@ -23,7 +23,10 @@ from hypothesis import strategies as st
 
 from deploy.inventory import load
 from quine.base import procs
+from quine.base.cli_options import RunOptions
 from quine.base.sessions import is_session, new_session
+from quine.cli import job_verbs
+from quine.jobs import detach as detach_verb
 from quine.jobs import foreign, job_files, logind
 from quine.remote.placement import DETACHED_LEASE, settle
 from quine.tape import registry
@@ -40,6 +43,7 @@ from transport import address, this_build
 from transport.detached import spool
 from transport.detached.order import Order
 from transport.detached.start import start
+from transport.errors import NoSuchHost
 from transport.spawn import Spawn
 
 
@@ -786,10 +790,41 @@ def test_a_detached_proxy_is_waited_for_over_there() -> None:
     assert leases == [host.lease, host.lease, DETACHED_LEASE] and host.lease < 3600 < DETACHED_LEASE
 
 
+@pytest.mark.parametrize("where", ["nope", "@nope"])
+def test_an_agent_for_a_host_that_nothing_means_is_refused_at_once(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the foreground, and before its id is printed."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("QUINE_MODEL_ID", raising=False)
+    hosts = tmp_path / "hosts.toml"
+    hosts.write_text("[hosts.h1]\n")
+    with pytest.raises(NoSuchHost):
+        detach_verb.agent("a mission", RunOptions(on=where, inventory=str(hosts)))
+    assert list(tmp_path.iterdir()) == [hosts]
+
+
 def test_an_agent_without_a_guest_is_refused_at_once(lab: Lab) -> None:
     done = lab.run(["--detach", "mission"])
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"quine: hint: " in done.stderr
+
+
+@pytest.mark.parametrize("hint", ["the results are still on the host, in ~/x", ""])
+def test_a_lost_agent_is_told_with_the_cure_of_its_record(
+    hint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A record of an earlier build has none."""
+    job = new_session()
+    place = tmp_path / "jobs" / job
+    place.mkdir(parents=True)
+    (place / "job").write_text(json.dumps({"session": job, "pid": 1, "on": "gpu1"}))
+    (place / "status").write_text('{"state":"exited","code":74}')
+    report = {"state": "lost", "code": 74, "host": "gpu1", "detail": "connection lost"}
+    (place / "report").write_text(json.dumps({**report, "hint": hint} if hint else report))
+    assert job_verbs.main("wait", ["--data-dir", str(tmp_path), job]) == 74
+    said = hint or f"it may still run there: quine ps --on gpu1; quine kill {job}"
+    assert capfd.readouterr().err == f"quine: error: {job}: lost: connection lost\nquine: hint: {said}\n"
 
 
 # -- the record ------------------------------------------------------------------------------------
