@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 HINT = "--report FILE|FD: a file in a directory that is there, or the number of a descriptor open for writing"
+STDOUT = "--report 1 for stdout, 2 for stderr, ./- for a file of that name"
 
 
 def begin(target: str) -> str:
     """Empty what an earlier run left there. Return the target, a path made absolute. Raises Misconfigured."""
+    if target == "-":  # as if it were stdout, which many programs mean by it
+        raise Misconfigured("a report goes to a file or a descriptor, and - is neither", STDOUT)
     try:
         if target.isdecimal():
             _check_descriptor(int(target))
@@ -145,7 +148,7 @@ def record(status: Status, where: str = "local", **facts: object) -> dict[str, o
 
     `cost` and `agents` are null if no ledger counts them. For a plain command all fields about agents are null.
     """
-    found = {name: value for name, value in status.to_json().items() if name != "hint"}
+    found = {name: value for name, value in status.to_json().items() if name != "hint" or value}
     found["host"] = status.host or where
     return found | dict.fromkeys(("session", "tokens_in", "tokens_out", "cost", "agents")) | facts
 

@@ -9,8 +9,13 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from quine.base import run_report
+from quine.base.errors import Misconfigured
 from tests.lab import Lab
 from tests.support.agents import OK, Agents, says, sh
+from transport.status import Status
 
 EARLIER = '{"state":"exited","code":0}\n'
 
@@ -116,3 +121,15 @@ def test_one_onto_a_file_of_our_output_is_refused(lab: Lab, tmp_path: Path) -> N
         assert done.returncode == 2
     said = done.stderr.decode() + (tmp_path / "out").read_text()
     assert "cannot write the report to out: stdout or stderr is that file" in said
+
+
+def test_a_dash_is_no_file_of_that_name() -> None:
+    with pytest.raises(Misconfigured, match="- is neither") as wrong:
+        run_report.begin("-")
+    assert "--report 1 for stdout" in wrong.value.hint and "./-" in wrong.value.hint
+
+
+def test_the_report_of_a_lost_job_has_its_cure() -> None:
+    lost = Status("lost", 74, host="h1", detail="gone", hint="the results are still on the host, in ~/x")
+    assert run_report.record(lost)["hint"] == lost.hint
+    assert "hint" not in run_report.record(Status("exited", 0))
