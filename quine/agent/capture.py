@@ -16,8 +16,11 @@ import os
 import sys
 
 from quine.base import dirs
+from transport.lean import contextlib
 from transport.provenance import regular_file
 
+HIGH = 20  # pipe ends of the agent stay above the descriptors that shells and users redirect
+PIPE = 1 << 18  # bytes of background output that fit between commands
 LIMIT = 1 << 30  # bytes kept of one stream; a command that prints more is ended, and the result says so
 CHUNK = 1 << 18
 COMMON = ("x86_64", "i686", "aarch64", "armv7l", "riscv64", "s390x", "loongarch64")  # they have one FIONREAD
@@ -202,3 +205,29 @@ def _whole_tail(data: bytearray) -> str:
     while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
         start += 1
     return data[start:].decode("utf-8", "replace")
+
+
+def pipe(size: int = 0) -> tuple[int, int]:
+    """Return a pipe (read, write) with both descriptors at or above HIGH."""
+    low = os.pipe2(os.O_CLOEXEC)
+    high: list[int] = []
+    try:
+        for fd in low:
+            high.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH))
+    except OSError:
+        for fd in high:
+            os.close(fd)
+        raise
+    finally:
+        for fd in low:
+            os.close(fd)
+    read, write = high
+    if size:
+        with contextlib.suppress(OSError):  # keep the default size if the user's pipe memory is used up
+            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, size)
+    return read, write
+
+
+def close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)

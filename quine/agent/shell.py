@@ -8,7 +8,8 @@ Laws
    closed in a command.
 2. A command ends with its status line, or with the shell. The end of its output is no sign, because a background
    process can hold it open for ever.
-3. A timeout ends the processes of this command, TERM then KILL. Background processes of earlier commands go on.
+3. A timeout ends the processes of this command, TERM then KILL, and the shell leaves the rest of its list: it is told
+   first, and lives, with its variables. Background processes of earlier commands go on. So does an interrupt.
 4. The shell is a process group of its own in the agent's session, and ends with all its descendants in that session.
 5. A command is sent once, to a running shell. If the shell dies of it, no second shell gets it.
 6. If the agent is killed by SIGKILL, at any moment, the kernel ends the group: `procs.set_parent_death_signal` ties the
@@ -18,12 +19,11 @@ Laws
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import time
 
-from quine.agent.capture import CHUNK, Capture, drain, quoted
+from quine.agent.capture import CHUNK, PIPE, Capture, close, drain, pipe, quoted
 from quine.agent.env import here
 from quine.agent.signals import PYTHON_IGNORES, Signals
 from quine.base import procs
@@ -33,14 +33,25 @@ from transport.lean import Mapping, NamedTuple, contextlib, signal
 GRACE = 2.0  # seconds between TERM and KILL
 LAST = 2.0  # seconds between KILL for the command and KILL for the shell; a busy machine needs more than a few tenths
 INSIST = 1.0  # seconds after which an interrupt without effect on the command goes to the shell, too
-HIGH = 20  # pipe ends of the agent stay above the descriptors that shells and users redirect
-PIPE = 1 << 18  # bytes of background output that fit between commands
 
+STOP = 64  # the signal that ends the list of a command in its shell; dash and bash know it only as a number
+# A shell does this at STOP, once the command that it waits for has ended: it keeps the status and leaves the list.
+# In dash an error leads out of it, to `command eval`. An error in bash would end the shell: each function and each
+# file that is being read is left by a `return` that brings the next STOP, the list itself by the `break`.
+ENDING = (
+    "QUINE_ENDED=${QUINE_ENDED-$?}; case ${BASH_VERSION+b}${FUNCNAME+f} in "
+    "bf) return $(command kill -STOP $$; echo 1);; b) break 9999;; "
+    '*) : "${QUINE_ENDING?}";; esac 2>/dev/null'
+).replace("STOP", str(STOP))
 # 6 is the status pipe, 7 and 8 capture output: single digits, because dash redirects no others. `command` keeps an
-# error in eval (syntax, a failed redirection) from ending the shell.
+# error in eval (syntax, a failed redirection) from ending the shell. The loop of one round is for the `break` above.
+# No reserved word follows it: bash would not know one after a quote that is not closed.
 # The mark is new each time, on a line of its own: a command of bash that writes to all descriptors reaches that pipe.
 STATEMENT = (
-    "{ command eval %s\n} </dev/null >&7 2>&8 6>&- 7>&- 8>&-\ncommand printf '\\n%s %%s\\n' \"$?\" >&6\n"
+    f"{{ unset QUINE_ENDED; command trap {quote(ENDING)} {STOP}; }} 2>/dev/null\n"
+    "for _ in 1; do { command eval %s\n} </dev/null >&7 2>&8 6>&- 7>&- 8>&-; done\n"
+    f"command eval 'QUINE_ENDED=${{QUINE_ENDED-$?}}; command trap : {STOP}' 2>/dev/null\n"
+    "command printf '\\n%s %%s\\n' \"$QUINE_ENDED\" >&6\n"
 )
 # A question prints its answer to the status pipe. `! :` keeps `set -e` from ending the shell over a failure.
 QUESTION = (
@@ -149,7 +160,7 @@ class Shell:
         group = self._pid
         below = procs.below(group)
         self._untie()
-        _close(self._control)
+        close(self._control)
         self._control = -1
         if procs.wait([self._pidfd], 0.5):
             self._forget()
@@ -163,7 +174,7 @@ class Shell:
         """Close the descriptors without ending the shell, which in a forked child belongs to the parent."""
         for pair in self._pipes:
             for fd in pair:
-                _close(fd)
+                close(fd)
         self._pipes = []
         self.left = {}
         self._close_channels()
@@ -188,10 +199,10 @@ class Shell:
 
     def _start(self, environ: Mapping[str, str]) -> None:
         while len(self._pipes) < 2:
-            self._pipes.append(_pipe(PIPE))
+            self._pipes.append(pipe(PIPE))
         try:
-            self._tied, self._control = _pipe()
-            self._status, self._report = _pipe()
+            self._tied, self._control = pipe()
+            self._status, self._report = pipe()
             os.set_blocking(self._control, False)
             (_, out), (_, err) = self._pipes
             pairs = [(0, 3), (1, 4), (2, 5), (self._tied, 0), (self._report, 6)]
@@ -237,7 +248,7 @@ class Shell:
 
     def _close_channels(self) -> None:
         for fd in (self._control, self._tied, self._status, self._report, self._pidfd):
-            _close(fd)
+            close(fd)
         self._pid = 0
         self._control = self._tied = self._status = self._report = self._pidfd = -1
 
@@ -260,6 +271,7 @@ class _Watch:
         self._stage = 0  # 0 running, 1 TERM sent, 2 KILL sent, 3 the shell killed too
         self._insist = float("inf")
         self._tries = 3
+        self._left = 0  # status of a list that the shell has left because it was told to
         self._interrupted: set[int] = set()
         self._acknowledged = 0
         self._line = b""
@@ -312,10 +324,15 @@ class _Watch:
         for line in lines:
             mark, _, status = line.partition(b" ")
             if mark == self._mark.encode() and status.isdigit():
-                return int(status)
+                return self._code(int(status))
             if self.answer is not None and len(self.answer) < ANSWER:
                 self.answer += line + b"\n"
         return None
+
+    def _code(self, status: int) -> int:
+        """Return the status of the command: a list that was left has none, if the shell itself was at work."""
+        nothing = status == 128 + STOP or (status == 0 and not self._interrupted)
+        return self._left if self._left and nothing else status
 
     def _pause(self) -> int | None:
         left = min(self._deadline, self._insist) - time.monotonic()
@@ -325,13 +342,14 @@ class _Watch:
         """Handle interrupts, the alarm, the output limit and the timeout."""
         if self._signals.interrupts > self._acknowledged:
             self._acknowledged = self._signals.interrupts
-            self._interrupted = self._tell(signal.SIGINT)
+            told = self._stop(signal.SIGINT)
+            self._interrupted = {pid for pid in told if not procs.ignores(pid, signal.SIGINT)}
             self._insist = time.monotonic() + INSIST
         if time.monotonic() >= self._insist:
             # A loop in the shell goes on although its commands were interrupted, or the signal came between two
             # commands. A process that got SIGINT and still runs is handling it, or ignores it (background, `&`).
             self._insist = float("inf")
-            left = self._interrupted & self._members()
+            left = self._interrupted.intersection(self._members())
             if all(procs.ignores(pid, signal.SIGINT) for pid in left):
                 # The whole group, as a terminal does: bash acts on SIGINT only if the command it waits for died of
                 # it. It misses one if that command was just ending by itself, hence several tries.
@@ -360,41 +378,21 @@ class _Watch:
     def _end(self, note: str) -> None:
         self.notes.append(note)
         self._stage, self._deadline = 1, time.monotonic() + GRACE
-        self._tell(signal.SIGTERM)
+        self._stop(signal.SIGTERM)
 
-    def _members(self) -> set[int]:
-        return set(procs.of_command(self._shell._pid, self._begun, self._older))
+    def _stop(self, number: int) -> set[int]:
+        """Signal the processes of the command, after the shell was told that no other one may follow."""
+        os.kill(self._shell._pid, STOP)
+        self._left = 128 + number
+        return self._tell(number)
+
+    def _members(self) -> list[int]:
+        return procs.of_command(self._shell._pid, self._begun, self._older)
 
     def _tell(self, number: int) -> set[int]:
-        """Signal the processes of the command and return their pids."""
+        """Signal the processes of the command, a shell before what it waits for, and return their pids."""
         pids = self._members()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
-        return pids
-
-
-def _pipe(size: int = 0) -> tuple[int, int]:
-    """Return a pipe (read, write) with both descriptors at or above HIGH."""
-    low = os.pipe2(os.O_CLOEXEC)
-    high: list[int] = []
-    try:
-        for fd in low:
-            high.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH))
-    except OSError:
-        for fd in high:
-            os.close(fd)
-        raise
-    finally:
-        for fd in low:
-            os.close(fd)
-    read, write = high
-    if size:
-        with contextlib.suppress(OSError):  # keep the default size if the user's pipe memory is used up
-            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, size)
-    return read, write
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)
+        return set(pids)

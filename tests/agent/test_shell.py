@@ -16,7 +16,7 @@ import pytest
 
 from quine.agent import capture
 from quine.agent.outcome import Ended
-from quine.agent.shell import Outcome, Shell
+from quine.agent.shell import STOP, Outcome, Shell
 from quine.agent.signals import HANDLED, KICK, PYTHON_IGNORES, Signals, Terminated
 from quine.agent.tools import exit as exit_tool
 from quine.base import procs
@@ -271,9 +271,48 @@ def test_timeout_kills_what_will_not_end(
 def test_a_loop_of_the_shell_itself_is_ended(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quine.agent.shell.GRACE", 0.1)
     monkeypatch.setattr("quine.agent.shell.LAST", 0.1)
-    got = run(shell, "while :; do :; done", timeout=0.1)
-    assert got.code == 124
-    assert "died of signal 9" in got.notes[-1]
+    got = run(shell, "X=kept; while :; do :; done; X=next", timeout=0.1)
+    assert (got.code, len(got.notes)) == (124, 1)
+    assert run(shell, "echo $X").stdout == "kept\n"
+    deaf = run(shell, f"trap '' {STOP}; while :; do :; done", timeout=0.1)
+    assert deaf.code == 124
+    assert "died of signal 9" in deaf.notes[-1]
+
+
+LISTS = {
+    "list": "stall; next",
+    "lines": "stall\nnext\nnext",
+    "alternative": "stall || next; next",
+    "function": "f() { stall; next; }; g() { f; next; }; g; next",
+    "loops": "g() { while :; do stall; next; done; next; }; for i in 1 2; do g; next; done; next",
+    "file": ". ./file; next",
+    "eval": "eval 'eval \"stall; next\"; next'; next",
+    "subshell": "(stall; next); next",
+    "substitution": "Y=$(stall; next); next",
+    "pipe": "{ stall; next; } | cat; next",
+    "wait": "stall & wait; next",
+    "condition": "if stall; then next; else next; fi; next",
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [(form, name) for form in LISTS for name in ("INT", "ALRM") if (form, name) != ("wait", "INT")],
+)
+def test_a_list_that_is_ended_goes_no_further(
+    shell: Shell, signals: Signals, tmp_path: Path, form: str, name: str
+) -> None:
+    """Its shell lives, with the variables and functions of before, and takes the next command."""
+    stall = f"sh -c 'kill -{name} {os.getpid()}; exec sleep 1000'"
+    run(shell, f"X=kept; next() {{ echo next >>ran; }}; stall() {{ {stall}; }}; echo 'stall; next' >file")
+    got = run(shell, LISTS[form], timeout=PATIENCE)
+    assert got.code == {"INT": 130, "ALRM": 143}[name]
+    assert not (tmp_path / "ran").exists()
+    signals.alarm = False
+    if any("died of signal 2" in note for note in got.notes):
+        assert (shell._program, form) == ("/bin/bash", "substitution")  # it dies as its substitution did
+    else:
+        assert run(shell, "echo $X; next; cat ran").stdout == "kept\nnext\n"
 
 
 def test_background_output_comes_with_the_next_result(shell: Shell, tmp_path: Path) -> None:
