@@ -23,7 +23,7 @@ from transport.lean import NamedTuple, contextlib, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 LONGEST = 1e6  # seconds of one poll(2), which takes milliseconds in 32 bits
@@ -219,7 +219,7 @@ def of_command(shell: int, begun: int, older: frozenset[int]) -> list[int]:
     """The processes of the command that `shell` runs since `begun`: its descendants, and orphans of its group.
 
     Background processes of an earlier command descend from one of the `older` children of the shell. Start times
-    alone cannot separate them: their resolution is a hundredth of a second.
+    alone cannot separate them: their resolution is a hundredth of a second. Parents come before their children.
     """
     table = {process.pid: process for process in everyone()}
     mine = []
@@ -234,7 +234,20 @@ def of_command(shell: int, begun: int, older: frozenset[int]) -> list[int]:
                 mine.append(process.pid)
         elif process.group == shell and process.started >= begun:
             mine.append(process.pid)
-    return mine
+    return parents_first(mine, table)
+
+
+def parents_first(pids: Iterable[int], table: dict[int, Process]) -> list[int]:
+    """Sort `pids` to be signalled: a shell whose child has ended goes on with its list until it gets its own signal."""
+
+    def depth(pid: int) -> int:
+        above = {pid}
+        while (process := table.get(pid)) and process.ppid not in above:
+            pid = process.ppid
+            above.add(pid)
+        return len(above)
+
+    return sorted(pids, key=depth)
 
 
 def tree(root: int) -> list[int]:
@@ -298,7 +311,7 @@ def end_all(found: dict[int, Process], root: int | None, grace: float) -> None:
         mine = {pid for pid, p in found.items() if pid in table and table[pid].started == p.started}
         groups.update(({found[pid].group for pid in mine} | mine) - {os.getpgrp()})
         mine |= {pid for pid, p in table.items() if p.group == root or (p.ppid == ours and p.group in groups)}
-        return {pid: table[pid] for pid in _grown(mine, table)}
+        return {pid: table[pid] for pid in parents_first(_grown(mine, table), table)}
 
     for number, pause in ((signal.SIGTERM, grace), (signal.SIGKILL, 1.0)):
         found = left()

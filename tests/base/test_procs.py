@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,35 @@ while True:
 @pytest.mark.parametrize(("group", "script"), [("0", IN_ITS_GROUP), ("-1", IN_ONE_OF_ITS_OWN)])
 def test_what_is_forked_while_its_parent_ends_is_ended_too(group: str, script: str) -> None:
     assert run(sys.executable, "-c", FORKS, group, script) == "True\n"
+
+
+def test_a_shell_is_signalled_before_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on with its list. The order does not come from the pids, which may be reused."""
+    script = "sh -c 'sh -c \"echo; read x; :\"; :'; :"
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        pids = procs.tree(child.pid)
+        found = {pid: process for pid in reversed(pids) if (process := procs.look(pid))}
+        monkeypatch.setattr(procs, "_grown", lambda mine, table: [pid for pid in found if pid in table])
+        told: list[int] = []
+        opened: dict[int, int] = {}
+
+        def pidfd_open(pid: int, real: Callable[[int], int] = os.pidfd_open) -> int:
+            fd = real(pid)
+            opened[fd] = pid
+            return fd
+
+        def send(fd: int, number: int, real: Callable[[int, int], None] = signal.pidfd_send_signal) -> None:
+            if number == signal.SIGTERM:
+                told.append(opened[fd])
+            real(fd, number)
+
+        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+        monkeypatch.setattr(procs.signal, "pidfd_send_signal", send)
+        procs.end_all(found, None, 60)
+    assert len(pids) == 3
+    assert told == pids
 
 
 def test_a_parent_that_has_ended_before_its_child_asks_to_end_with_it() -> None:
