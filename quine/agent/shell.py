@@ -330,9 +330,8 @@ class _Watch:
         return None
 
     def _code(self, status: int) -> int:
-        """Return the status of the command: a list that was left has none, if the shell itself was at work."""
-        nothing = status == 128 + STOP or (status == 0 and not self._interrupted)
-        return self._left if self._left and nothing else status
+        """Return the status of the command. A list that was left is no success, whatever its last command was."""
+        return self._left if self._left and status in (0, 128 + STOP) else status
 
     def _pause(self) -> int | None:
         left = min(self._deadline, self._insist) - time.monotonic()
@@ -342,8 +341,7 @@ class _Watch:
         """Handle interrupts, the alarm, the output limit and the timeout."""
         if self._signals.interrupts > self._acknowledged:
             self._acknowledged = self._signals.interrupts
-            told = self._stop(signal.SIGINT)
-            self._interrupted = {pid for pid in told if not procs.ignores(pid, signal.SIGINT)}
+            self._interrupted = self._stop(signal.SIGINT)
             self._insist = time.monotonic() + INSIST
         if time.monotonic() >= self._insist:
             # A loop in the shell goes on although its commands were interrupted, or the signal came between two
