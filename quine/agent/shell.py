@@ -48,10 +48,10 @@ ENDING = (
 # No reserved word follows it: bash would not know one after a quote that is not closed.
 # The mark is new each time, on a line of its own: a command of bash that writes to all descriptors reaches that pipe.
 STATEMENT = (
-    f"{{ unset QUINE_ENDED; command trap {quote(ENDING)} {STOP}; }} 2>/dev/null\n"
+    f"unset QUINE_ENDED; {{ command trap {quote(ENDING)} {STOP}; }} 2>/dev/null\n"
     "for _ in 1; do { command eval %s\n} </dev/null >&7 2>&8 6>&- 7>&- 8>&-; done\n"
-    f"command eval 'QUINE_ENDED=${{QUINE_ENDED-$?}}; command trap : {STOP}' 2>/dev/null\n"
-    "command printf '\\n%s %%s\\n' \"$QUINE_ENDED\" >&6\n"
+    f"command eval 'QUINE_ENDED=${{QUINE_ENDED-$?}}; command trap : {STOP}'\n"
+    "command printf '\\n%s %%s\\n' \"${QUINE_ENDED-$?}\" >&6\n"
 )
 # A question prints its answer to the status pipe. `! :` keeps `set -e` from ending the shell over a failure.
 QUESTION = (
