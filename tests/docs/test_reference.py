@@ -48,11 +48,12 @@ def test_every_key_of_the_inventory_is_documented() -> None:
 
 
 def test_every_variable_is_documented() -> None:
-    """Each QUINE_… that the program names, less those that only its own processes pass to each other."""
+    """Each QUINE_… that the program names, less those that only its own processes, or its shell, know."""
     import re
 
     text = (REFERENCE / "environment.md").read_text()
     own = {"QUINE_DETACHED", "QUINE_LAYER", "QUINE_MOVED", "QUINE_VIEW", "QUINE_WISDOM_", "QUINE_API_"}
+    own |= {"QUINE_ENDED", "QUINE_ENDING"}  # in the shell of `sh`, not exported
     named = {
         name
         for package in ("quine", "transport", "deploy")
