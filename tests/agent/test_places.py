@@ -36,12 +36,12 @@ def test_cron(place: Shell) -> None:
     programs from asking questions.
     """
     place.script(
-        says(sh("env >&4; echo to-err >&5; quine nested >&4 && cat <&3 >&4"), match="^job"),
+        says(sh("env >&4; echo to-err >&5; quine nested >&4 && cat <&3 >&4"), match="^report"),
         says(sh("echo nested >&4"), match="^nested"),
         says(OK),
     )
     given = {"HOME": str(place.directory), "LOGNAME": "me", "SHELL": "/bin/sh", "PATH": "/usr/bin:/bin"}
-    line = f"QUINE_API_TYPE=script QUINE_API_BASE=script.jsonl {place.quine} job"
+    line = f"QUINE_API_TYPE=script QUINE_API_BASE=script.jsonl {place.quine} report"
     done = subprocess.run(
         ["/bin/sh", "-c", line], env=given, cwd=place.directory, input=b"", stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, start_new_session=True, timeout=120,
