@@ -199,9 +199,6 @@ def test_a_command_learns_that_nobody_reads_any_more(agents: Agents) -> None:
     assert section(agents.results()[0], "STDOUT") == "status 141\n"
 
 
-@pytest.mark.xfail(
-    reason="only the processes of a command are interrupted, not what follows them", strict=True
-)
 def test_an_interrupt_ends_the_whole_command(agents: Agents) -> None:
     """As ^C does in a terminal: an interrupt of `make; deploy` must not deploy."""
     agents.script(says(sh("sh -c 'echo up >&4; exec sleep 71381'; echo deployed >&4")), says(OK))
