@@ -37,7 +37,7 @@ def test_a_session_gets_the_environment_of_its_host_and_hosts_have_their_own_key
     for name in ("h1", "h2"):
         host = lab[name]
         out = ssh(lab, name, 'echo "$HOME|$PATH|$XDG_RUNTIME_DIR|$TMPDIR|$LAB_HOST"').stdout.decode().strip()
-        assert out == f"{host.home}|/usr/bin:/bin|{host.run}|{host.tmp}|{lab.id}-{name}"
+        assert out == f"{host.home}|{host.path}|{host.run}|{host.tmp}|{lab.id}-{name}"
         assert len(str(host.run)) < 60  # room for a socket's name
         keys.add((host.base / "host_key.pub").read_text().split()[1])
         homes.add(host.home)
