@@ -211,14 +211,6 @@ def _start(memo: Mapping[str, Any]) -> str:
     return start if isinstance(start, str) else ""
 
 
-def here() -> str:
-    """Return the working directory, or / if it has been removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return "/"
-
-
 def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config:
     """Return how to reach the guest. Raises Misconfigured, with a hint, if none is configured."""
     return choose({**environ, **settings.secrets})
@@ -303,9 +295,9 @@ def join_tree(
 
     told = record.get("ledger") if isinstance(record, dict) else None
     ledger = Ledger.join(told, limits, walk)
-    start = _start(settings.memo) or here()
+    start = _start(settings.memo) or dirs.here()
     if ledger is None:
-        start = here()
+        start = dirs.here()
         begun = personas.now() - int(age * 1e9)
         found = personas.identities(start, begun if share else 0)
         ledger = Ledger.create(limits, share, max(0, begun), found)

@@ -16,14 +16,13 @@ import time
 
 from quine.agent import origin, prompt, tools
 from quine.agent.children import Job, Jobs, recorded, shown
-from quine.agent.env import here
 from quine.agent.outcome import End, Ended, Moved, Result, ended_by, exhausted
 from quine.agent.session import SessionSpec
 from quine.agent.shell import Shell
 from quine.agent.signals import Terminated
 from quine.agent.tools import dispatch
 from quine.agent.usage import Account
-from quine.base import procs
+from quine.base import dirs, procs
 from quine.base.errors import DEADLINE, FAILED, Failure
 from quine.base.log import Log
 from quine.base.messages import (
@@ -83,7 +82,7 @@ class Loop:
         self.jobs = Jobs()
         self.outputs = os.path.join(self.settings.data_dir, "outputs", spec.session)
         self.signals.commands_first = spec.interrupt == "command"
-        self.shell = Shell(spec.shell, here(), self.signals, self.outputs, spec.limits.truncate)
+        self.shell = Shell(spec.shell, dirs.here(), self.signals, self.outputs, spec.limits.truncate)
         self.messages: list[Message] = list(spec.context)
         self.answered = 0  # calls of the current reply that have a result
         self.cut: ToolCall | None = (

@@ -24,9 +24,8 @@ import select
 import time
 
 from quine.agent.capture import CHUNK, PIPE, Capture, close, drain, pipe, quoted
-from quine.agent.env import here
 from quine.agent.signals import PYTHON_IGNORES, Signals
-from quine.base import procs
+from quine.base import dirs, procs
 from quine.base.text import quote
 from transport.lean import Mapping, NamedTuple, contextlib, signal
 
@@ -225,7 +224,7 @@ class Shell:
                 procs.reap(self._pid)
             self._close_channels()
             raise
-        if self.cwd != here():
+        if self.cwd != dirs.here():
             self.write_control(f"cd {quote(self.cwd)} 2>/dev/null || :\n".encode("utf-8", "surrogateescape"))
 
     def _ended(self, notes: list[str]) -> int:

@@ -19,7 +19,7 @@ from quine.agent.outcome import End, Moved, Result
 from quine.agent.session import SessionSpec
 from quine.agent.signals import Terminated
 from quine.agent.tools import validate
-from quine.base import procs
+from quine.base import dirs, procs
 from quine.base.errors import Failure, complain
 from quine.base.messages import Tool, Usage
 from quine.base.sessions import new_session
@@ -234,7 +234,7 @@ def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
     replaced = run_report.is_replaced(target)
     if target and not (ending.report(loop, end) if replaced else run_report.may_arrive(target)):
         return _error("the report cannot be written, and the program would not write it; this life goes on")
-    before = env.here()
+    before = dirs.here()
     loop.record_end(0, "exec", f"exec: {validate.short(argv[0])} takes over")
     loop.shell.close()
     origin.flush(loop.settings, loop.signals.ready)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from quine.base import dirs
 from quine.base.cli_options import parse, parse_around
 from quine.base.errors import OK, Misconfigured
 from quine.cli.budget.values import MOST, limits, whole
@@ -56,14 +57,6 @@ def main(words: list[str]) -> int:
     return run(command, purse)
 
 
-def _here() -> str:
-    """As quine/agent/env.py, which takes 20 ms to load."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return "/"
-
-
 def _help() -> int:
     from quine.cli.help import usage
 
@@ -97,5 +90,5 @@ def _make(limits: tuple[int, float, float], agents: int, concurrent: int, comman
             concurrent=concurrent or Limits().concurrent,
             stored=stored(os.environ),
         )
-        ledger = Ledger.create(made, False, personas.now(), personas.identities(_here()))
+        ledger = Ledger.create(made, False, personas.now(), personas.identities(dirs.here()))
     return purse.create(ledger.book, new_session(), join(command), limits, (agents, concurrent))
