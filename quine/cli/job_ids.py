@@ -121,9 +121,14 @@ def detached_on(text: str, options: RunOptions) -> dict[str, list[str]]:
 
     there: dict[str, list[str]] = {}
     for job, host in places.hosts(text):
+        if foreign.is_job(job):
+            there.setdefault(host, []).append(job)
+    for host in list(there):  # each once: the inventory is read for it
+        known = False
         with contextlib.suppress(Misconfigured, Refused, ModuleNotFoundError):
-            if foreign.is_job(job) and remote.hosts(host, options) == [host]:
-                there.setdefault(host, []).append(job)
+            known = remote.hosts(host, options) == [host]
+        if not known:
+            del there[host]
     return there
 
 
