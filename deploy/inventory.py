@@ -207,8 +207,8 @@ class Inventory:
 
     def _nobody(self, where: str) -> Refused:
         if self.unread:
-            path, why = self.unread
-            return Misconfigured(f"no such host: {where!r}; {path} is not read: {why}", trust.cure(path))
+            detail, hint = trust.unread(*self.unread)
+            return Misconfigured(f"no such host: {where!r}; {detail}", hint)
         if self.path is None:
             if where != "any" and NAME.fullmatch(where):
                 detail = f"no such host: {where!r}; there is no inventory"

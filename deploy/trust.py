@@ -48,15 +48,16 @@ def read(path: str) -> bytes:
         return file.read(MOST)
 
 
-def cure(path: str) -> str:
-    """Return the cure for an inventory that is not used: that of the refusal, if `trust` refuses it, too."""
+def unread(path: str, why: str) -> tuple[str, str]:
+    """Return the message that an inventory is not read, and the cure: that of `trust`, if it refuses the file, too."""
+    hint = CURE
     try:
         read(path)
     except safe_path.Unsafe as unsafe:
-        return unsafe.hint
+        hint = unsafe.hint
     except OSError:
         pass
-    return CURE
+    return f"{path} is not read: {why}", hint
 
 
 def former(path: str, environ: Mapping[str, str] = os.environ) -> bytes | None:

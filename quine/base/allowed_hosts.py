@@ -183,4 +183,5 @@ def _say_unread(found: Found, skipped: tuple[str, str], where: str) -> None:
         naming(opened(found), where).matching(where)
     if skipped not in _said:
         _said.append(skipped)
-        say(f"quine: note: {skipped[0]} is not read: {skipped[1]}\nquine: hint: {trust.cure(skipped[0])}\n")
+        detail, hint = trust.unread(*skipped)
+        say(f"quine: note: {detail}\nquine: hint: {hint}\n")

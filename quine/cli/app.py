@@ -119,9 +119,7 @@ def hosts(
         if known.unread:
             from deploy import trust
 
-            raise Misconfigured(
-                f"{known.unread[0]} is not read: {known.unread[1]}", trust.cure(known.unread[0])
-            )
+            raise Misconfigured(*trust.unread(*known.unread))
         raise Misconfigured("there is no inventory", "quine hosts add NAME USER@HOST, or quine hosts import")
     chosen = _chosen(known, where) if where else list(known.hosts.values())
     if checks:

@@ -152,7 +152,7 @@ def test_the_cure_of_one_that_others_can_write_comes_first(
     """`quine hosts trust` would refuse it."""
     monkeypatch.chdir(clone)
     path = clone / "inventory.toml"
-    assert trust.cure(str(path)) == trust.CURE
+    assert trust.unread(str(path), "why") == (f"{path} is not read: why", trust.CURE)
     path.chmod(0o666)
     with pytest.raises(Misconfigured) as wrong:
         opened(paths.find({"XDG_STATE_HOME": str(clone / "state")})).matching("a")

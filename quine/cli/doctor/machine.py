@@ -173,12 +173,7 @@ def _inventory(named: str | None) -> Finding:
 
     known = load(Path(named) if named else None, os.environ)
     if known.unread:
-        return Finding(
-            "warn",
-            "inventory",
-            f"{known.unread[0]} is not read: {known.unread[1]}",
-            trust.cure(known.unread[0]),
-        )
+        return Finding("warn", "inventory", *trust.unread(*known.unread))
     if known.path is None:
         cure = "for tags, and hosts to fork to: quine hosts import, or quine hosts add NAME USER@HOST"
         return Finding("warn", "inventory", "there is none", cure)
