@@ -40,7 +40,7 @@ def write_aside(path: str, value: object) -> None:
 
 
 def reserve(place: int, size: int) -> None:
-    """Reserve room for new content of a file, which stays as it is. Raises OSError if there is none."""
+    """Reserve disk space for new content of a file, without a change to it. Raises OSError if the disk is full."""
     if not size:
         return
     from transport.backports.libc import INT, LONG, call, function, in_libc  # here: ctypes, for few processes

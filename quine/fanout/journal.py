@@ -389,7 +389,7 @@ class Journal:
         """Remove it, if each job that was sent has its line, and its returns."""
         if not (self.sent or self.unreturned) and self._fd >= 0:
             os.unlink(self._path)
-            with contextlib.suppress(OSError):  # there is none, or something else is in it
+            with contextlib.suppress(OSError):  # it does not exist, or is not empty
                 os.rmdir(f"{self._log}.outputs")
         self.leave()
 

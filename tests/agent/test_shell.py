@@ -106,7 +106,7 @@ def test_the_background_commands_that_may_write_to_the_deliverable(
 
 
 def test_a_command_that_cannot_be_looked_at_may_write(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an agent in the background, whose descriptors the kernel shows to nobody."""
+    """An example is an agent in the background: the kernel hides its descriptors."""
     run(shell, "mkfifo go; cat go 4>&- &")
     pid = int(run(shell, "echo $!").stdout)
     until(lambda: exit_tool._writers(shell) == [])

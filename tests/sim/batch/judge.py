@@ -72,7 +72,7 @@ def _check_runs(sim: BatchSimulation, item: Job, runs: list[Process]) -> None:
 
 def _check_end(sim: BatchSimulation, item: Job, row: list[str], runs: list[Process]) -> None:
     if sim.course.idempotent and row[STATE] in ENDS:
-        # Another try may reach its host late, when the item has its end elsewhere, and is ended there.
+        # Another try may start late, on another host, after the item has ended. That host ends it.
         runs = [run for run in runs if run.machine.name == row[HOST]]
     state, last = row[STATE], runs[-1] if runs else None
     code, number = int(row[CODE]), int(row[SIGNAL])
