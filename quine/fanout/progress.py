@@ -91,6 +91,7 @@ class Progress:
         self.total: int | None = None  # items of the input, if that can be known
         self.running = 0  # over there
         self.under_way = 0  # items that were read and have no end
+        self.taken_back = 0  # items that were read, and are not started any more
         self.waits = ""  # for what, if that is none of its own jobs
         self._began = now
         self._rate = Rate(now)
@@ -138,7 +139,9 @@ class Progress:
 
     def left(self) -> int | None:
         """Items that have no end; None if that is not known."""
-        return None if self.total is None else max(0, self.total - self.read) + self.under_way
+        if self.total is None:
+            return None
+        return max(0, self.total - self.read) + self.under_way + self.taken_back
 
     def eta(self) -> float | None:
         """Seconds that the rest will take if each item takes the median of what is done."""

@@ -74,8 +74,7 @@ class Run:
         self._bounded, self._most = starter.most > 0, starter.bound()  # by -P
         share = options.share("timeout")
         self._timeout = Timeout(0.0 if share else options.seconds("timeout"), share, view.progress.median)
-        self._delay, self._next_start = options.seconds("delay"), 0.0
-        self._timers = Timers()
+        self._delay, self._next_start, self._timers = options.seconds("delay"), 0.0, Timers()
         self.at = self._timers.at
         self._intake = Intake(items, batch, work.task, self._leaves_out, self.at, view.counts)
         self._again = Retries(options, self._timers)
@@ -92,8 +91,6 @@ class Run:
         self.ended_by = self._unrecorded = 0  # the signal that stopped them; ended items without a line
         self.fault: Exception | None = None  # of the input, or of what is kept
         self._ending = self._said_waiting = self.killed = False  # killed: by a signal, which ends what runs
-
-    # -- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run until all is over; a second ^C does not wait for outputs to be passed on."""
@@ -287,6 +284,7 @@ class Run:
             return
         self._starter.give_names(task, task.is_cut(status))
         if task.never_began(status):
+            self._progress.taken_back += 1
             self._starter.drop(task)
             return
         if task.adopted and status.state == "unreachable":  # by us; it had begun
@@ -397,4 +395,6 @@ class Run:
         for task in self._again.drop():
             if task.tries:
                 self._final(task)
+            else:
+                self._progress.taken_back += 1
         self._under_way.withdraw()

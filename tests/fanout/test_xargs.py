@@ -569,6 +569,27 @@ def test_the_second_interrupt_ends_all(lab: Lab, tmp_path: Path) -> None:
     assert [row[12] for row in rows(tmp_path / "log")] == ["stopped", "stopped"]
 
 
+def test_items_that_wait_for_a_slot_were_not_started(lab: Lab, tmp_path: Path) -> None:
+    """They were sent to the host, or are held by the node here: none of them is counted as read and forgotten."""
+    lab.alias("narrow", "h1", slots=1)
+    words = [
+        "xargs",
+        "--on",
+        "narrow",
+        "--line-buffer",
+        *SH,
+        "echo up; exec sleep 1000",
+        ":::",
+        *map(str, range(60)),
+    ]
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout and process.stderr
+        read_until(process.stdout.fileno(), b"up\n")
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+    assert b"quine: 59 of 60 items were not started; with --joblog FILE a later --resume goes on\n" in said
+
+
 def test_a_signal_ends_a_batch_whose_output_nobody_reads(lab: Lab, tmp_path: Path) -> None:
     """The output of an item that has ended is passed on when the batch is resumed."""
     words = ["xargs", "--joblog", "log"]
