@@ -90,6 +90,7 @@ def test_a_list_that_comes_by_a_pipe_is_counted_as_far_as_it_has_come(lab: Lab, 
         lines.close()
         screen.wait(b"0 of 5: 0 done, 1 running, ")
         process.send_signal(signal.SIGINT)
+        screen.wait(b"waiting for 1 jobs; ^C again ends them")
         (tmp_path / "1").touch()
         assert process.wait(PATIENCE) == -signal.SIGINT
         screen.wait(b"4 of 5 items were not started")
