@@ -34,8 +34,19 @@ def user_directory(kind: str, environ: Mapping[str, str] = os.environ) -> str:
     The variable is ignored if its path is relative, as the XDG specification asks.
     """
     base = environ.get(f"XDG_{kind.upper()}_HOME", "")
-    home = environ.get("HOME") or os.path.expanduser("~")
-    return base if os.path.isabs(base) else os.path.join(home, _DEFAULTS[kind])
+    return base if os.path.isabs(base) else os.path.join(home(environ), _DEFAULTS[kind])
+
+
+def home(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the user's home: that of the account where the variable is missing or empty, as in a container."""
+    if named := environ.get("HOME"):
+        return named
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # the number of a container's user, who has no name
+        return "/"
 
 
 def state_directory(environ: Mapping[str, str] = os.environ) -> str:

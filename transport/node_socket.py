@@ -27,9 +27,8 @@ TRIES = 3  # attempts, each of which may meet a node that ends before it has rea
 
 def node_name() -> str:
     """Return a short name of this user's node of this build; its files in the runtime directory begin with it."""
-    home = os.environ.get("HOME", "")
     return blake2b(
-        f"{home}\0{address.boot_id()}\0{this_build.build_hash()}".encode(), digest_size=8
+        f"{address.home()}\0{address.boot_id()}\0{this_build.build_hash()}".encode(), digest_size=8
     ).hexdigest()
 
 

@@ -139,7 +139,7 @@ def _environ(pid: str) -> dict[str, str]:
 def _scope(environ: Any) -> tuple[str, str]:
     """The home and the runtime directory. The login's own counts as "", because cron sets none."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    return environ.get("HOME", ""), "" if runtime == _of_the_login() else runtime
+    return address.home(environ), "" if runtime == _of_the_login() else runtime
 
 
 def _of_the_login() -> str:
@@ -192,7 +192,7 @@ def _nodes(refused: Callable[[Refused], None]) -> list[dict[str, Any]]:
             for name in sorted(os.listdir(place)):
                 if name.endswith(".sock") and (node := _ask(f"{place}/{name}", refused)):
                     found.append(node)
-    return [node for node in found if node.get("home") == os.environ.get("HOME", "")]
+    return [node for node in found if node.get("home") == address.home()]
 
 
 def other_builds() -> str:

@@ -18,6 +18,7 @@ from quine.remote.node_entry import complete_login
 from tests.lab import Lab
 from tests.support.agents import OK, QUINE, Agents, Started, says, sh, until
 from tests.support.rights import ordinary
+from transport import address, node_socket
 
 
 @pytest.fixture
@@ -105,3 +106,14 @@ def test_a_user_without_a_name_has_what_the_way_gave(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "environ", {"HOME": "/"})
     complete_login()
     assert os.environ == {"HOME": "/"}
+
+
+@pytest.mark.parametrize("missing", ["", None])
+def test_a_client_without_a_home_finds_its_node(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
+    """The node had that of the account, and listened at a name of which the client did not know."""
+    monkeypatch.setenv("HOME", pwd.getpwuid(os.getuid()).pw_dir)
+    names = node_socket.node_name(), address.user_directory("cache")
+    monkeypatch.delenv("HOME")
+    if missing is not None:
+        monkeypatch.setenv("HOME", missing)
+    assert (node_socket.node_name(), address.user_directory("cache")) == names
