@@ -197,6 +197,11 @@ class Past:
         seen = (*self._ends.values(), *self._again.values())
         return hash in self._running or hash in self._unreturned or any(hash in hashes for hashes in seen)
 
+    @property
+    def left(self) -> int:
+        """Jobs without an end in the log, or whose results did not come."""
+        return sum(map(len, (*self._running.values(), *self._unreturned.values())))
+
     def has(self, hash: str, number: int) -> bool:
         """Whether one of these items had this number, and an end that counts."""
         return (hash, number) in self._numbers
@@ -246,6 +251,8 @@ class Joblog:
                 self._past = Past(path, self.journal, keep)
                 self.replaced = self._past.replaced
                 self.journal.check_owner(elsewhere)
+            else:
+                check_forgets_none(path)
         if begins:
             self.begin()
 
@@ -377,12 +384,17 @@ def files_of(path: str) -> list[str]:
     return [path + suffix + new for suffix in ("", ".started", ".outputs", SUFFIX) for new in ("", NEW)]
 
 
-def check_free(path: str) -> None:
-    """Raise Misconfigured if another batch has this log. Nothing is made."""
-    if os.path.isfile(path):
-        try:
-            os.close(locked(os.path.realpath(path)))
-        except BlockingIOError:
-            raise Misconfigured(f"{path} is in use by another batch") from None
-        except OSError as error:
-            raise Misconfigured(f"{path}: {(error.strerror or str(error)).lower()}") from None
+def check_forgets_none(path: str) -> None:
+    """Raise Misconfigured if jobs of a batch before have no end in its log, or results there: they would run twice."""
+    path = os.path.realpath(path)
+    if not os.path.exists(f"{path}.started"):
+        return
+    try:
+        left = past(path, ()).left
+    except Misconfigured:
+        return  # there is nothing that could be resumed
+    if left:
+        raise Misconfigured(
+            f"{path}: {left} jobs of the batch before may still run, or have results that did not come",
+            f"--resume goes on with them; without {path}.started they are forgotten, and their items run again",
+        )

@@ -88,6 +88,28 @@ def patient(request: pytest.FixtureRequest) -> None:
             lab.alias(name, name, lease=60)
 
 
+def test_a_killed_batch_is_not_begun_anew_in_silence(lab: Lab, tmp_path: Path) -> None:
+    """Without --resume its jobs went on, and their items ran twice."""
+    killed = Killed(lab, tmp_path)
+    for options in ([], ["--detach"]):
+        again = lab.run([*killed.words, *options, *killed.items], cwd=tmp_path)
+        log = tmp_path / "log"
+        assert (again.returncode, again.stdout, again.stderr.decode().splitlines()) == (
+            2,
+            b"",
+            [
+                f"quine: error: {log}: 2 jobs of the batch before may still run, or have results that did not come",
+                f"quine: hint: --resume goes on with them; without {log}.started they are forgotten, and their items run again",
+            ],
+        )
+    killed.go()
+    assert killed.resume().returncode == 0
+    assert killed.ran() == [*"01234567"], "each ran once"
+    assert lab.run([*killed.words, "-P4", *killed.items], cwd=tmp_path).returncode == 0, (
+        "one that is over is begun anew"
+    )
+
+
 def lines(items: str) -> list[str]:
     return sorted(letter + item for letter in "ab" for item in items)
 

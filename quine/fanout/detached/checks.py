@@ -7,8 +7,9 @@ import os
 from quine.base.allowed_hosts import check_where
 from quine.base.cli_options import environment, limits
 from quine.base.errors import Misconfigured
-from quine.fanout.joblog import check_free
+from quine.fanout.joblog import check_forgets_none
 from quine.fanout.output import results, tables
+from quine.fanout.output.record_file import locked
 from quine.fanout.retries import Retries
 from quine.fanout.timers import Timers
 
@@ -41,4 +42,17 @@ def check_log(options: Options) -> None:
         if path and not os.path.isdir(os.path.dirname(os.path.realpath(path))):
             raise Misconfigured(f"--{name} {path}: no such directory")
     if options.joblog:
-        check_free(options.joblog)
+        _check_free(options.joblog)
+        if not (options.resume or options.resume_failed):
+            check_forgets_none(options.joblog)
+
+
+def _check_free(path: str) -> None:
+    """Raise Misconfigured if another batch has this log. Nothing is made."""
+    if os.path.isfile(path):
+        try:
+            os.close(locked(os.path.realpath(path)))
+        except BlockingIOError:
+            raise Misconfigured(f"{path} is in use by another batch") from None
+        except OSError as error:
+            raise Misconfigured(f"{path}: {(error.strerror or str(error)).lower()}") from None
