@@ -11,7 +11,8 @@ usage: quine [OPTIONS] MISSION…
        quine VERB …
 
 Run one LLM agent as this process: the mission is argv, stdin the material, stdout the deliverable,
-the exit status the verdict.""",
+the exit status the verdict. Options come before the mission: behind its first word one is refused (2). A mission that
+has the name of an option in it is one quoted word, or stands behind `--`.""",
     "run": """\
 usage: quine run [OPTIONS] [--on WHERE] -- CMD [ARG…]
 

@@ -18,7 +18,7 @@ from quine.base.errors import DENIED, LOST, Failure, Misconfigured, complain, sa
 from quine.fanout import outcome
 from quine.fanout.input.items import Items
 from quine.fanout.input.template import Template, Word
-from quine.fanout.options import Options, elsewhere, parse, usage
+from quine.fanout.options import OPTIONS, Options, V, elsewhere, parse, usage
 from quine.jobs import batch_state
 from quine.jobs.client import runs_in_place
 from transport.lean import signal
@@ -63,8 +63,7 @@ def main(words: list[str]) -> int:
     if options.mission and dashes:
         raise Misconfigured("--mission is for agents, and a command stands behind --")
     if mission:
-        if not options.mission:
-            _check_mission(items.command)
+        _check_mission(options, words, items.command, rest)
         items.command = [" ".join(items.command)]
     elif of_agents := next((name for name in OF_AGENTS if getattr(options.spawn, name)), ""):
         raise Misconfigured(f"--{of_agents.replace('_', '-')} is about agents, and this is a command")
@@ -131,18 +130,15 @@ def _detach(options: Options, words: list[str], shown: str, mission: bool) -> in
     return detach(options, words, shown, mission)
 
 
-def _check_mission(words: list[str]) -> None:
-    """Refuse words that were probably meant as a command: agents would be paid for them."""
-    from quine.jobs.did_you_mean import accidental_command
+def _check_mission(options: Options, words: list[str], mission: list[str], rest: list[str]) -> None:
+    """Refuse words that were probably meant as a command, or as options: agents would be paid for them."""
+    from quine.base.slips.order import behind
+    from quine.jobs.did_you_mean import command_for_items
 
-    if accidental_command(words):
-        from shlex import quote
-
-        text = " ".join(words)
-        raise Misconfigured(
-            f"{text.split()[0]} is a command, and a mission for agents stands here",
-            f"for a command: quine xargs [OPTIONS] -- {text}; for a mission: --mission {quote(text)}",
-        )
+    items = rest[len(mission) - bool(options.mission) :]
+    wrong = None if options.mission else command_for_items(mission)
+    if wrong := wrong or behind(OPTIONS, words, mission, V, items):
+        raise wrong
 
 
 def template(options: Options, command: list[str], mission: bool = False) -> Template:

@@ -174,7 +174,8 @@ stdin, or the words after `:::`, or the lines of the files after `::::`. In CMD 
 without extension, {/} its base name, {//} its directory, {/.} base name without extension, {#} the number of the job,
 {%} its slot, {1} {2.} {-1/} one of several arguments. Without any of them the item is the last argument. No shell
 reads the command: sh -c '…' sh {} has one. They stand for the item in a MISSION, too; without any of them the item is
-the agent's material, on its stdin. All agents of a batch are one tree, and share its limits."""
+the agent's material, on its stdin. All agents of a batch are one tree, and share its limits. Options come before the
+mission: behind its first word one is refused (2); a mission that has the name of an option in it is one quoted word."""
 
 CLOSING = (
     "^C once: no more items are started; twice: all jobs are ended.",

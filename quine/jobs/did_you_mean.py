@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 
-from quine.base.cli_options import UNBUILT, VERBS
+from quine.base.cli_options import UNBUILT, VERBS, rows
 from quine.base.errors import Misconfigured
+from quine.base.slips.order import behind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,11 +140,10 @@ def mistake(words: list[str], mission: list[str]) -> Misconfigured | None:
     """Return the error if words were probably not meant as a mission, which ends them."""
     if not mission:
         return None
-    return (
-        misplaced(words, mission)
-        or accident(words, mission)
-        or (slip(words, mission) if "--" in mission[1:] else None)
-    )
+    if wrong := misplaced(words, mission) or accident(words, mission):
+        return wrong
+    wrong = behind(rows("agent"), words, mission)
+    return (slip(words, mission) if wrong or "--" in mission[1:] else None) or wrong
 
 
 def misplaced(words: list[str], rest: list[str]) -> Misconfigured | None:
@@ -192,6 +192,19 @@ def is_begun_id(word: str) -> bool:
     if not 8 <= len(word) <= len(whole) or word[:2] not in ("01", "02") or not set(word[:8]) & set("abcdef"):
         return False
     return all(one in "0123456789abcdef" if at != "-" else one == "-" for one, at in zip(word, whole))
+
+
+def command_for_items(mission: list[str]) -> Misconfigured | None:
+    """Return the error if a mission for the items of `xargs` is a command, which says how to say either."""
+    from shlex import quote
+
+    text = " ".join(mission)
+    if not accidental_command(mission):
+        return None
+    return Misconfigured(
+        f"{text.split()[0]} is a command, and a mission for agents stands here",
+        f"for a command: quine xargs [OPTIONS] -- {text}; for a mission: --mission {quote(text)}",
+    )
 
 
 def accidental_command(mission: list[str]) -> bool:

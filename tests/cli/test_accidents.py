@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from pathlib import Path
 
 import pytest
 
-from quine.base.cli_options import VERBS
+from quine.__main__ import dispatch
+from quine.base.cli_options import VERBS, parse
 from quine.base.errors import Misconfigured
 from quine.cli import tape
-from quine.jobs.did_you_mean import FOREIGN, accident, accidental_command
+from quine.jobs.did_you_mean import FOREIGN, accident, accidental_command, mistake
 from tests.lab.lab import Lab
 
 TYPED = (
@@ -248,6 +250,49 @@ def test_an_id_behind_tape_is_to_be_shown() -> None:
         with pytest.raises(Misconfigured) as wrong:
             tape.main([word])
         assert wrong.value.hint == cure
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "hint"),
+    [
+        ("'fix it' --on h1", "--on", "quine --on h1 'fix it'; @ quine -- 'fix it' --on h1"),
+        ("a --max-turns 3 b", "--max-turns", "quine --max-turns 3 a b; @ quine -- a --max-turns 3 b"),
+        ("--model m a --on=h1 -q", "--on", "quine --on=h1 -q --model m a; @ quine --model m -- a --on=h1 -q"),
+        ("x --fetch f -- -v", "--fetch", "quine --fetch f x -- -v; @ quine -- x --fetch f -- -v"),
+        ("hello --help", "--help", "quine --help; @ quine -- hello --help"),
+        (
+            "xargs 'a {}' --on h1 ::: -v",
+            "--on",
+            "quine xargs --on h1 'a {}' ::: -v; @ --mission 'a {} --on h1'",
+        ),
+        ("xargs --mission a b -k ::: c", "-k", "quine xargs -k --mission a b ::: c; @ --mission 'a b -k'"),
+        ("xargs summarize -h", "-h", "quine xargs -h; @ --mission 'summarize -h'"),
+        (f"{'a' * 300} -q", "-q", "quine -q MISSION; @ quine -- MISSION"),
+    ],
+)
+def test_an_option_behind_a_mission_is_refused(words: str, name: str, hint: str) -> None:
+    with pytest.raises(Misconfigured, match=f"^{name} is behind the mission") as wrong:
+        dispatch(shlex.split(words))
+    hint = f"options come before the mission: {hint}".replace("@", f"for a mission with {name} in it:")
+    assert wrong.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "'use --on h1'",
+        "a --onto b",
+        "a -qv",
+        "a -x",
+        "a -- --on h1",
+        "-- a --on h1",
+        "--model m -- a -q",
+        "-",
+    ],
+)
+def test_other_words_behind_a_mission_are_its_own(words: str) -> None:
+    _, mission = parse("agent", shlex.split(words))
+    assert mistake(shlex.split(words), mission) is None
 
 
 def test_the_refusals_say_how_to_say_it(lab: Lab) -> None:

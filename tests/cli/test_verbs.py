@@ -162,6 +162,7 @@ def test_what_reads_like_a_command_of_nearly_a_verb_is_refused(quine: Quine) -> 
         ([], ["rnu", "--on", "db1", "--", "true"], "run"),
         (["-q"], ["rum", "--", "true"], "run"),
         ([], ["pss", "--on", "a", "--", "b"], "ps"),
+        ([], ["rnu", "--on", "db1"], "run"),
     ):
         done = quine(*before, *rest, QUINE_API_TYPE="script", QUINE_API_BASE="/dev/null")
         assert (done.returncode, done.stdout) == (2, ""), rest
@@ -173,7 +174,7 @@ def test_what_reads_like_a_command_of_nearly_a_verb_is_refused(quine: Quine) -> 
 
 def test_plain_words_and_what_stands_behind_two_dashes_are_a_mission(quine: Quine) -> None:
     for words in (
-        ["rnu", "--on", "db1"],
+        ["--", "rnu", "--on", "db1"],
         ["--", "rnu", "--", "true"],
         ["-q", "--", "rnu", "--", "x"],
         ["compare", "a", "--", "b"],
