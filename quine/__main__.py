@@ -269,7 +269,7 @@ def agent(words: list[str]) -> int:
         print(script(options.completion), end="")
         return 0
     if mission:
-        from quine.jobs.did_you_mean import mistake
+        from quine.base.slips.missions import mistake
 
         if wrong := mistake(words, [] if options.file else mission):
             raise wrong
@@ -289,8 +289,8 @@ def agent(words: list[str]) -> int:
         if reported:
             run_report.failed(options.report, failure, options.on or "local", began)
         if isinstance(failure, NoGuest):
+            from quine.base.slips.missions import near_verb
             from quine.cli import local_servers
-            from quine.jobs.did_you_mean import near_verb
 
             failure.hint = near_verb(mission) + (local_servers.hint() or failure.hint)
         raise

@@ -134,7 +134,7 @@ def hosts(
 
 def _chosen(known: Inventory, words: list[str]) -> list[Host]:
     """Return the hosts of one WHERE or several, each once. A word that is nearly `check` is reported as a slip."""
-    from quine.jobs.did_you_mean import is_one_edit
+    from quine.base.slips.words import is_one_edit
     from transport.errors import NoSuchHost
 
     chosen = {}

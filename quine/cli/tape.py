@@ -93,7 +93,7 @@ def main(words: list[str]) -> int:
         print(_overview())
         return OK
     if name not in HELP:
-        from quine.jobs.did_you_mean import is_begun_id
+        from quine.base.slips.missions import is_begun_id
 
         what = "option" if name.startswith("-") else "command"
         cure = f"quine tape show {name}" if is_begun_id(name) else "quine tape --help"

@@ -132,8 +132,8 @@ def _detach(options: Options, words: list[str], shown: str, mission: bool) -> in
 
 def _check_mission(options: Options, words: list[str], mission: list[str], rest: list[str]) -> None:
     """Refuse words that were probably meant as a command, or as options: agents would be paid for them."""
+    from quine.base.slips.missions import command_for_items
     from quine.base.slips.order import behind
-    from quine.jobs.did_you_mean import command_for_items
 
     items = rest[len(mission) - bool(options.mission) :]
     wrong = None if options.mission else command_for_items(mission)

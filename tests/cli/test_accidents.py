@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from quine.__main__ import dispatch
-from quine.base.cli_options import VERBS, parse
+from quine.base.cli_options import VERBS, parse, rows
 from quine.base.errors import Misconfigured
+from quine.base.slips.missions import accident, accidental_command, mistake
+from quine.base.slips.tables import BEFORE_ID, FOREIGN, NOT_BUILT, OF_LIST, OURS
 from quine.cli import tape
-from quine.jobs.did_you_mean import FOREIGN, accident, accidental_command, mistake
 from tests.lab.lab import Lab
 
 TYPED = (
@@ -165,6 +166,51 @@ push the changes upstream please
 switch to tabs
 set up the project
 serve the docs
+take notes
+type hints
+code it
+fill gaps
+note this
+teach me
+reach zero errors
+will it work
+want more tests
+tale
+log in and report
+log errors
+help us
+list files
+list bugs
+host the site
+agent design
+new parser
+a poem
+build
+watch the logs
+tell me a joke
+tell everyone
+continue the story
+pause here
+explain HEAD
+explain 2024-01-02
+explain 3f2a9c1d in plain words
+describe nodes
+checkout flow
+push it
+stop it
+stop all the servers
+get the pods
+rm the cache
+release notes
+repo overview
+model the data
+completion of the table
+session list of users
+git history of {}: summarize it
+python code in {}: review it
+docker, npm and git: which one fits {}
+the doctor
+haste
 """.strip().splitlines()
 
 
@@ -207,6 +253,14 @@ def test_what_people_write_is_a_mission(tmp_path: Path, monkeypatch: pytest.Monk
         "sha256sum {} ./x",
         "python3 ./x.py {}",
         "/bin/ls {}",
+        "grep foo",
+        "git pull",
+        "docker pull",
+        "kubectl delete pod",
+        "npm test",
+        "pytest",
+        "sudo rm",
+        "bash -c 'for f in {}; do echo $f; done'",
     ],
 )
 def test_a_command_for_items_is_no_mission(command: str) -> None:
@@ -243,6 +297,63 @@ def test_a_word_before_a_date_a_commit_or_a_name_is_a_mission(word: str) -> None
 def test_the_command_of_quine_is_named(command: str, ours: str) -> None:
     wrong = accident(command.split(), command.split())
     assert wrong and wrong.hint == f"did you mean quine {ours}? for a mission: quine -- {command}"
+
+
+IDIOMS = """
+completion bash | --completion bash
+help list | ps --help
+help resume | --help
+host list | hosts
+host add gpu1 me@x | hosts
+agent list | ps
+list hosts | hosts
+list models | doctor --guest
+list tapes | tape ls
+list jobs | ps
+stop all | kill ID
+rm abc | kill ID
+exec abc ls | run -- CMD
+exec -it gpu1 bash | run -- CMD
+ssh db | rsh HOST
+version --short | --version
+auth login |
+config set model qwen3 | doctor
+server start |
+checkout main |
+checkout -b topic |
+commit -m 'the first one' |
+push origin main |
+get pods |
+pr create |
+compose up -d |
+new -s x |
+a -t x |
+cherry-pick topic |
+tell 01a2316c-b98c hello there |
+explain 3f2a9c1d |
+continue deadbeef-12 | attach ID
+tail 01a2316c | logs -f ID
+watch | attach ID
+dcotor | doctor
+hosst | hosts
+statsu | ps
+PS | ps
+rnu tests | run
+taep ls | tape
+dep1oy | deploy
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", IDIOMS)
+def test_commands_of_other_programs_and_mistyped_ones_are_no_missions(line: str) -> None:
+    command, _, ours = line.partition(" |")
+    words = shlex.split(command)
+    wrong = accident(words, words)
+    assert wrong, command
+    meant = f"did you mean quine {ours.strip()}? " if ours else ""
+    assert wrong.hint == f"{meant}for a mission: quine -- {command}"
+    assert accident(["--", *words], words) is None and accident([command], [f"{command} x"]) is None
+    assert wrong.detail.startswith("not built yet: " if words[0] in NOT_BUILT else "no such verb: ")
 
 
 def test_an_id_behind_tape_is_to_be_shown() -> None:
@@ -282,8 +393,8 @@ def test_an_option_behind_a_mission_is_refused(words: str, name: str, hint: str)
     [
         "'use --on h1'",
         "a --onto b",
-        "a -qv",
-        "a -x",
+        "fix -qv",
+        "fix -x",
         "a -- --on h1",
         "-- a --on h1",
         "--model m -- a -q",
@@ -322,9 +433,8 @@ def test_help_and_version_do_what_they_say(lab: Lab) -> None:
 
 
 def test_each_hint_names_a_verb_that_is_there() -> None:
-    from quine.jobs.did_you_mean import BEFORE_ID, OURS
-
     assert OURS.keys() <= FOREIGN
     assert not BEFORE_ID.keys() & OURS.keys()
-    assert {ours.split()[0] for ours in (OURS | BEFORE_ID).values()} <= VERBS.keys()
+    named = {ours.split()[0] for ours in (OURS | BEFORE_ID | OF_LIST).values()}
+    assert named <= VERBS.keys() | {f"--{row[0]}" for row in rows("agent")}
     assert not any(one in VERBS for one in itertools.chain(TYPED))

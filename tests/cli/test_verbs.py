@@ -140,11 +140,9 @@ def test_options_before_a_verb_are_refused(quine: Quine) -> None:
 
 def test_a_mission_that_is_nearly_a_verb_gets_a_hint_where_no_guest_is_set(quine: Quine) -> None:
     for words, verb in (
-        (["hsots"], "hosts"),
-        (["dep1oy"], "deploy"),
         (["-q", "tap"], "tape"),
         (["ps?"], "ps"),
-        (["taep", "ls"], ""),
+        (["tap", "ls"], ""),
         (["haste"], ""),
     ):
         done = quine(*words)

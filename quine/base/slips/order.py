@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quine.base.cli_options import ALIASES
 from quine.base.errors import Misconfigured
+from quine.base.slips.words import join
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,19 +64,13 @@ def behind(
     quine = ["quine", verb] if verb else ["quine"]
     short = len(" ".join([*mission, *items])) <= SHOWN
     if verb:
-        literal = "--mission " + _join([" ".join(mission) if short else "MISSION"])
+        literal = "--mission " + join([" ".join(mission) if short else "MISSION"])
     else:
-        literal = _join([*quine, *before, "--", *(mission if short else ["MISSION"])])
+        literal = join([*quine, *before, "--", *(mission if short else ["MISSION"])])
     shown = [mission[0], *others, *items] if short else ["MISSION"]
-    right = _join([*quine, instead[0]] if instead else [*quine, *options, *before, *shown])
+    right = join([*quine, instead[0]] if instead else [*quine, *options, *before, *shown])
     name = wrong.partition("=")[0]
     return Misconfigured(
         f"{name} is behind the mission, where it is no option",
         f"options come before the mission: {right}; for a mission with {name} in it: {literal}",
     )
-
-
-def _join(words: list[str]) -> str:
-    import shlex
-
-    return shlex.join(words)
