@@ -26,7 +26,19 @@ from transport.lean import Any, Mapping
 from transport.provenance.safe_path import Unsafe
 from transport.text import harmless
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+    from transport.carrier.ssh.names import Machine
+
 USAGE = "quine hosts add NAME [USER@HOST[:PORT]]"
+# Hosts, and those below them, that serve git to everybody.
+FORGES = (
+    *("github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "gitea.com", "sr.ht", "sourceforge.net"),
+    *("dev.azure.com", "visualstudio.com", "source.developers.google.com", "hf.co", "aur.archlinux.org"),
+    *("salsa.debian.org", "gitlab.gnome.org", "gitlab.freedesktop.org", "invent.kde.org"),
+)
 
 
 def main(words: list[str], inventory: Path | None) -> int:
@@ -50,7 +62,7 @@ def main(words: list[str], inventory: Path | None) -> int:
     if rest[0] in RESERVED or not NAME.fullmatch(rest[0]):
         why = "a word of WHERE" if rest[0] in RESERVED else f"not {A_NAME}"
         raise Misconfigured(f"{rest[0][:200]!r} is {why}", USAGE)
-    return _add({rest[0]: keys}, str(inventory or ""), new=True)
+    return _add({rest[0]: keys}, str(inventory or ""))
 
 
 # -- add and import --------------------------------------------------------------------------------
@@ -66,11 +78,46 @@ def _import(inventory: str) -> int:
     unfit = [name for name in named if name in RESERVED or not NAME.fullmatch(name)]
     for name in unfit:
         say(f"quine: note: Host {harmless(name[:200])} is left out: not {A_NAME}, or a word of WHERE\n")
-    return _add({name: {} for name in named if name not in unfit}, inventory, new=False)
+    forges: list[str] = []
+    machines: dict[Machine, list[str]] = {}
+    for name, machine in named.items():
+        if name not in unfit:
+            names = forges if is_forge(machine) else machines.setdefault(machine, [])
+            names.append(name)
+    return _add({names[0]: {} for names in machines.values()}, inventory, _Import(forges, machines.values()))
 
 
-def _add(tables: Mapping[str, Mapping[str, Any]], inventory: str, new: bool) -> int:
-    """Write tables into the inventory in force. With `new` none of the names may be there; else those are left out."""
+class _Import:
+    """An import; its comments name hosts that get no table of their own."""
+
+    def __init__(self, forges: Iterable[str] = (), machines: Iterable[Sequence[str]] = ()) -> None:
+        self.forges = list(forges)
+        self._others = {names[0]: names[1:] for names in machines}
+
+    def has(self, name: str, known: Container[str]) -> bool:
+        """Whether the machine of a name has a table, under any of its names."""
+        return any(one in known for one in (name, *self._others[name]))
+
+    def of(self, name: str) -> str:
+        """Return the comment in the table of a name."""
+        others = self._others.get(name)
+        return f"# the same machine: {', '.join(others)}\n" if others else ""
+
+    def head(self) -> str:
+        """Return the comment before all tables."""
+        if not self.forges:
+            return ""
+        return f"# left out of ~/.ssh/config: {', '.join(self.forges)}: git is served there, and no command runs\n\n"
+
+
+def is_forge(machine: Machine) -> bool:
+    """Whether a machine serves git, and runs no commands: `each any` would fail there."""
+    name = machine.hostname
+    return machine.user == "git" or name in FORGES or name.endswith(tuple(f".{one}" for one in FORGES))
+
+
+def _add(tables: Mapping[str, Mapping[str, Any]], inventory: str, imported: _Import | None = None) -> int:
+    """Write tables into the inventory in force. None of the names may be there; of an import those are left out."""
     options = RunOptions(inventory=inventory)
     path = find(options, os.environ).path or paths.users(os.environ)
     if path.endswith(JSON):
@@ -80,7 +127,7 @@ def _add(tables: Mapping[str, Mapping[str, Any]], inventory: str, new: bool) -> 
         folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)  # of two that add at the same time both are to be there
-            return _written(Path(path), tables, new)
+            return _written(Path(path), tables, imported)
         finally:
             os.close(folder)
     except ConfigError as error:
@@ -89,19 +136,23 @@ def _add(tables: Mapping[str, Mapping[str, Any]], inventory: str, new: bool) -> 
         raise Failure(NOT_STARTED, f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
 
 
-def _written(path: Path, tables: Mapping[str, Mapping[str, Any]], new: bool) -> int:
+def _written(path: Path, tables: Mapping[str, Mapping[str, Any]], imported: _Import | None) -> int:
     before = content(path) if os.path.lexists(path) else b""
     trusted = trust.former(str(path)) == before
     known = parsed(before, path).hosts
-    for name in known.keys() & tables.keys() if new else ():
+    for name in known.keys() & tables.keys() if imported is None else ():
         raise Misconfigured(
             f"{path}: [hosts.{name}]: is there already", "edit the file, or take another name"
         )
-    fresh = {name: keys for name, keys in tables.items() if name not in known}
+    said = imported or _Import()
+    fresh = {name: keys for name, keys in tables.items() if imported is None or not said.has(name, known)}
     if not fresh:
+        for name in said.forges:
+            say(f"quine: note: Host {name} is left out: git is served there, and no command runs\n")
         print(f"{path}: nothing to add")
         return OK
-    text = "\n".join(_table(name, keys) for name, keys in fresh.items())
+    head = "" if said.head().encode().rstrip() in before else said.head()
+    text = head + "\n".join(_table(name, keys, said.of(name)) for name, keys in fresh.items())
     after = before + (b"\n" if before and not before.endswith(b"\n") else b"") + (b"\n" if before else b"")
     after += text.encode()
     parsed(after, path)
@@ -112,10 +163,13 @@ def _written(path: Path, tables: Mapping[str, Mapping[str, Any]], new: bool) -> 
     return OK
 
 
-def _table(name: str, keys: Mapping[str, Any]) -> str:
+def _table(name: str, keys: Mapping[str, Any], comment: str) -> str:
     shown = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quickjson.dumps(name)
     return "".join(
-        [f"[hosts.{shown}]\n", *(f"{key} = {quickjson.dumps(value)}\n" for key, value in keys.items())]
+        [
+            f"[hosts.{shown}]\n{comment}",
+            *(f"{key} = {quickjson.dumps(value)}\n" for key, value in keys.items()),
+        ]
     )
 
 

@@ -139,6 +139,59 @@ def test_import_takes_the_names_of_ssh(home: Path, capfd: pytest.CaptureFixture[
         own_inventory.main(["import"], None)
 
 
+SAME = """
+Host db1 db1.example.com
+  HostName 10.0.0.2
+Host github.com gh
+  HostName github.com
+Host database
+  HostName 10.0.0.2
+Host ada-of-db
+  HostName 10.0.0.2
+  User ada
+Host second
+  HostName 10.0.0.2
+  Port 2222
+Host behind
+  HostName 10.0.0.2
+  ProxyJump web1
+Host web1 web2
+  User deploy
+Host repos
+  HostName repos.lan
+  User git
+Host asks
+  HostName 10.0.0.2
+Match originalhost asks exec "true"
+  Port 2200
+"""
+
+
+def test_import_makes_one_host_of_the_names_of_one_machine(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two would have a command of `each` run twice there. A name that may lead elsewhere is a machine of its own."""
+    (home / ".ssh").mkdir()
+    (home / ".ssh" / "config").write_text(SAME)
+    own_inventory.main(["import"], None)
+    tables = ("ada-of-db", "second", "behind", "web1", "web2", "asks")
+    text = own(home).read_text()
+    assert text == (
+        "# left out of ~/.ssh/config: github.com, gh, repos: git is served there, and no command runs\n\n"
+        "[hosts.db1]\n# the same machine: db1.example.com, database\n\n"
+    ) + "\n".join(f"[hosts.{name}]\n" for name in tables)
+    assert list(load(own(home), {}).hosts) == ["db1", *tables]
+    capfd.readouterr()
+    # a machine that has a table under any of its names gets no other one
+    own(home).write_text(text.replace("db1]", "database]").replace("[hosts.web2]\n", ""))
+    own_inventory.main(["import"], None)
+    assert capfd.readouterr().out == f"{own(home)}: added\n[hosts.web2]\n"
+    own_inventory.main(["import"], None)
+    said = capfd.readouterr()
+    assert said.out == f"{own(home)}: nothing to add\n"
+    assert said.err.count("is left out: git is served there") == 3
+
+
 def test_of_hosts_that_are_added_at_the_same_time_none_is_lost(home: Path) -> None:
     names = [f"h{number}" for number in range(12)]
     adding = [threading.Thread(target=own_inventory.main, args=(["add", name], None)) for name in names]

@@ -1,4 +1,4 @@
-"""What slips of the command line share: how words are compared, and shown."""
+"""Parts that the modules of slips share: the comparison of words, and their form on a command line."""
 
 from __future__ import annotations
 

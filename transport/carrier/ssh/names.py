@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from transport.carrier.config_files import Stamp
 from transport.carrier.ssh.config import SYSTEM_CONFIG, Asked, Config, read
 from transport.errors import Unreachable
 
 NOWHERE = Path("/dev/null")
+DECIDING = ("ProxyJump", "ProxyCommand", "HostKeyAlias")  # one address is another machine behind another jump
 
 
 def literal(wanted: Iterable[str]) -> tuple[list[str], dict[str, Stamp]]:
@@ -31,10 +33,27 @@ def literal(wanted: Iterable[str]) -> tuple[list[str], dict[str, Stamp]]:
     return found, stamps
 
 
-def of_user() -> list[str]:
+class Machine(NamedTuple):
+    """Where a name leads: two names of one machine have equal ones."""
+
+    hostname: str
+    port: int
+    user: str
+    way: tuple[str, ...]  # other options that decide to which machine these lead
+
+
+def of_user() -> dict[str, Machine]:
     """Return the names in the user's own file and those that it includes, in order. Raises ValueError, OSError."""
     names = dict.fromkeys(_read("", NOWHERE).names)
-    return [name for name in names if _read(name, NOWHERE).literal]
+    return {name: _machine(name) for name in names if _read(name, NOWHERE).literal}
+
+
+def _machine(name: str) -> Machine:
+    """Return where `ssh NAME` leads. Where a command or a look-up decides that, it is equal to no other."""
+    config = _read(name, SYSTEM_CONFIG)
+    way = [value if (value := config.get(option)).lower() != "none" else "" for option in DECIDING]
+    own = [name] if config.open or any("%n" in value or "%k" in value for value in way) else []
+    return Machine(config.hostname.lower(), config.port, config.user, (*way, *own))
 
 
 def _read(name: str, system: Path) -> Config:
