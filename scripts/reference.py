@@ -191,9 +191,9 @@ def markdown() -> str:
         "# Command line\n\n"
         "<!-- written by scripts/reference.py from the tables of the program; do not edit -->\n\n"
         "Options end at `--` or at the first word that is none. A first word that is a verb is that verb;\n"
-        '`quine -- ps` is the mission "ps". The words of a mission are joined by single spaces. A word behind its first one\n'
-        "that is an option of quine is refused (2): options come before the mission, `quine --on h1 MISSION`. A mission that\n"
-        "has such a word in it is one quoted word, or stands behind `--`.\n\n"
+        '`quine -- ps` is the mission "ps". The words of a mission are joined by single spaces. A word behind its\n'
+        "first one that is an option of quine is refused (2): options come before the mission, as in\n"
+        "`quine --on h1 MISSION`. A mission that has such a word in it is one quoted word, or stands behind `--`.\n\n"
         "`quine --completion SHELL` prints a completion script:\n\n"
         "```text\n"
         "$ quine --completion bash >> ~/.bashrc\n"

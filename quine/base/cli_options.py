@@ -348,21 +348,11 @@ def _parser(verb: str) -> Parser:
     table = rows(verb)
 
     def unknown(word: str) -> Misconfigured:
-        return Misconfigured(f"no such option: {word}", _near(verb, word, [row[0] for row in table]))
+        from quine.base.slips.options import unknown
+
+        return unknown(verb, word, [row[0] for row in table])
 
     return Parser(table, unknown)
-
-
-def _near(verb: str, word: str, longs: list[str]) -> str:
-    from difflib import get_close_matches
-
-    if verb == "agent" and word in ("-t", "-tt", "--terminal"):
-        return "an agent has no terminal, only streams; quine run -t gives one to a command"
-    known = {"retries": "retry", "timeout": "deadline"} if "retry" in longs else {}  # those of xargs
-    known |= {one: one for one in longs}
-    near = get_close_matches(word.lstrip("-"), known, 1)
-    command = "quine" if verb == "agent" else f"quine {verb.replace(':', ' ')}"
-    return f"did you mean --{known[near[0]]}?" if near else f"see {command} --help"
 
 
 def environment(options: RunOptions, environ: Mapping[str, str]) -> dict[str, str]:

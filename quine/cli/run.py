@@ -63,7 +63,10 @@ def main(words: list[str], detach: Callable[[RunOptions, list[str], str, Staging
         return detach(options, command, _tree(), stage)
     for name in ("job", "stdin", "output-limit"):
         if getattr(options, field(name)):
-            raise Misconfigured(f"--{name} goes with --detach")
+            hint = (
+                "leave it out: the command reads our stdin; -t gives it a terminal" if name == "stdin" else ""
+            )
+            raise Misconfigured(f"--{name} goes with --detach", hint)
     if not (options.on or options.report or seconds_of(options)) and stage is None:
         env, limited = environment(options, os.environ), limits(options)
         if options.terminal:

@@ -11,8 +11,6 @@ from quine.base.errors import Misconfigured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from quine.base.cli_options import Row
 
 V = "xargs"
@@ -184,47 +182,11 @@ CLOSING = (
 )
 
 
-# Options of GNU parallel, xargs, pdsh and clush: ours for the same, or the reason why there is none.
-_FOREIGN = {
-    "j procs max-procs f fanout": "-P N",
-    "S sshlogin sshlogins sshloginfile slf w g group-by": "--on WHERE: hosts, @tag, any",
-    "x exclude X": "--on '@tag!HOST'",
-    "bar progress eta verbose t": "the view on a terminal shows it, and quine top; --report FILE at the end",
-    "transferfile tf transfer basefile bf copy": "--files PATH",
-    "return rcopy": "--returns PATTERN",
-    "trc": "--files {} --returns {.}.EXT --cleanup",
-    "workdir wd": "--cwd DIR",
-    "tagstring": "--tag",
-    "group ungroup u lb linebuffer": "outputs come as a whole; --line-buffer: line by line",
-    "N m xargs s max-chars": "-n N: items to a job",
-    "spreadstdin pipepart pipe-part": "--pipe",
-    "block-size": "--block SIZE",
-    "retry-failed": "--resume-failed",
-    "retry": "--retries N",
-    "halt-on-error e": "--halt now,fail=1",
-    "memfree memsuspend noswap": "--load N",
-    "nice": "nice quine xargs, or nice in the command",
-    "will-cite citation": "leave it out",
-    "q quote": "words reach the command as they are; sh -c '…' for a shell",
-    "onall nonall": "quine each WHERE CMD",
-    "p interactive": "--dry-run shows the commands",
-    "process-slot-var": "{%} is the number of the slot",
-    "b B dshbak gather": "--fold",
-    "l user": "USER@HOST, or user of the host's table",
-}
-FOREIGN = {name: text for names, text in _FOREIGN.items() for name in names.split()}
+def unknown(word: str) -> Misconfigured:
+    """Return the error for a word that is no option."""
+    from quine.base.slips.options import unknown
 
-
-def unknown(
-    word: str, verb: str, rows: tuple[Row, ...], foreign: Mapping[str, str] = FOREIGN
-) -> Misconfigured:
-    """Return the error for a word that is no option of a verb, with the option that does the same, or is near."""
-    from difflib import get_close_matches
-
-    name = word[2:].partition("=")[0] if word.startswith("--") else word[1:2]
-    near = get_close_matches(name, [row[0] for row in rows], 1) if len(name) > 1 else []
-    hint = foreign.get(name) or (f"did you mean --{near[0]}?" if near else f"see quine {verb} --help")
-    return Misconfigured(f"no such option: {word}", hint)
+    return unknown(V, word, [row[0] for row in OPTIONS])
 
 
 class Options:
@@ -341,7 +303,7 @@ def elsewhere(options: Options) -> bool:
 def parse(words: list[str]) -> tuple[Options, list[str], bool]:
     """Return the options, the words after them, and whether `--` stands between. Raise Misconfigured."""
 
-    parser, todo = Parser(OPTIONS, lambda word: unknown(word, V, OPTIONS)), words[::-1]
+    parser, todo = Parser(OPTIONS, unknown), words[::-1]
     parser.take(todo)
     taken = words[: len(words) - len(todo)]
     dashes = todo[-1:] == ["--"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from pathlib import Path
 
@@ -12,8 +13,12 @@ from quine.__main__ import dispatch
 from quine.base.cli_options import VERBS, parse, rows
 from quine.base.errors import Misconfigured
 from quine.base.slips.missions import accident, accidental_command, mistake
+from quine.base.slips.options import ANSWERS
+from quine.base.slips.options import NOT_BUILT as NOT_BUILT_OPTIONS
 from quine.base.slips.tables import BEFORE_ID, FOREIGN, NOT_BUILT, OF_LIST, OURS
 from quine.cli import tape
+from quine.fanout import options as xargs
+from quine.fanout.each import options as each
 from tests.lab.lab import Lab
 
 TYPED = (
@@ -404,6 +409,55 @@ def test_an_option_behind_a_mission_is_refused(words: str, name: str, hint: str)
 def test_other_words_behind_a_mission_are_its_own(words: str) -> None:
     _, mission = parse("agent", shlex.split(words))
     assert mistake(shlex.split(words), mission) is None
+
+
+def test_an_answer_to_an_option_of_another_program_names_options_that_are_there() -> None:
+    tables = {"xargs": xargs.OPTIONS, "each": each.OPTIONS, "agent": rows("agent"), "run": rows("run")}
+    spelled = {
+        verb: {f"--{row[0]}" for row in table} | {f"-{row[1]}" for row in table if row[1]}
+        for verb, table in tables.items()
+    }
+    for verb, answers in ANSWERS.items():
+        for name, hint in answers.items():
+            assert f"--{name}" not in spelled[verb], (verb, name)
+            assert len(name) > 1 or f"-{name}" not in spelled[verb], (verb, name)
+            for part in re.split("[;:] ", hint):
+                named = re.search(r"quine (run|xargs|each|tape)\b", part)
+                if named and named[1] != "tape":
+                    rest = part[named.end() :].partition(" -- ")[0]
+                    assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest)) <= spelled[named[1]], hint
+                elif not named:
+                    part = part.replace("sh -c", "")
+                    assert set(re.findall(r"(?<!\S)'?(--?[a-zA-Z][a-z-]*)", part)) <= spelled[verb], hint
+        assert not NOT_BUILT_OPTIONS & {word[2:] for word in spelled[verb]}
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("-p x", "the mission is the argument"),
+        ("--resume x", "going on with a session is not built yet"),
+        ("-m qwen x", "--model NAME"),
+        ("--max-budget-usd=5 x", "--max-cost USD"),
+        ("--output-format json x", "stdout is the deliverable alone"),
+        ("--json x", "stdout is the deliverable alone"),
+        ("each --on h1 -- ls", "WHERE is an argument"),
+        ("each -N4 any ls", "WHERE is an argument"),
+        ("run -N4 ls", "quine each WHERE CMD"),
+        ("run --rm ls", "leave it out"),
+        ("run -it --on h1 -- bash", "leave it out: the command reads our stdin; -t gives it a terminal"),
+        ("xargs --retry 3 -- ls", "--retries N"),
+        ("run --retires 3 ls", "--retry N"),
+        ("--dedline 3 x", "did you mean --deadline?"),
+        ("--frobnicate x", "see quine --help"),
+        ("--check true x", ""),
+    ],
+)
+def test_an_option_of_another_program_is_answered_with_ours(words: str, hint: str) -> None:
+    with pytest.raises(Misconfigured) as wrong:
+        dispatch(shlex.split(words))
+    assert wrong.value.hint.startswith(hint) and bool(wrong.value.hint) == bool(hint)
+    assert hint or wrong.value.detail == "not built yet: --check"
 
 
 def test_the_refusals_say_how_to_say_it(lab: Lab) -> None:

@@ -10,7 +10,6 @@ import re
 from quine.base import sizes
 from quine.base.cli_options import Parser, RunOptions, listing
 from quine.base.errors import Misconfigured
-from quine.fanout.options import FOREIGN, unknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,10 +55,11 @@ CLOSING = (
 LIST = re.compile(r"(!?)([^,!\[\]]*(?:\[[^\[\]]*\][^,!\[\]]*)+)")  # a term of WHERE that is a folded list
 
 
-_FOREIGN = {
-    **FOREIGN,
-    **dict.fromkeys(("w", "g", "S", "onall", "nonall"), "quine each WHERE CMD: hosts, @tag, any"),
-}
+def unknown(word: str) -> Misconfigured:
+    """Return the error for a word that is no option."""
+    from quine.base.slips.options import unknown
+
+    return unknown(V, word, [row[0] for row in OPTIONS])
 
 
 class Options:
@@ -106,7 +106,7 @@ class Options:
 def parse(words: list[str]) -> tuple[Options, str, list[str]]:
     """Return the options, WHERE and the command. Raise Misconfigured."""
 
-    parser, todo = Parser(OPTIONS, lambda word: unknown(word, "each", OPTIONS, _FOREIGN)), words[::-1]
+    parser, todo = Parser(OPTIONS, unknown), words[::-1]
     parser.take(todo)
     where = todo.pop() if todo and todo[-1] != "--" else ""
     parser.take(todo)
