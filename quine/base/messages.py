@@ -318,6 +318,7 @@ class GuestError(Exception):
     """
 
     usage: Usage | None = None
+    reached: bool = True  # False: there was no connection to the server
 
 
 class Unavailable(GuestError):

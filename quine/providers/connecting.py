@@ -184,7 +184,7 @@ def why_unreached(error: BaseException, shown: str, route: Route) -> GuestError:
         if isinstance(seen, OSError) and seen.errno:
             # asyncio puts the address into the text of a refused connection, where the address is shown already.
             text = os.strerror(seen.errno) if seen.errno > 0 else seen.strerror or ""
-            return Unavailable(f"{_to(shown, route)}: {printable(text[:1].lower() + text[1:])}")
+            return _unreached(f"{_to(shown, route)}: {printable(text[:1].lower() + text[1:])}")
         seen = seen.__cause__ or seen.__context__
     text = printable(str(error))
     if isinstance(error, httpx.ProxyError) and route.proxy:
@@ -194,7 +194,13 @@ def why_unreached(error: BaseException, shown: str, route: Route) -> GuestError:
         if text.startswith(DENIED):
             return Refused(told, f"see {route.variable}; NO_PROXY names servers that need no proxy", USAGE)
         return Unavailable(told)
-    return Unavailable(f"{_to(shown, route)}: {text or 'it does not answer'}")
+    return _unreached(f"{_to(shown, route)}: {text or 'it does not answer'}")
+
+
+def _unreached(detail: str) -> Unavailable:
+    error = Unavailable(detail)
+    error.reached = False
+    return error
 
 
 def _to(shown: str, route: Route) -> str:

@@ -108,16 +108,26 @@ def test_a_model_that_is_not_there_or_not_named(examine: Examine) -> None:
         assert found["models"]["detail"] == "x is not in its list: m, other"
         found = examine(provider, QUINE_MODEL_ID="")
         assert (found["status"], found["guest"]["detail"]) == (1, "QUINE_MODEL_ID is not set")
+        assert found["guest"]["cure"].endswith(": one of those that it lists")
         assert found["models"]["detail"] == "it lists m, other"
+        assert found["way"]["state"] == "ok"
+        found = examine(provider, QUINE_MODEL_ID="", QUINE_API_BASE=provider.base)
+        assert (found["status"], found["models"]["state"], found["way"]["state"]) == (1, "fail", "ok")
+        assert found["models"]["cure"].endswith(f" QUINE_API_BASE={provider.base}/v1")
+        assert found["guest"]["cure"].endswith(": the server has listed none")
 
 
 def test_a_wrong_key_and_a_dead_server(examine: Examine) -> None:
     with Provider(chat, Fault(401, "auth")) as provider:
         found = examine(provider)
         assert (found["status"], found["guest"]["state"]) == (1, "fail")
+        assert (found["way"]["state"], found["models"]["state"]) == ("ok", "fail")
     found = examine(provider)
     assert (found["status"], found["guest"]["state"]) == (1, "fail")
     assert "refused" in found["guest"]["detail"]
+    found = examine(provider, QUINE_MODEL_ID="")
+    assert [found[name]["state"] for name in ("guest", "way", "models")] == ["fail"] * 3
+    assert found["way"]["cure"] == "does it run there? see QUINE_API_BASE"
 
 
 def test_it_is_not_asked_without_the_option(examine: Examine, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from quine.base.text import plain
 from quine.cli.doctor.findings import Finding
 
 if TYPE_CHECKING:
-    from quine.base.messages import Message, Reply, Request
+    from quine.base.messages import GuestError, Message, Reply, Request
     from quine.providers.http import HttpGuest
     from quine.providers.vendors import Config
 
@@ -70,16 +70,18 @@ async def _of_server(config: Config) -> list[Finding]:
 
     guest = vendors.served(config)
     try:
-        found = [_way(config)]
-        if not config.model:
-            return [*found, await _models(guest, config)]
-        replied = True
+        found: list[Finding] = []
+        replied, reached = False, True
         try:
-            found += await _session(guest, config)
+            if config.model:
+                found += await _session(guest, config)
+                replied = True
         except GuestError as error:
-            replied = False
+            reached = error.reached
             found.append(_failed(f"{config.kind} at {config.base}", error))
-        found.append(await _models(guest, config))
+        models = await _models(guest, config, replied)
+        reached = reached and models.facts.get("reached", True)
+        found = [_way(config, reached), *found, models]
         if replied:
             context = await _context(guest, config)
             found += [context, _price(config), _settings(config, context.facts["served"])]
@@ -93,7 +95,7 @@ def _failed(where: str, error: Exception) -> Finding:
     return Finding("fail", "guest", f"{where}: {error}", cure)
 
 
-def _way(config: Config) -> Finding:
+def _way(config: Config, reached: bool) -> Finding:
     from quine.providers.connecting import route_of, without_password
 
     route = route_of(config.base, os.environ)
@@ -103,7 +105,11 @@ def _way(config: Config) -> Finding:
         f", with the certificates of {route.bundle or route.folder}" if route.bundle or route.folder else ""
     )
     detail = f"{config.base}: {by}, {f'by TLS{trusted}' if safe else 'without TLS'}"
-    return Finding("ok", "way", detail, facts={"base": config.base, "proxy": route.variable, "tls": safe})
+    facts = {"base": config.base, "proxy": route.variable, "tls": safe}
+    if not reached:
+        variable = "OLLAMA_HOST" if os.environ.get("OLLAMA_HOST") else "QUINE_API_BASE"
+        return Finding("fail", "way", f"{detail}; no connection", f"does it run there? see {variable}", facts)
+    return Finding("ok", "way", detail, facts=facts)
 
 
 # -- the session -------------------------------------------------------------------------------------
@@ -193,14 +199,18 @@ def _request(messages: list[Message]) -> Request:
 # -- what it tells of itself -------------------------------------------------------------------------
 
 
-async def _models(guest: HttpGuest, config: Config) -> Finding:
+async def _models(guest: HttpGuest, config: Config, replied: bool) -> Finding:
+    """Return the finding on the list of models. A server that has replied may have none."""
     from quine.base.messages import GuestError
     from quine.providers import models
 
     try:
         names = await models.listed(guest)
     except GuestError as error:
-        return Finding("ok", "models", f"it lists none: {error}", facts={"models": []})
+        facts = {"models": [], "reached": error.reached}
+        if replied:
+            return Finding("ok", "models", f"it lists none: {error}", facts=facts)
+        return Finding("fail", "models", f"no list: {error}", _cure_of_list(config, error), facts)
     shown = ", ".join(names[:NAMES]) + (f" and {len(names) - NAMES} more" if len(names) > NAMES else "")
     facts = {"models": names}
     if config.model in names or f"{config.model}:latest" in names:
@@ -208,6 +218,16 @@ async def _models(guest: HttpGuest, config: Config) -> Finding:
     if not config.model:
         return Finding("warn", "models", f"it lists {shown or 'none'}", "QUINE_MODEL_ID, or --model", facts)
     return Finding("warn", "models", f"{config.model} is not in its list: {shown or 'empty'}", facts=facts)
+
+
+def _cure_of_list(config: Config, error: GuestError) -> str:
+    from urllib.parse import urlsplit
+
+    if not error.reached:
+        return ""  # it stands below the way
+    if config.kind in ("openai", "responses") and not urlsplit(config.base).path.strip("/"):
+        return f"the base of most servers ends in /v1: QUINE_API_BASE={config.base}/v1"
+    return getattr(error, "hint", "") or "see QUINE_API_BASE, and the key"
 
 
 async def _context(guest: HttpGuest, config: Config) -> Finding:

@@ -145,10 +145,11 @@ def _examined() -> list[Finding]:
         if os.environ.get("QUINE_MODEL_ID"):
             raise
         config = _config({"QUINE_MODEL_ID": "any"})  # raises if there is another fault
-        return [
-            Finding("fail", "guest", missing.detail, missing.hint),
-            *guest.examine(config._replace(model="")),
-        ]
+        found = guest.examine(config._replace(model=""))
+        listed = any(finding.facts.get("models") for finding in found)
+        which = "one of those that it lists" if listed else "the server has listed none"
+        cure = f"name the model with --model or QUINE_MODEL_ID: {which}"
+        return [Finding("fail", "guest", missing.detail, cure), *found]
 
 
 def _config(more: Mapping[str, str]) -> Config:
