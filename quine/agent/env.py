@@ -336,9 +336,9 @@ def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:
         sh_timeout=sizes.integer(environ, "QUINE_SH_TIMEOUT", int(default.sh_timeout), sizes.TIMES),
         truncate=sizes.integer(environ, "QUINE_OUTPUT_TRUNCATE", default.truncate, sizes.BYTES),
         window=sizes.integer(environ, "QUINE_CONTEXT_WINDOW", default.window),
-        tokens=sizes.integer(environ, "QUINE_MAX_TOKENS", default.tokens),
-        cost=sizes.number(environ, "QUINE_MAX_COST", default.cost),
-        deadline=sizes.number(environ, "QUINE_DEADLINE", default.deadline, sizes.TIMES),
+        tokens=int(NUMBERS["max_tokens"](environ, "QUINE_MAX_TOKENS", default.tokens)),
+        cost=NUMBERS["max_cost"](environ, "QUINE_MAX_COST", default.cost),
+        deadline=NUMBERS["deadline"](environ, "QUINE_DEADLINE", default.deadline),
         stored=stored(environ),
     )
     record = memo.get("lineage")
@@ -360,13 +360,27 @@ def _interrupt(environ: Mapping[str, str]) -> str:
     return found
 
 
-NUMBERS: Mapping[str, Callable[[Mapping[str, str], str, int], float]] = {
+def _more_than_none(read: Callable[..., float], *units: Mapping[str, int]) -> Callable[..., float]:
+    """Return a reader that refuses 0: a script has computed that nothing is left, and no limit is the opposite."""
+
+    def limit(environ: Mapping[str, str], name: str, default: float) -> float:
+        value = read(environ, name, default, *units)
+        if environ.get(name) and not value:
+            raise Misconfigured(
+                f"{name} is 0, and nothing can be done with that", f"no limit: leave {name} out"
+            )
+        return value
+
+    return limit
+
+
+NUMBERS: Mapping[str, Callable[..., float]] = {
     "max_turns": sizes.integer,
     "max_depth": sizes.integer,
     "max_agents": sizes.integer,
-    "max_tokens": sizes.integer,
-    "max_cost": sizes.number,
-    "deadline": lambda environ, name, default: sizes.number(environ, name, default, sizes.TIMES),
+    "max_tokens": _more_than_none(sizes.integer),
+    "max_cost": _more_than_none(sizes.number),
+    "deadline": _more_than_none(sizes.number, sizes.TIMES),
 }
 
 

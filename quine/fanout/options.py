@@ -132,9 +132,15 @@ OPTIONS: tuple[Row, ...] = (
     ("max-turns", "", "N", V, "of agents: sh calls of a life, 0 = unlimited (QUINE_MAX_TURNS, 20)"),
     ("max-depth", "", "N", V, "of agents: levels of the tree (QUINE_MAX_DEPTH, 5)"),
     ("max-agents", "", "N", V, "live agents of the batch, 0 = unlimited (QUINE_MAX_AGENTS, 10)"),
-    ("max-tokens", "", "N", V, "tokens of the batch; when they are spent it stops (QUINE_MAX_TOKENS)"),
-    ("max-cost", "", "USD", V, "cost of the batch; when it is spent it stops (QUINE_MAX_COST)"),
-    ("deadline", "", "SECONDS", V, "time of the batch of agents (QUINE_DEADLINE)"),
+    (
+        "max-tokens",
+        "",
+        "N",
+        V,
+        "tokens of the batch, more than 0; when they are spent it stops (QUINE_MAX_TOKENS)",
+    ),
+    ("max-cost", "", "USD", V, "cost of the batch, more than 0; when it is spent it stops (QUINE_MAX_COST)"),
+    ("deadline", "", "SECONDS", V, "time of the batch of agents, more than 0 (QUINE_DEADLINE)"),
     ("detach", "", "", V, "let the batch run on without this process; its id is printed"),
     (
         "from",

@@ -39,6 +39,7 @@ from transport import inherit
         ({"QUINE_MAX_COST": "nan"}, b"QUINE_MAX_COST must be 0 or more"),
         ({"QUINE_DEADLINE": "soon"}, b"QUINE_DEADLINE must be a number"),
         ({"QUINE_DATA_DIR": "/dev/null/x"}, b"QUINE_DATA_DIR"),
+        ({"QUINE_MAX_TOKENS": "0k"}, b"QUINE_MAX_TOKENS is 0, and nothing can be done"),
     ],
 )  # fmt: skip
 def test_configuration_errors(agents: Agents, env: dict[str, str], words: bytes) -> None:
@@ -57,6 +58,10 @@ def test_what_an_option_gave_is_named_by_the_option(agents: Agents) -> None:
         ("--max-agents", "9" * 30, "must not be more than"),
         ("--max-cost", "x", "must be a number, not 'x'"),
         ("--deadline", "-1", "must be 0 or more"),
+        *(
+            (name, "0", "is 0, and nothing can be done")
+            for name in ("--max-tokens", "--max-cost", "--deadline")
+        ),
     )
     for place, some in (([], wrong), (["--on", "local"], wrong[:1])):
         for option, value, words in some:

@@ -117,7 +117,14 @@ def test_signals_are_as_without_it(agents: Agents) -> None:
 
 
 def test_wrong_words_start_nothing(agents: Agents) -> None:
-    for words in (["--max-cost", "x"], ["--max-tokens", "1.5"], ["--json"], ["--on", "h1"], []):
+    for words in (
+        ["--max-cost", "x"],
+        ["--max-tokens", "1.5"],
+        ["--max-cost", "0"],
+        ["--json"],
+        ["--on", "h1"],
+        [],
+    ):
         done = budget(agents, *words, *(["--", "touch", "started"] if words else []))
         assert done.returncode == 2 and done.stderr.startswith("quine: error: "), words
     assert not (agents.directory / "started").exists()

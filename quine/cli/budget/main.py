@@ -46,6 +46,11 @@ def main(words: list[str]) -> int:
     if not command or not command[0]:
         raise Misconfigured("no command", EXAMPLE)
     tokens, cost, deadline = limits(options)
+    for name, value in zip(("max-tokens", "max-cost", "deadline"), (tokens, cost, deadline)):
+        if value == 0:
+            raise Misconfigured(
+                f"--{name} is 0, and nothing can be done with that", f"no limit: leave --{name} out"
+            )
     agents, concurrent = (whole(options, name) for name in ("max_agents", "concurrent"))
     if "command" in (state := inherit.renewed(inherit.read())):
         from quine.cli.budget.running import wait
