@@ -131,6 +131,14 @@ def boot_id() -> str:
     return _boot
 
 
+def pid_space() -> str:
+    """Names the namespace in which pids of this process mean something: a container has its own, in the same boot."""
+    try:
+        return os.readlink("/proc/self/ns/pid").replace(",", "")
+    except OSError:
+        return "-"
+
+
 def boot_clock() -> float:
     """Seconds since this machine was booted: nobody sets it, and it goes on while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -21,7 +21,7 @@ from quine.base import dirs, procs
 from quine.base.sessions import job_directory, tape_path
 from quine.staging.notes import Claim
 from transport import quickjson
-from transport.address import boot_id
+from transport.address import boot_id, pid_space
 from transport.atomic import write_aside
 from transport.lean import Any, contextlib, signal
 from transport.provenance import regular_file
@@ -101,6 +101,7 @@ class Job:
             "pid": pid,
             "started": started,
             "boot_id": boot_id(),
+            "pid_space": pid_space(),
             "begun": round(time.time(), 6),
             "parent": parent,
             "intent": self.intent,

@@ -39,7 +39,7 @@ from quine.base.messages import (
 from quine.providers import metering
 from quine.tape.writer import Tape, sealed
 from transport import quickjson
-from transport.address import boot_id
+from transport.address import boot_id, pid_space
 from transport.lean import Any, contextlib, signal
 from transport.text import harmless
 
@@ -141,6 +141,7 @@ class Loop:
             "node": self.settings.node,
             "pid": os.getpid(),
             "boot_id": boot_id(),
+            "pid_space": pid_space(),
             "started": process.started if (process := procs.look(os.getpid())) else 0,
             "cwd": self.shell.cwd,
             "limits": spec.limits._asdict(),

@@ -61,7 +61,8 @@ class Services(Mapping[str, "Plain | Streaming"]):
     """The services that a proxy answers: `plain` ones, the hosts that its job may use, and the files tier.
 
     `Answering` for the tier is made on the first request for it. `host` is where the job was started, "" before that
-    and for this machine. `reach` returns the hosts that the job may use, from the body of a request and `host`.
+    and for this machine; `asked` is its WHERE. `reach` returns the hosts that the job may use, from the body of a
+    request and `host`.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Services(Mapping[str, "Plain | Streaming"]):
         plain: Mapping[str, Plain] | None = None,
         reach: Callable[[bytes, str], bytes] | None = None,
         end: Callable[[], None] | None = None,
+        asked: str = "",
     ) -> None:
         """`close` calls `end` after the end of the job."""
         self._environ = environ
@@ -77,6 +79,7 @@ class Services(Mapping[str, "Plain | Streaming"]):
         self._reach = reach
         self._end = end
         self.host = ""
+        self._asked = "" if asked == "local" else asked
         self.on_placed: Callable[[str], None] = lambda host: None
         self.on_request: Callable[[], None] = lambda: None  # called before each request is looked at
         self._streams: dict[str, Handler] = {}
@@ -88,8 +91,11 @@ class Services(Mapping[str, "Plain | Streaming"]):
         self.on_placed(host)
 
     def where(self) -> str:
-        """The host that the job was started on, "" for this machine."""
-        return self.host
+        """The host that the job was started on, "" for this machine.
+
+        A host that sends requests before it says that it has started the job is the WHERE that was asked for.
+        """
+        return self.host or self._asked
 
     def hosts(self, body: bytes = b"{}") -> bytes:
         """The hosts that the job may use, as JSON. Raises RequestError."""

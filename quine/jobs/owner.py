@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from quine.tape.registry import lives
-from transport.address import boot_id, start_time
+from transport.address import boot_id, pid_space, start_time
 from transport.lean import NamedTuple
 from transport.text import harmless
 
@@ -44,7 +44,7 @@ class Owner(NamedTuple):
 
 def this_process() -> Owner:
     node = "-".join(os.uname().nodename.split()) or "-"
-    return Owner(boot_id(), _machine(node), _space(), os.getpid(), start_time(os.getpid()), node)
+    return Owner(boot_id(), _machine(node), pid_space(), os.getpid(), start_time(os.getpid()), node)
 
 
 def parsed(word: str) -> Owner:
@@ -64,10 +64,3 @@ def _machine(node: str) -> str:
     except OSError:
         pass
     return blake2b(b"quine\0" + own + b"\0" + os.fsencode(node), digest_size=8).hexdigest()
-
-
-def _space() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid").replace(",", "")
-    except OSError:
-        return "-"

@@ -142,7 +142,7 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     served: list[Services] = []  # one per try
 
     def serve(spec: SessionSpec) -> Services:
-        served.append(services_of(spec, ledger, environ, spawn.context, settings.masked, facts))
+        served.append(services_of(spec, ledger, environ, spawn, settings.masked, facts))
         served[-1].on_placed = _preparing(spawn.context)
         return served[-1]
 
@@ -250,7 +250,7 @@ def proxy(
     spawn.apart(bool(files or returns))
     if os.environ.get(MOUNT):
         spawn.env[MOUNT] = MOUNT_WANTED  # a mount here has another path there
-    services = services_of(spec, ledger, environ, spawn.context, masked, facts)
+    services = services_of(spec, ledger, environ, spawn, masked, facts)
     services.on_placed = _preparing(spawn.context)
 
     def placed(pid: int, host: str) -> None:
@@ -321,12 +321,12 @@ def services_of(
     spec: SessionSpec,
     ledger: Ledger,
     environ: dict[str, str],
-    context: dict[str, object],
+    spawn: Spawn,
     masked: Sequence[Secret],
     facts: dict[str, object] | None = None,
     waits: Waits | None = None,
 ) -> Services:
-    """Return the services for one remote child. `context` is that of its spawn.
+    """Return the services for one remote child.
 
     `facts` counts its tokens, `waits` its inferences that wait for the provider.
     Handlers are made at the first request: their imports take longer than the remote child needs to start.
@@ -375,7 +375,7 @@ def services_of(
 
     named = {name: _named(answer, name) for name in SERVICES}
     more = {"infer": waits.telling(spec.session, named["infer"])} if waits else {}
-    given = select.Services(environ, {**named, **more}, reach(context), end)
+    given = select.Services(environ, {**named, **more}, reach(spawn.context), end, spawn.where)
     return given
 
 

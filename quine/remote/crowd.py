@@ -121,7 +121,7 @@ class Crowd:
         spawn.context = {**self._context, "avoid": avoid} if avoid else self._context
         facts.update({"session": spec.session, "tokens_in": 0, "tokens_out": 0})
         more = (self._settings.masked, facts, self.waits)
-        answers = services_of(spec, self._ledger, self._environ, spawn.context, *more)
+        answers = services_of(spec, self._ledger, self._environ, spawn, *more)
         return spawn, answers, self._places.pop()
 
     def close(self) -> None:

@@ -272,7 +272,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             f"{size(lines.LONGEST)} a line, "
             f"{size(tape_receiver.MAX_TAPES)} and {tape_receiver.MAX_SESSIONS} sessions a job",
             "`tape show` and others, without control characters",
-            "the record of its commands; `told_by` in the meta is its host",
+            "the record of its commands; `told_by` in the meta is its host, and its pid names no process here",
         ),
         Row(
             "tape: replies of the guest",

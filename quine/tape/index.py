@@ -7,6 +7,8 @@ Laws
 2. An index opens a tape at most once, and reads no more than its first and its last line need.
 3. The contents of a data directory are untrusted: any value may have another type than quine writes, and none becomes a
    path.
+4. A tape that a host has told is of the process of another tape only if both say so. Otherwise a host could give its
+   agent the process of any session that it can name, and `quine kill` of the one would end the other.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 from typing import Any, NamedTuple
 
 from quine.base.sessions import TAPE, is_session, tape_path
-from quine.tape.lines import READ, TooLong, lines_of, opened, parse
+from quine.tape.lines import READ, TOLD_BY, TooLong, lines_of, opened, parse
 from transport.lean import contextlib
 from transport.provenance import regular_file
 from transport.status import Status
@@ -88,7 +90,11 @@ class Index:
             seen.add(session)
             meta = self.ends(session).meta
             before = meta.get("parent_session_id")
-            if meta.get("born") != "exec" or not is_session(before) or not self.ends(str(before)).meta:
+            if (
+                meta.get("born") != "exec"
+                or not is_session(before)
+                or not self._continues(str(before), session)
+            ):
                 break
             session = str(before)
         found = self._lives.get(session)
@@ -100,10 +106,23 @@ class Index:
     def _onward(self, first: str) -> list[str]:
         lives = [first]
         seen = {first}
-        while (after := self.ends(lives[-1]).follows) and after not in seen and self.ends(after).meta:
+        while (
+            (after := self.ends(lives[-1]).follows)
+            and after not in seen
+            and self._continues(lives[-1], after)
+        ):
             lives.append(after)
             seen.add(after)
         return lives
+
+    def _continues(self, before: str, after: str) -> bool:
+        """Return whether one session continues the process of the other, by one of their tapes or, if told, by both."""
+        left, right = self.ends(before), self.ends(after)
+        meta = right.meta
+        if not left.meta or not meta:
+            return False
+        both = left.follows == after and (meta.get("born"), meta.get("parent_session_id")) == ("exec", before)
+        return both or not (TOLD_BY in left.meta or TOLD_BY in meta)
 
     def children_ended(self, parent: str) -> dict[str, Status]:
         """Return the status of each ended child, by id, from the agent's tapes; these are read once, whole."""

@@ -13,7 +13,16 @@ CUT = ("\n...[Output Truncated", "]...\n")
 # Words of the format, never masked: they give away no equal password, and without them a line is not an entry.
 NAMES = frozenset(("id", "name", "arguments", "raw", "chat", "role", "content", "tool_calls", "tool_id"))
 PLAIN = frozenset(
-    ("role", "session_id", "parent_session_id", "root_session_id", "boot_id", "born", "termination_mode")
+    (
+        "role",
+        "session_id",
+        "parent_session_id",
+        "root_session_id",
+        "boot_id",
+        "pid_space",
+        "born",
+        "termination_mode",
+    )
 )  # fields of `data` whose values only quine writes
 
 

@@ -5,7 +5,8 @@ its first session, the id that fork gave; any later session finds the agent too.
 
 Laws
 1. A pid alone identifies no process. It counts together with the recorded start time and boot, and a pidfd holds the
-   process before anything is done to it.
+   process before anything is done to it. A pid that a host told, or a process of another pid namespace, names no
+   process here, even if all of these agree: the agent is reached through its proxy (quine/jobs/census.py).
 2. How an agent ended has one answer, `Agent.verdict`, which each verb uses. The sources in their order: the status
    file of its job, the kernel (a zombie), the tape of its parent, its own tape. If the process is gone and no source
    tells, the agent is lost. If it never was a process of this machine, it is unknown.
@@ -23,8 +24,9 @@ from quine.base import procs
 from quine.base.messages import DEEPEST, too_deep
 from quine.base.sessions import job_directory
 from quine.tape.index import Index
+from quine.tape.lines import TOLD_BY
 from transport import quickjson
-from transport.address import boot_id
+from transport.address import boot_id, pid_space
 from transport.address import state_directory as state_directory
 from transport.lean import contextlib
 from transport.provenance import regular_file
@@ -45,7 +47,7 @@ class Agent(NamedTuple):
     host: str
     pid: int
     started: int  # ticks since boot
-    boot: str
+    boot: str  # "" if the pid is none of this machine and pid namespace
     begun: float
     last: float  # the time of the last entry
     parent: str
@@ -83,7 +85,8 @@ class Agent(NamedTuple):
     @property
     def known_here(self) -> bool:
         if self.supervisor:
-            return self.node == os.uname().nodename  # also before the last boot: then it is known to be lost
+            # also before the last boot: then it is known to be lost
+            return bool(self.boot) and self.node == os.uname().nodename
         return self.boot == boot_id() and self.pid > 0
 
     def hold(self) -> int:
@@ -261,8 +264,9 @@ def load(index: Index, first: str) -> Agent | None:
         return None
     data = entry.get("data") if entry.get("type") == "outcome" else None
     over = isinstance(data, dict) and data.get("termination_mode") == "exec"
-    # A remote child's tape names a remote process; its job record names the proxy, a local process.
-    who = job if job.get("started") else latest
+    # A remote child's tape names a remote process; its job record names the proxy, a local process. So does the tape of
+    # a session before an exec to another machine: the process stays, as the face of the next session.
+    who = job if job.get("started") else _of_here(index, lives)
     # Before its process is started a detached job has its supervisor alone.
     boot = job if job.get("supervisor") else who
     begun = number(meta.get("ts"))
@@ -272,10 +276,10 @@ def load(index: Index, first: str) -> Agent | None:
         id=first,
         session=lives[-1],
         mission=str(meta.get("mission") or job.get("intent") or ""),
-        host=str(job.get("host") or latest.get("node") or "local"),
+        host=str(job.get("host") or latest.get(TOLD_BY) or latest.get("node") or "local"),
         pid=integer(who.get("pid")),
         started=integer(who.get("started")),
-        boot=str(boot.get("boot_id") or ""),
+        boot=_boot(boot),
         begun=begun or number(job.get("begun")),
         last=number(entry.get("ts")) or begun,
         parent=parent,
@@ -286,9 +290,26 @@ def load(index: Index, first: str) -> Agent | None:
         supervisor=integer(job.get("supervisor")),
         supervisor_started=integer(job.get("supervisor_started")),
         node=str(job.get("node") or ""),
-        elsewhere=bool(above) and above.get("node") != latest.get("node"),
+        elsewhere=bool(above) and _machine(above) != _machine(latest),
         tapes=index,
     )
+
+
+def _of_here(index: Index, lives: list[str]) -> dict[str, Any]:
+    """Return the last meta of these sessions that no host has told; {} if there is none."""
+    metas = (index.ends(session).meta for session in reversed(lives))
+    return next((meta for meta in metas if TOLD_BY not in meta), {})
+
+
+def _boot(facts: dict[str, Any]) -> str:
+    """Return the boot that the pid of a record or a meta belongs to; "" if it was of another pid namespace."""
+    if facts.get("pid_space", space := pid_space()) != space:
+        return ""
+    return str(facts.get("boot_id") or "")
+
+
+def _machine(meta: dict[str, Any]) -> tuple[object, object]:
+    return meta.get(TOLD_BY), meta.get("node")
 
 
 def lives(pid: int, started: int) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from quine.base.cli_options import RunOptions
 from quine.jobs.client import LONG, Notes
 from tests.lab import Lab
-from tests.support.agents import OK, QUINE, Agents, says, sh
+from tests.support.agents import OK, QUINE, Agents, call, says, sh
 from tests.support.detached import go as go
 from tests.support.machine import only_node
 from tests.support.remote_agents import environment, leave
@@ -88,6 +88,26 @@ def test_follow_lists_again_when_something_has_happened(agents: Agents) -> None:
         process.terminate()
         process.communicate(timeout=120)
         following.terminate()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_an_agent_on_a_host_is_its_process_here(lab: Lab, tmp_path: Path, go: Path, moves: bool) -> None:
+    """The hosts of a lab share its kernel, as containers do: the process that they tell is no process of the origin."""
+    steps = [says(sh(f"echo up >&4; read x <{go}"), wisdom="n" if moves else ".*")]
+    if moves:
+        steps.insert(0, says(call("exec", host="h1", wisdom={"n": "1"}), wisdom="^\\{\\}$"))
+    env = environment(lab, tmp_path / "data", *steps)
+    where = [] if moves else ["--on", "h1"]
+    with ended(
+        lab.popen([*where, "work"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    ) as process:
+        assert process.stdout and process.stdout.readline() == b"up\n"
+        (fact,) = map(json.loads, lab.run(["ps", "--json"], env=env, check=True).stdout.splitlines())
+        assert (fact["pid"], fact["state"], fact["host"]) == (process.pid, "running", "h1")
+        assert lab.run(["wait", "--timeout", "0", fact["id"]], env=env).returncode == 124
+        assert lab.run(["kill", fact["id"]], env=env).returncode == 0
+        assert process.wait(120) == -signal.SIGTERM
+    assert lab.run(["wait", fact["id"]], env=env).returncode == 143
 
 
 def test_a_command_on_a_host_and_one_that_waits_for_its_slot_are_listed(

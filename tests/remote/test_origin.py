@@ -30,6 +30,7 @@ from quine.base.messages import (
 from quine.base.sessions import new_session
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
+from quine.files import select
 from quine.providers.relay import RelayGuest
 from quine.remote import between as third
 from quine.remote import handlers
@@ -381,6 +382,14 @@ def test_a_host_cannot_write_another_reply_on_a_tape(
         Misconfigured, match="came from other machines \\(h2\\), whose commands would run here"
     ):
         replay.replay(tmp_path / "data", spec.session)
+
+
+def test_a_host_is_named_also_before_it_says_that_it_has_started_the_job() -> None:
+    """Else a tape that it sends so early would be taken for one of this machine."""
+    here, there = (select.Services({}, asked=where) for where in ("local", "@gpu"))
+    assert (here.where(), there.where()) == ("", "@gpu")
+    there.placed("h1")
+    assert there.where() == "h1"
 
 
 def test_replies_of_a_session_that_asked_for_none_are_as_told(

@@ -108,6 +108,27 @@ def test_the_lives_of_a_real_agent_are_one_agent(agents: Agents) -> None:
     assert Index(str(agents.data)).lives(second) == [first, second]
 
 
+def write(folder: Path, session: str, meta: dict[str, object], to: str = "") -> None:
+    """Write a tape of a first entry and, with `to`, of an exec into that session."""
+    entries = [("meta", meta), *([("outcome", {"termination_mode": "exec", "to": to})] if to else [])]
+    text = "".join(json.dumps({"type": kind, "data": data}) + "\n" for kind, data in entries)
+    (folder / f"{session}.jsonl").write_text(text)
+
+
+def test_a_host_cannot_give_its_agent_the_process_of_another(tmp_path: Path) -> None:
+    """`quine kill` of that one would end the other."""
+    victim, before, after, here, there = (new_session() for _ in range(5))
+    told: dict[str, object] = {"told_by": "h1"}
+    write(tmp_path, victim, {"born": "start"})
+    write(tmp_path, before, told, to=victim)
+    write(tmp_path, after, {**told, "born": "exec", "parent_session_id": victim})
+    write(tmp_path, here, {"born": "start"}, to=there)
+    write(tmp_path, there, {**told, "born": "exec", "parent_session_id": here})
+    index = Index(str(tmp_path))
+    assert [index.lives(one) for one in (before, after, victim)] == [[before], [after], [victim]]
+    assert index.lives(there) == [here, there] == index.lives(here)
+
+
 def test_a_circle_of_tapes_ends_where_it_closes(tmp_path: Path) -> None:
     one, two = new_session(), new_session()
     for session, other in ((one, two), (two, one)):

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from quine.base.sessions import new_session
+from quine.cli import job_verbs
 from quine.tape import registry
 from tests.lab import Lab
 from tests.support.agents import OK, QUINE, Agents, call, says, sh, until
 from tests.support.remote_agents import environment, leave
+from transport.address import boot_id, start_time
 
 
 def quine(agents: Agents, *words: str) -> subprocess.CompletedProcess[str]:
@@ -101,6 +103,29 @@ def test_a_session_that_has_a_tape_has_started_whatever_its_job_says(
         (tmp_path / f"{session}.jsonl").write_text("\n".join(entries) + "\n")
     (agent,) = registry.find(session, str(tmp_path))
     assert agent.state() == state
+
+
+@pytest.mark.parametrize("facts", [{"told_by": "h1"}, {"pid_space": "pid:[1]"}])
+def test_a_process_that_another_machine_tells_is_none_of_here(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], facts: dict[str, str]
+) -> None:
+    """A container has our boot and our clock. A host that lies would have `quine kill` end a process of ours."""
+    session = new_session()
+    with subprocess.Popen(["sleep", "60"]) as victim:
+        mine = {"pid": victim.pid, "started": start_time(victim.pid), "boot_id": boot_id(), **facts}
+        meta = {"session_id": session, "node": os.uname().nodename, "mission": "work", **mine}
+        (tmp_path / f"{session}.jsonl").write_text(json.dumps({"type": "meta", "data": meta, "ts": 1}) + "\n")
+        (agent,) = registry.find(session, str(tmp_path))
+        assert (agent.alive, agent.holds(), agent.known_here, agent.verdict().state) == (
+            False,
+            [],
+            False,
+            "unknown",
+        )
+        assert job_verbs.main("kill", ["--data-dir", str(tmp_path), session]) == 1
+        assert "its process is not known here" in capfd.readouterr().err
+        assert victim.poll() is None
+        victim.kill()
 
 
 SECOND_FORK_FAILS = """

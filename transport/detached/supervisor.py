@@ -139,6 +139,7 @@ class Supervisor:
             "pid": 0,
             "started": 0,
             "boot_id": address.boot_id(),
+            "pid_space": address.pid_space(),
             "node": os.uname().nodename,
             "begun": round(time.time(), 6),
             "supervisor": os.getpid(),
