@@ -11,6 +11,7 @@ Laws
    file of its job, the kernel (a zombie), the tape of its parent, its own tape. If the process is gone and no source
    tells, the agent is lost. If it never was a process of this machine, it is unknown.
    A detached job is over when its supervisor has ended: the supervisor writes the status, after the last of the output.
+   If it has written none, the job is lost whatever else tells of its process: nothing shows that its output is whole.
 3. A data directory is foreign: a value need not have the type that quine writes, and none becomes a path.
 4. Each tape is opened at most once, however many sessions a process has (quine/tape/index.py).
 """
@@ -122,6 +123,8 @@ class Agent(NamedTuple):
         return end
 
     def _end(self, process: procs.Process | None) -> Status:
+        if self.supervisor and self.known_here:
+            return self._status_file() or self._lost()  # it may have been written just now
         if process and (word := procs.exit_word(process.pid)) is not None:
             return Status.from_wait(word)
         if told := self._by_parent() or self._on_tape():
@@ -131,6 +134,9 @@ class Agent(NamedTuple):
                 f"on {self.host}" if self.host != "local" else "on another machine or before the last boot"
             )
             return Status("unknown", LOST, detail=f"it was started {where}; its process is not known here")
+        return self._lost()
+
+    def _lost(self) -> Status:
         what = f"it was {self.became}" if self.became else "neither its tape nor a status tells how it ended"
         if self.supervisor:
             what = "the machine was restarted" if self.boot != boot_id() else "its supervisor was killed"

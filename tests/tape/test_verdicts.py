@@ -128,6 +128,31 @@ def test_a_process_that_another_machine_tells_is_none_of_here(
         victim.kill()
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_detached_job_without_its_supervisor_is_lost_whatever_its_process_left(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], told: bool
+) -> None:
+    """The exit word of a zombie, or an outcome on the tape, says nothing of the output that nobody has read."""
+    session = new_session()
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        facts = {"pid": process.pid, "started": start_time(process.pid), "boot_id": boot_id()}
+        job = tmp_path / "jobs" / session
+        job.mkdir(parents=True)
+        supervisor = {"supervisor": process.pid, "supervisor_started": 1, "node": os.uname().nodename}
+        (job / "job").write_text(json.dumps({"session": session, **facts, **supervisor}))
+        if told:
+            lines = [("meta", {"session_id": session, **facts}), ("outcome", {"exit_code": 0})]
+            text = "".join(json.dumps({"type": kind, "data": data, "ts": 1}) + "\n" for kind, data in lines)
+            (tmp_path / f"{session}.jsonl").write_text(text)
+        (agent,) = registry.find(session, str(tmp_path))
+        assert (agent.state(), agent.end().code) == ("lost", 74)
+        assert job_verbs.main("wait", ["--data-dir", str(tmp_path), session]) == 74
+        assert "its supervisor was killed" in capfd.readouterr().err
+        (job / "status").write_text(json.dumps({"code": 3, "state": "exited", "signal": "", "detail": ""}))
+        assert (agent.state(), agent.end().code) == ("exited", 3)
+
+
 SECOND_FORK_FAILS = """
 import errno, os
 
