@@ -177,6 +177,9 @@ def _bringer(agents: list[Agent], options: RunOptions) -> Callable[[Agent | Remo
         if isinstance(job, Agent) and os.path.realpath(str(out.cwd)) == os.path.realpath(dirs.here()):
             ended = ""  # all that was made is here
             stage.in_place([]).judged(status)
+        elif isinstance(job, Agent) and job.stopped:
+            ended = ""
+            stage.unfinished(status, str(out.cwd))
         else:
             ended = stage.bring(out, status)
         if status.detail:

@@ -203,7 +203,7 @@ class Staging:
             return  # it never ran
         if number and not status.code:
             status.state, status.signal, status.code = "signaled", signal_name(number), 128 + number
-        self._add(status, "it was not to finish, and nothing was brought back")
+        self.unfinished(status)
         # A directory of its own is `left` if anything is in it.
         shared = "" if job.directory == job.id else f"workdir/{job.directory}"
         if not status.hint and (place := status.left or job.cwd or shared):
@@ -302,6 +302,9 @@ class Staging:
             self.came = taking.came
             self._spoil(status, spec.not_there(taking.missing))
             return
+        if taking.stopped and status.code:
+            self.unfinished(status, taking.stopped)
+            return
         end = f"it was killed by {status.signal}" if status.signal else f"it exited with {status.code}"
         self._add(status, f"{end}, and {taking.fault}" if status.code else taking.fault)
         if taking.beaten:
@@ -314,6 +317,13 @@ class Staging:
         if not status.hint and (place := taking.place or status.left):
             more = "; --returns-limit SIZE,NAMES, 0 = no limit" if taking.is_too_much else ""
             status.hint = f"{still_there(place)}{more}"
+
+    @classmethod
+    def unfinished(cls, status: Status, place: str = "") -> None:
+        """The job was stopped, and its returns stay in `place`."""
+        cls._add(status, "it was not to finish, and nothing was brought back")
+        if place and not status.hint:
+            status.hint = still_there(place)
 
     @classmethod
     def lose(cls, status: Status, why: str = "") -> None:

@@ -228,10 +228,10 @@ def _begin(asked: Asked, feed: Feed, objects: Objects, here: str) -> None:
         feed.hear()
 
 
-def _confess(relay: Relay, why: str, cure: str = "") -> bool:
+def _confess(relay: Relay, why: str, cure: str = "", **more: str) -> bool:
     """Report a failure to the caller, and return False. A new request, for the other may be carrying contents."""
     with relay.stream("stage") as asked:
-        tell(asked, {"say": "failed", "why": why, "cure": cure})
+        tell(asked, {"say": "failed", "why": why, "cure": cure, **more})
         asked.end()
         asked.read(1)
     return False
@@ -321,8 +321,11 @@ def _fill(
 # -- after the command -----------------------------------------------------------------------------
 
 
-def _go(job: str) -> tuple[str, str]:
-    """Go to the directory of a detached job, which may be gone; return it, and why it cannot give its results."""
+def _go(job: str) -> tuple[str, str, bool]:
+    """Go to the directory of a detached job, which may be gone; return it, and why it cannot give its results.
+
+    Also whether that is because it was stopped.
+    """
     from quine.tape import registry
 
     state = registry.state_directory()
@@ -330,17 +333,19 @@ def _go(job: str) -> tuple[str, str]:
         job = found[0].id  # a prefix of the id is enough, as for any verb
     place = registry.record(os.path.join(state, "jobs", job)).get("cwd")
     if not found or not isinstance(place, str):
-        return "", f"{job} is not detached, or forgotten"
+        return "", f"{job} is not detached, or forgotten", False
     if (end := found[0].verdict()).state not in ("exited", "signaled"):
         what = "has not ended" if end.state in registry.ALIVE else f"is {end.state}"
-        return place, f"{job} {what}, and may have made a part of them, in {place}"
+        return place, f"{job} {what}, and may have made a part of them, in {place}", False
+    if found[0].stopped:
+        return place, f"{job} was stopped", True
     try:
         os.chdir(place)
     except FileNotFoundError:
         pass
     except OSError as error:
-        return place, error_text(error)
-    return place, ""
+        return place, error_text(error), False
+    return place, "", False
 
 
 def _give_back(relay: Relay, key: str, job: str = "") -> bool:
@@ -350,9 +355,9 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
     """
     from quine.staging import spec
 
-    here, why = _go(job) if job else (os.getcwd(), "")
+    here, why, stopped = _go(job) if job else (os.getcwd(), "", False)
     if why:
-        return _confess(relay, why)
+        return _confess(relay, why, **({"stopped": here} if stopped else {}))
     for left in reversed(range(ROUNDS)):
         with relay.stream("stage") as asked:
             feed = Feed(asked)

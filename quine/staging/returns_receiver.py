@@ -93,6 +93,7 @@ class Taking:
         self.is_too_much = False  # of what is within the limit, nothing came either
         self.place = ""  # directory of the sending job, as it is: the next may be started in it
         self.signal = ""  # the signal that this process was told to end by meanwhile
+        self.stopped = ""  # the directory of a job that was not to finish: they stay where they are
         self.beaten = False  # the claim was not to be had, or they are withheld: they stay where they are
         self._settled = False  # the failure is none of the way here, and would be the same again
         self.missing: list[str] = []
@@ -104,9 +105,8 @@ class Taking:
         self.written: list[str] = []  # files of the caller that the job has, too
         self.on_put: OnPut | None = None
         self.lasting = False  # they are on the disk before they are here: the copy on their host is to go
-        self.withholds: Callable[[], bool] | None = (
-            None  # with some missing: whether the others stay there, too
-        )
+        # With some missing: whether the others stay there, too.
+        self.withholds: Callable[[], bool] | None = None
 
     def bring(self, out: Spawn, stderr: int) -> None:
         """Fetch the returns by the sending job `out`."""
@@ -240,8 +240,8 @@ class Taking:
         try:
             asked, _ = feed.hear()
             if asked.get("say") == "failed":
-                self.failure = text_field(asked, "why")
-                self._settled = True
+                self.failure, self._settled = text_field(asked, "why"), True
+                self.stopped = _place(asked, "stopped")
                 return
             if asked.get("say") != "out":
                 raise Broken("nothing is given here any more")
@@ -342,9 +342,9 @@ def _listed(message: dict[str, object], field: str, known: Callable[[str], bool]
     return [name for name in dict.fromkeys(names) if known(name)]
 
 
-def _place(message: dict[str, object]) -> str:
+def _place(message: dict[str, object], field: str = "in") -> str:
     """Return the directory that a sending job tells; "" for what cannot be one."""
-    place = message.get("in")
+    place = message.get(field)
     good = isinstance(place, str) and os.path.isabs(place) and encodable(place)
     return str(place) if good and len(os.fsencode(str(place))) < PATH_MAX else ""
 

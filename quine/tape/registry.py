@@ -168,13 +168,22 @@ class Agent(NamedTuple):
 
     def _status_file(self) -> Status | None:
         if self.directory:
-            with contextlib.suppress(OSError, ValueError):
-                end = Status.from_json(_json(os.path.join(self.directory, "status")))
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                told = dict(_json(os.path.join(self.directory, "status")))
+                told.pop("stopped", None)
+                end = Status.from_json(told)
                 end = self._reported(end) if end.state == "exited" and end.code else end
                 # Any process of this user can write the file, and a session that has a tape has started.
                 never = end.state in ("unreachable", "denied")
                 return None if never and self.tapes and self.id in self.tapes.tapes else end
         return None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a detached job has failed after its supervisor had told it to end, for a signal or its --deadline."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return _json(os.path.join(self.directory, "status")).get("stopped") is True
+        return False
 
     def _reported(self, end: Status) -> Status:
         """Return the end of a proxy: its exit status, or the report's, if the agent is lost or never started."""

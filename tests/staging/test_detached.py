@@ -84,27 +84,57 @@ def test_a_lost_job_brings_no_part_of_a_result(lab: Lab, work: Path, go: Path) -
 
 
 @pytest.mark.parametrize(
-    ("state", "why"),
+    ("state", "stopped", "why"),
     [
-        ("exited", ""),
-        ("signaled", ""),
-        ("lost", "is lost"),
-        ("denied", "is denied"),
-        ("running", "has not ended"),
-        ("stopped", "has not ended"),
+        ("exited", False, ""),
+        ("exited", True, "was stopped"),
+        ("signaled", False, ""),
+        ("signaled", True, "was stopped"),
+        ("lost", False, "is lost"),
+        ("denied", False, "is denied"),
+        ("running", False, "has not ended"),
+        ("stopped", False, "has not ended"),
     ],
 )
 def test_a_host_gives_results_of_a_job_that_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, stopped: bool, why: str
 ) -> None:
     """Its origin may be told of an end that is none: the link is lost while the job goes on."""
-    job = SimpleNamespace(id="job", verdict=lambda: Status(state, 0))
+    job = SimpleNamespace(id="job", verdict=lambda: Status(state, 0), stopped=stopped)
     monkeypatch.setattr(registry, "find", lambda *_: [job])
     monkeypatch.setattr(registry, "record", lambda _: {"cwd": str(tmp_path)})
     monkeypatch.chdir("/")
-    place, said = remote_main._go("j")
-    assert place == str(tmp_path)
-    assert said == (why and f"job {why}, and may have made a part of them, in {tmp_path}")
+    more = "" if stopped else f", and may have made a part of them, in {tmp_path}"
+    assert remote_main._go("j") == (str(tmp_path), why and f"job {why}{more}", stopped)
+
+
+@pytest.mark.parametrize("on", ["h1", "local"])
+def test_a_job_that_was_stopped_brings_no_part_of_a_result(
+    lab: Lab, work: Path, tmp_path: Path, on: str
+) -> None:
+    """As with `quine run`: by a signal of `quine kill`, whatever it makes of that, or by its --deadline."""
+    result = work / "r"
+    result.write_text("whole result of yesterday")
+    words, home = (["--on", on], lab[on].home) if on != "local" else (["--cwd", str(tmp_path)], lab.home)
+    for stop, options, code, said in (
+        ("wait $!", [], 143, "it was not to finish"),
+        ("trap 'exit 5' TERM; wait $!", [], 5, "it was not to finish"),
+        ("wait $!", ["--deadline", "0.05"], 124, "it was ended after 0.05 s (--deadline)"),
+        ("trap 'echo whole >r; exit 0' TERM; wait $!", [], 0, ""),
+    ):
+        script = f"trap 'kill $!' EXIT; echo part >r; sleep 600 & echo up; {stop}"
+        job = detach(lab, *words, *options, "--", "sh", "-c", script, cwd=work)
+        if not options:
+            until(lambda job=job: (folder(job, home) / "stdout").read_bytes(), "it is up")  # type: ignore[misc]
+            lab.run(["kill", job], cwd=work, check=True)
+        status, told = ended(lab, job, "--returns", "r", cwd=work)
+        assert (status, said in told.decode()) == (code, True), told
+        if code:
+            place = record(job, home)["cwd"]
+            assert f"{on}: error: it was not to finish, and nothing was brought back\n" in told.decode()
+            assert f"{on}: hint: the results are still on the host, in {place}\n" in told.decode()
+            assert result.read_text() == "whole result of yesterday"
+    assert result.read_text() == "whole\n"
 
 
 def test_here_in_another_directory(lab: Lab, work: Path, tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ class Supervisor:
         self._time.due = NEVER
         # A job that claims success keeps all its output. One that lived on after a HUP, a reload, was not ended.
         ended = self._told if self._status.state == "signaled" else self._told - {signal.SIGHUP}
-        self._given_up = bool(ended) and self._status.code != 0
+        self._given_up = self._stopped = bool(ended) and self._status.code != 0
         self._close_stdin()
         self._patience = time.monotonic() + HELD_GRACE
 
@@ -283,7 +283,7 @@ class Supervisor:
         try:
             for each in self._spools:
                 spool.settle_output(each, self._status, self._given_up)
-            spool.record("status", self._status.to_json())
+            spool.record("status", self._status.to_json() | ({"stopped": True} if self._stopped else {}))
         except OSError:
             self._again = True
             return not os.stat(".").st_nlink  # the directory was removed: there is nobody to tell
