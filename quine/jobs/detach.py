@@ -2,7 +2,8 @@
 
 Laws
 1. One line on stdout, the id, and exit status 0: the job runs, and its record is on disk. Anything else: it does not.
-2. An id is used once: a second start with it starts nothing, and succeeds if that job was started.
+2. An id is used once: a second start with it starts nothing, and succeeds if that job was started. Its host is noted
+   before it is sent there, under a lock, and the same id goes to no other one, whatever WHERE means by then.
 3. Its stdin is a copy of ours, made before it starts: the caller may be far away, and is gone afterwards. A terminal
    is not copied, so the job has no stdin then. With --stdin, `quine attach --stdin` sends it.
 4. A command for another machine is detached there, by the same verb run on that machine. An agent for another machine
@@ -35,6 +36,7 @@ from quine.jobs.client import (
 )
 from quine.jobs.job_files import (
     alone,
+    bound,
     collect,
     command_text,
     directory_of,
@@ -78,8 +80,13 @@ def command(options: RunOptions, argv: list[str], tree: str, stage: Staging | No
             "quine wait --returns PATTERN ID",
         )
     job, seconds = _job(options), seconds_of(options)
+    first = False
+    if (
+        options.job and "token" not in inherit.read()
+    ):  # a job of a node may be this verb of the job's own caller
+        options, first = bound(options, job)
     if options.elsewhere:
-        return _over_there(options, job, argv, tree, stage)
+        return _over_there(options, job, argv, tree, stage, first)
     cwd = directory_here(options)
     if stage:
         alone(job)
@@ -338,8 +345,10 @@ def _laid_out(stage: Staging, options: RunOptions, cwd: str | None) -> int:
 # -- on another machine ----------------------------------------------------------------------------
 
 
-def _over_there(options: RunOptions, job: str, argv: list[str], tree: str, stage: Staging | None) -> int:
-    """Run the same verb on another machine."""
+def _over_there(
+    options: RunOptions, job: str, argv: list[str], tree: str, stage: Staging | None, first: bool
+) -> int:
+    """Run the same verb on another machine. `first`: its host is noted, and not if surely nothing was started there."""
     words = ["run", "--detach", f"--job={job}"]
     words += [f"--limit={name}={value}" for name, value in limits(options).items()]
     words += as_words(options, ("mount", "stdin", "output-limit", "deadline"))
@@ -358,9 +367,16 @@ def _over_there(options: RunOptions, job: str, argv: list[str], tree: str, stage
     def ended(status: Status) -> Status:
         if status.code == LOST or (status.state, status.code) == ("exited", OK):
             places.note_host(job, spawn.where)
+        elif status.state != "signaled" and first:
+            places.note_host(job, "")
         return status
 
-    status = show(spawn, options, services(spawn.context) if stage else None, stage=stage, ended=ended)
+    try:
+        status = show(spawn, options, services(spawn.context) if stage else None, stage=stage, ended=ended)
+    except Failure:
+        if first:
+            places.note_host(job, "")
+        raise
     if status == LOST:
         again = f"--on {spawn.where} --job {job}"
         say(

@@ -18,14 +18,18 @@ import time
 from quine.base import dirs
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, say
 from quine.base.sessions import is_session
+from quine.tape import places
 from quine.tape.registry import integer, lives, record, state_directory
 from transport import inherit
+from transport.errors import Refused
 from transport.provenance import regular_file
 from transport.writes import is_no_input, read_some, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from quine.base.cli_options import RunOptions
 
 KEPT = 1000  # jobs that ended before today, at most
 KEPT_DAYS = 30
@@ -51,15 +55,15 @@ def made_directory() -> str:
     return jobs
 
 
-def alone(job: str) -> None:
-    """Staging is serialised per job id; a second caller blocks here and then finds the job started.
+def alone(job: str, step: str = ".laying") -> None:
+    """A step, as staging, is serialised per job id; a second caller blocks here and then finds the job started.
 
     The lock belongs to the process: it survives an exec, and the supervisor that is forked does not hold it.
     """
     jobs = os.path.join(state_directory(), "jobs")
     try:
         dirs.make(jobs)
-        low = os.open(f"{jobs}/.laying", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        low = os.open(f"{jobs}/{step}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fd = fcntl.fcntl(low, fcntl.F_DUPFD, inherit.FIRST_FD)
         finally:
@@ -102,6 +106,38 @@ def tell(job: str) -> int:
 def is_started(job: str) -> bool:
     """Return whether a job with this id is on record."""
     return os.path.exists(f"{directory_of(job)}/job")
+
+
+def bound(options: RunOptions, job: str) -> tuple[RunOptions, bool]:
+    """Return the options with the host of this id of the caller's in place of WHERE, and whether it is noted just now.
+
+    It is noted before anything is sent there: the answer may be lost with this process. Raises Misconfigured for an id
+    that was started where WHERE does not reach. Other starts of it wait until this process has ended.
+    """
+    from deploy.inventory import opened
+    from quine.base import allowed_hosts
+
+    alone(job, ".starting")
+    noted = places.host_of(job)
+    here = not noted and record(directory_of(job)).get("node") == os.uname().nodename
+    if options.elsewhere and noted != options.on and not here:
+        try:
+            known = allowed_hosts.naming(opened(allowed_hosts.find(options, os.environ)), options.on)
+            if not noted:
+                host = known.select(options.on, lambda hosts: [0] * len(hosts), pick=job).name
+                places.note_host(job, host)
+                return options.replace(on=host), True
+            reached = noted in (host.name for host in known.matching(options.on))
+        except (Refused, OSError, ImportError):
+            return options, False  # the node tells it better
+        if reached:
+            return options.replace(on=noted), False
+    elif not (noted or here) or (here and not options.elsewhere) or noted == options.on:
+        return options, False
+    raise Misconfigured(
+        f"job {job} was {f'sent to {noted}' if noted else 'started on this machine'}, and an id starts one job",
+        f"quine wait {f'--on {noted} ' if noted else ''}{job}; for another job leave out --job",
+    )
 
 
 def there_already(job: str) -> int:

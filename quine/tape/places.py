@@ -3,11 +3,13 @@
 They are the data directories of agents, and the hosts of detached commands.
 
 Laws
-1. A note is a help: it is looked at when all that a command names has nothing, and its loss loses nothing. A directory
-   counts if it has the mark of this user; a host, if it is still one.
+1. A note is a help: it is looked at when all that a command names has nothing. A directory counts if it has the mark of
+   this user; a host, if it is still one. A command with an id of the caller's that is noted starts nowhere else
+   (quine/jobs/detach.py); if the note is lost, only WHERE and the id choose its host.
 2. One line a place, appended. A note that has grown is replaced by its last lines. Machines that share a home share the
    notes, so a line may be torn or lost: one that cannot be read is passed over.
-3. A line is written only for a place that the note does not have, so most starts write none.
+3. A line is written only for a place that the note does not have, so most starts write none. The last line of a job
+   counts.
 """
 
 from __future__ import annotations
@@ -33,8 +35,14 @@ def note_folder(path: str) -> None:
 
 
 def note_host(job: str, host: str) -> None:
-    """Note the host of a command that is detached there."""
-    _add(HOSTS, f"{job} {host}".encode(errors="surrogateescape"))
+    """Note the host of a command that is detached there; "" if it was not started on the one that is noted."""
+    if host != host_of(job):
+        _add(HOSTS, f"{job} {host}".encode(errors="surrogateescape"), again=True)
+
+
+def host_of(job: str) -> str:
+    """Return the host on which the command with this id was started; "" if none is noted."""
+    return next((host for each, host in hosts(job) if each == job), "")
 
 
 def folders() -> list[str]:
@@ -66,9 +74,15 @@ def holding(text: str, apart: str) -> str:
 
 
 def hosts(text: str) -> list[tuple[str, str]]:
-    """Return the commands whose id begins so, each with its host."""
-    pairs = [line.decode(errors="surrogateescape").partition(" ") for line in _lines(HOSTS)]
-    return [(job, host) for job, _, host in pairs if job.startswith(text) and host]
+    """Return the commands whose id begins so, each with its host, the latest first."""
+    found, none = [], set()
+    for line in _lines(HOSTS):
+        job, _, host = line.decode(errors="surrogateescape").partition(" ")
+        if not host:
+            none.add(job)
+        elif job.startswith(text) and job not in none:
+            found.append((job, host))
+    return found
 
 
 def _is_own(path: str) -> bool:
@@ -106,8 +120,9 @@ def _end(fd: int) -> bytes:
     return data.partition(b"\n")[2] if past else data
 
 
-def _add(name: str, line: bytes) -> None:
-    if len(line) > LONGEST or b"\n" in line or line in _lines(name):
+def _add(name: str, line: bytes, again: bool = False) -> None:
+    """Append a line; without `again` only if the note does not have it."""
+    if len(line) > LONGEST or b"\n" in line or (not again and line in _lines(name)):
         return
     with contextlib.suppress(OSError):  # law 1
         dirs.make(state_directory())

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.inventory import load
+from deploy.inventory import _weight, load
 from quine.base import procs
 from quine.base.cli_options import RunOptions
 from quine.base.sessions import is_session, new_session
@@ -441,6 +441,32 @@ def test_the_same_id_starts_nothing_twice(lab: Lab, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout.decode(), done.stderr) == (0, f"{job}\n", b"")
     assert lab.run(["wait", job]).returncode == 0
     assert (tmp_path / "ran").read_text() == "x\n"
+
+
+def test_an_id_stays_on_its_host_whatever_where_means_by_then(lab: Lab, tmp_path: Path) -> None:
+    """The inventory has grown by a host that the id would choose; or another host is named."""
+    one, two = lab.alias("grown1", "h1", tags=["grown"]), "grown2"
+    job = next(id for id in iter(new_session, "") if _weight(id, two) > _weight(id, one))
+    script = ["--", "sh", "-c", f"echo x >>{tmp_path}/ran; exit 3"]
+    words = ["run", "--detach", "--job", job, "--on"]
+    nowhere = lab.run([*words, lab.by_command("grown0", "h1", command=["false"]), *script])
+    assert nowhere.returncode == 69, "it can be started elsewhere"
+    for _ in range(2):
+        done = lab.run([*words, "@grown", *script])
+        assert (done.returncode, done.stdout.decode(), done.stderr) == (0, f"{job}\n", b"")
+        lab.alias(two, "h2", tags=["grown"])
+    for where in ("h2", "@grown,!grown1", "local"):
+        done = lab.run([*words, where, *script])
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert done.stderr.decode() == (
+            f"quine: error: job {job} was sent to grown1, and an id starts one job\n"
+            f"quine: hint: quine wait --on grown1 {job}; for another job leave out --job\n"
+        )
+    assert lab.run(["wait", job]).returncode == 3
+    assert (tmp_path / "ran").read_text() == "x\n"
+    here = detach(lab, "--job", new_session(), "--", "true")
+    done = lab.run(["run", "--detach", "--job", here, "--on", "h1", "--", "true"])
+    assert done.returncode == 2 and b"was started on this machine" in done.stderr
 
 
 def test_an_id_that_is_none(lab: Lab) -> None:

@@ -235,12 +235,14 @@ def test_two_who_detach_one_id_at_one_time_lay_out_once(lab: Lab, work: Path, tm
 
 
 @pytest.mark.long
-def test_who_waited_for_one_that_was_killed_starts_it(lab: Lab, work: Path) -> None:
+def test_who_waited_for_one_that_was_killed_starts_it(lab: Lab, work: Path, tmp_path: Path) -> None:
+    """The other one is of another machine, which has no note of the host of this id."""
     (work / "large").write_bytes(os.urandom(64 << 20))
     slow = lab.slow("h1", 0.2)
     job = new_session()
     words = ["run", "--detach", "--job", job, "--files"]
-    with lab.popen([*words, "large", "--on", slow, "--", "true"], cwd=work) as first:
+    other = {"XDG_STATE_HOME": str(tmp_path / "state"), "QUINE_DATA_DIR": str(tmp_path / "data")}
+    with lab.popen([*words, "large", "--on", slow, "--", "true"], cwd=work, env=other) as first:
         place = lab["h1"].home / "quine" / job
         until(lambda: any(place.glob(".quine-aside-*")) or first.poll() is not None, "it has begun")
         second = lab.popen([*words, "Makefile", "--on", "h1", "--", "ls"], cwd=work, stdout=subprocess.PIPE)
