@@ -286,6 +286,33 @@ def test_no_file_of_ours_is_created_through_a_link() -> None:
     assert not found
 
 
+IN_DATA = re.compile(
+    r"\b(?:job_directory|outputs_directory|tape_path)\(|\.(?:directory|outputs)\b|\bdata_dir\b"
+)
+FOLLOW = ("dirs.make", "open", "os.open", "os.listdir", "os.scandir", "procs.opened_at_once")
+
+
+def test_what_is_kept_in_a_data_directory_is_opened_inside_it() -> None:
+    """Git brings links into a marked one. tests/base/test_data_directory.py has each name that quine makes or reads."""
+    found, looks = [], 0
+    for path in FILES:
+        for node in ast.walk(TREES[path]) if name_of(path).startswith("quine/") else ():
+            if (
+                not isinstance(node, ast.Call)
+                or not node.args
+                or not IN_DATA.search(ast.unparse(node.args[0]))
+            ):
+                continue
+            name, text = ast.unparse(node.func), ast.unparse(node)
+            looks += name in ("dirs.make_inside", "registry.opened")
+            whole = name.startswith("regular_file.") and len(node.args) < {"opened": 2, "content": 3}.get(
+                name.partition(".")[2], 0
+            )
+            if whole or (name in FOLLOW and "opened(" not in text and "O_EXCL" not in text):
+                found.append(f"{name_of(path)}:{node.lineno}: see transport/provenance/safe_path.py")
+    assert looks and not found
+
+
 def test_a_directory_that_was_removed_is_expected_where_the_current_one_is_asked_for() -> None:
     """`os.getcwd` fails there. On a host the directory is that of the job, which is held."""
     found = []

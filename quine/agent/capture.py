@@ -16,6 +16,7 @@ import os
 import sys
 
 from quine.base import dirs
+from quine.base.sessions import JOB
 from transport.lean import contextlib
 from transport.provenance import regular_file
 
@@ -102,7 +103,7 @@ class Capture:
     def _spill(self) -> None:
         self._spilt = True
         try:
-            dirs.make(os.path.dirname(self._path))
+            dirs.make_inside(os.path.dirname(self._path), JOB)
             self._fd = regular_file.written(self._path, os.O_TRUNC)
         except OSError as error:
             self._fault = error.strerror or str(error)

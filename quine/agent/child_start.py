@@ -20,6 +20,7 @@ from quine.agent.children import recorded
 from quine.agent.outcome import ForkedChild
 from quine.base import dirs, procs
 from quine.base.errors import DEFECT, complain
+from quine.base.sessions import JOB
 from transport import quickjson
 from transport.atomic import write_aside
 from transport.lean import Any, NamedTuple, NoReturn, contextlib, signal
@@ -94,10 +95,10 @@ def fork_child(loop: Running, given: Given, job: Job, foreign: set[int]) -> None
 def _streams(loop: Running, job: Job, outs: list[int]) -> None:
     """Append the child's ends of stdout and stderr to `outs`; put the parent's ends into `job.streams`."""
     if job.directory:
-        dirs.make(job.directory)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        dirs.make_inside(job.directory, JOB)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         for name in ("stdout", "stderr"):
-            outs.append(os.open(os.path.join(job.directory, name), flags, 0o600))
+            outs.append(os.open(os.path.join(job.directory, name), flags | os.O_EXCL, 0o600))
         return
     for name in ("stdout", "stderr"):
         read, write = os.pipe2(os.O_CLOEXEC)

@@ -18,7 +18,7 @@ import time
 from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.signals import Signals
 from quine.base import dirs, procs
-from quine.base.sessions import job_directory, tape_path
+from quine.base.sessions import JOB, job_directory, tape_path
 from quine.staging.notes import Claim
 from transport import quickjson
 from transport.address import boot_id, pid_space
@@ -85,7 +85,7 @@ class Job:
             return  # its record was written at its start
         directory = job_directory(folder, self.session)
         with contextlib.suppress(OSError):  # if the disk is full, the result of fork still says it
-            dirs.make(directory)
+            dirs.make_inside(directory, JOB)
             write_aside(os.path.join(directory, "status"), recorded(self.status))
             self._record(directory, parent, 0, 0)
 
@@ -142,7 +142,7 @@ class Job:
         if self.directory and not report:
             # The child's own record, if there is one: after an exec of this process the report pipe of a proxy is lost.
             with contextlib.suppress(OSError):
-                report = regular_file.content(path, REPORT)
+                report = regular_file.content(path, REPORT, JOB + 1)
         for fd in (self.report, self.pidfd):
             if fd >= 0:
                 os.close(fd)

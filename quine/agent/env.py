@@ -319,7 +319,7 @@ def ensure_quine(data_dir: str) -> None:
     beside = os.path.dirname(sys.executable)
     if not os.access(os.path.join(beside, "quine"), os.X_OK):
         beside = os.path.join(data_dir, "bin")
-        dirs.make(beside)
+        dirs.make_inside(beside, 1)
         text = f'#!/bin/sh\nexec {" ".join(map(quote, own_command()))} "$@"\n'
         atomic.write(os.path.join(beside, "quine"), text.encode(), 0o700, own=True)
     # Last, not first: the user's python and tools take precedence over those beside this interpreter.

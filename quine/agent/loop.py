@@ -36,6 +36,7 @@ from quine.base.messages import (
     ToolCall,
     ToolResult,
 )
+from quine.base.sessions import outputs_directory
 from quine.providers import metering
 from quine.tape.writer import Tape, sealed
 from transport import quickjson
@@ -80,7 +81,7 @@ class Loop:
         self.relayed = process.ask is not None
         self.proxy = process.proxy
         self.jobs = Jobs()
-        self.outputs = os.path.join(self.settings.data_dir, "outputs", spec.session)
+        self.outputs = outputs_directory(self.settings.data_dir, spec.session)
         self.signals.commands_first = spec.interrupt == "command"
         self.shell = Shell(spec.shell, dirs.here(), self.signals, self.outputs, spec.limits.truncate)
         self.messages: list[Message] = list(spec.context)

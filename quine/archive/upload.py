@@ -64,7 +64,7 @@ class Copies:
         for session in sorted(mine | started):
             for place in (self._folder, self._detached):
                 directory = job_directory(place, session)
-                if os.path.isdir(directory):
+                if registry.is_own(directory):
                     yield directory
 
     def _parent(self, job: str) -> str:
@@ -82,7 +82,7 @@ class Copies:
         return sum(self._copy(f"{directory}/{name}", f"{target}/{name}") for name in RESULTS)
 
     def _copy(self, source: str, target: str, lines: bool = False) -> int:
-        if target in self._refused or (source_file := self._opened(source, target)) is None:
+        if target in self._refused or (source_file := self._opened(source, target, lines)) is None:
             return 0
         with source_file as file:
             found = os.fstat(file.fileno())
@@ -104,10 +104,10 @@ class Copies:
             self._there[target] = size
             return 1
 
-    def _opened(self, source: str, target: str) -> IO[bytes] | None:
-        """Return the file; None if it is gone, or something else than a file is in its place."""
+    def _opened(self, source: str, target: str, tape: bool) -> IO[bytes] | None:
+        """Return the file; None if it is gone, or something else than a file of the user is in its place."""
         try:
-            return opened(source)
+            return opened(source) if tape else open(registry.opened(*os.path.split(source)), "rb")
         except FileNotFoundError:
             return None
         except OSError as error:

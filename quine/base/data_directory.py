@@ -9,7 +9,9 @@ Laws
    that is said. One that is made here is marked at once. Where no secret can be kept there are no marks: each use looks
    at all the rest. It gets a `.gitignore` in any case, so that `git add -A` takes no tape.
 4. Other things that quine obeys where it finds them are sealed under the same secret, in a way that makes no mark.
-5. A directory with a mark is the user's wherever it is. Without one, and named by an option, the way to it must be
+5. Each name that quine keeps in it is no link and the user's, with a mark, too: `git pull` brings files into it.
+   Directories (KEPT) are judged when the data directory is opened; each is opened, and made, by safe_path.inside.
+6. A directory with a mark is the user's wherever it is. Without one, and named by an option, the way to it must be
    safe, too (transport/provenance/safe_path.py).
 """
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 NAME = ".quine"
 MARK = ".mark"
 IGNORE = ".gitignore"
+KEPT = ("bin", "jobs", "outputs", "replays")  # directories in it; the shared files judge their own
 SECRET = "mark-secret"  # in the state directory
 _SIZE = 16  # bytes of a random number, and of a digest
 _SECRET = 64  # characters of the secret
@@ -60,9 +63,32 @@ def path(environ: Mapping[str, str] = os.environ, option: str = "") -> str:
 def checked(environ: Mapping[str, str] = os.environ, option: str = "") -> str:
     """Return it as it is named, for who only reads there. One that was found is the user's, or raise Misconfigured."""
     if told := option or environ.get("QUINE_DATA_DIR"):
-        return os.path.expanduser(told)
+        _require_named(place := os.path.expanduser(told))
+        return place
     require_own(path(environ))
     return NAME
+
+
+def _require_named(place: str) -> None:
+    """Raise Misconfigured if names in a directory that is only read are links or another user's than its owner's."""
+    try:
+        fd = os.open(place, safe_path.FOLDER & ~os.O_NOFOLLOW)
+    except OSError:
+        return  # as for `require_own`
+    try:
+        with _about(place):
+            _require_names(fd, place)
+    finally:
+        os.close(fd)
+
+
+def _require_names(fd: int, place: str) -> None:
+    """Raise Unsafe, or OSError, if what quine keeps in the directory is not as quine has made it."""
+    for name in KEPT:
+        try:
+            os.close(safe_path.below(fd, [name], place, safe_path.FOLDER))
+        except FileNotFoundError:
+            pass
 
 
 def require_own(place: str) -> None:
@@ -90,6 +116,7 @@ def opened(place: str, make: bool = False) -> int:
                 else:
                     with contextlib.suppress(OSError):
                         _ignore(fd, missing=False)
+                _require_names(fd, place)
                 _judged.add(known)
     except BaseException:
         os.close(fd)

@@ -14,6 +14,18 @@ from transport.provenance import safe_path
 make = safe_path.make
 
 
+def make_inside(path: str, names: int) -> None:
+    """Make a directory in the data directory, where its last `names` names are quine's own. Raises OSError.
+
+    No other user can replace it then, so files in it are made by their path.
+    """
+    above = path
+    for _ in range(names):
+        above = os.path.dirname(above)
+    make(above)
+    os.close(safe_path.inside(path, names, safe_path.FOLDER, make=True))
+
+
 def here() -> str:
     """Return the current directory; `/` if it has been removed."""
     try:

@@ -9,6 +9,7 @@ SHORT = 18  # characters of an id in a table: its time, and enough of its random
 SHOWN = 4096  # characters of a mission in an argv
 TAPE = ".jsonl"  # suffix of the file name of a tape
 LEDGER = "quine-ledger"  # the memory file that the processes of a tree share
+JOB = 2  # names of a job's directory, or of an agent's outputs, below the data directory
 COURIER = "courier"  # in the memo of a job that infers by itself: its socket, and the folder of its tapes
 
 
@@ -42,3 +43,8 @@ def tape_path(folder: str, session: str) -> str:
 def job_directory(folder: str, session: str) -> str:
     """Return the directory, in a data directory, of the output and the status of a job."""
     return os.path.join(folder, "jobs", session)
+
+
+def outputs_directory(folder: str, session: str) -> str:
+    """Return the directory, in a data directory, of the long outputs of an agent's commands."""
+    return os.path.join(folder, "outputs", session)

@@ -225,13 +225,15 @@ def _verify(options: RunOptions, sessions: list[str]) -> int:
 
     status = OK
     paths: list[Path] = []
+    named = set[Path]()
     for word in sessions or [""]:
         file = os.sep in word or word.endswith(TAPE)
         folder = _folder(options) if file else _holding(options, word)
-        paths += verify.paths(folder, [word] if word else [])
+        paths += (found := verify.paths(folder, [word] if word else []))
+        named.update(found if file else ())
     indexes = {folder: Index(str(folder)) for folder in {path.parent for path in paths}}
     for path in paths:
-        verdict = verify.verify(path, indexes[path.parent])
+        verdict = verify.verify(path, indexes[path.parent], path in named)
         print(verdict.json() if options.json else verdict.text(), end="")
         if verdict.state == verify.BROKEN:
             status = FAILED

@@ -77,9 +77,8 @@ def attach(agent: Agent, options: RunOptions) -> Status:
     if options.stdin and not registry.record(agent.directory).get("stdin"):
         raise Misconfigured(f"the stdin of {agent.id} is not open", "it is for a job detached with --stdin")
     with contextlib.ExitStack() as stack:
-        names = [os.path.join(agent.directory, name) for name in ("stdout", "stderr")]
         try:
-            files = [procs.opened_at_once(name, os.O_RDONLY) for name in names]
+            files = [registry.opened(agent.directory, name) for name in ("stdout", "stderr")]
         except OSError as error:
             raise Failure(FAILED, f"the output of {agent.id}: {(error.strerror or '').lower()}") from None
         for fd in files:
@@ -287,9 +286,7 @@ def logs(agent: Agent, options: RunOptions) -> int:
         opened = []
         for name, target in wanted:
             try:
-                file = stack.enter_context(
-                    open(os.path.join(agent.directory, name), "rb", 0, opener=procs.opened_at_once)
-                )
+                file = stack.enter_context(open(registry.opened(agent.directory, name), "rb", 0))
             except OSError as error:
                 if agent.kept and isinstance(error, FileNotFoundError):
                     what = f"the output of {agent.id} is not in the files tier yet"

@@ -13,6 +13,7 @@ Laws
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class _Life:
 class ReplayGuest:
     def __init__(self, path: str, folder: str = "") -> None:
         """`folder` holds the tapes of the new sessions."""
-        self._path = Path(path)
+        self._path = Path(os.path.realpath(path))  # the links on the way are the user's
         self._folder = Path(data_directory.checked(option=folder))
         self.note: Callable[[str], None] = unheard
         self._lives: dict[str, _Life] = {}  # by new session

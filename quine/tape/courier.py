@@ -173,7 +173,7 @@ def _make_index(folder: str) -> None:
     """Make the folder and its index. Another job may remove the empty folder above in between."""
     for tries in range(TRIES, 0, -1):
         try:
-            dirs.make(folder)
+            dirs.make_inside(folder, 1)
             os.close(regular_file.written(os.path.join(folder, INDEX), 0))
             return
         except FileNotFoundError:

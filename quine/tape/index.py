@@ -16,10 +16,11 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from quine.base.sessions import TAPE, is_session, tape_path
+from quine.base.sessions import TAPE, is_session, job_directory, tape_path
 from quine.tape.lines import READ, TOLD_BY, TooLong, lines_of, opened, parse
+from transport.address import state_directory
 from transport.lean import contextlib
-from transport.provenance import regular_file
+from transport.provenance import regular_file, safe_path
 from transport.status import Status
 
 BLOCK = 1 << 13  # bytes; most first and last lines of a tape are shorter
@@ -156,11 +157,26 @@ def sessions(folder: str) -> set[str]:
 
 
 def jobs(folder: str) -> set[str]:
-    """Return the sessions that have a job directory in a data directory. OSError as in `sessions`."""
-    return {name for name in _names(os.path.join(folder, "jobs")) if is_session(name)}
+    """Return the sessions that have a job directory in a data directory, or in that of state. OSError as `sessions`."""
+    place = job_directory(folder, "")
+    if is_at_home(place):
+        return {name for name in _names(place) if is_session(name)}
+    try:
+        fd = safe_path.inside(os.path.dirname(place), 1, safe_path.FOLDER)
+    except FileNotFoundError:
+        return set()
+    try:
+        return {name for name in _names(fd) if is_session(name)}
+    finally:
+        os.close(fd)
 
 
-def _names(folder: str) -> list[str]:
+def is_at_home(directory: str) -> bool:
+    """Return whether the directory of a job is in the user's home, where links are the user's own."""
+    return os.path.dirname(directory) == os.path.join(state_directory(), "jobs")
+
+
+def _names(folder: str | int) -> list[str]:
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -170,7 +186,7 @@ def _names(folder: str) -> list[str]:
 def ends(path: str) -> Ends:
     """Return the first and the last entry of one file; both {} if it cannot be read."""
     try:
-        fd = regular_file.opened(path)
+        fd = regular_file.opened(path, 1)
     except OSError:
         return Ends({}, {})
     try:

@@ -44,11 +44,14 @@ class TooLong(ValueError):
         super().__init__(f"a line of more than {READ} bytes")
 
 
-def opened(path: str) -> IO[bytes]:
-    """Open a tape for reading. Raises OSError, also for anything but a regular file."""
+def opened(path: str, names: int = 1) -> IO[bytes]:
+    """Open a tape for reading; `names` as for regular_file.opened: 0 for a path of the user's, with his links.
+
+    Raises OSError, also for anything but a regular file.
+    """
     from transport.provenance import regular_file  # here: a writer of tapes reads none
 
-    return open(regular_file.opened(path), "rb")
+    return open(regular_file.opened(path, names), "rb")
 
 
 def lines_of(file: IO[bytes]) -> Iterator[bytes]:

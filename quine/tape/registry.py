@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 
 from quine.base import procs
 from quine.base.messages import DEEPEST, too_deep
-from quine.base.sessions import job_directory
-from quine.tape.index import Index
+from quine.base.sessions import JOB, job_directory
+from quine.tape.index import Index, is_at_home
 from quine.tape.lines import TOLD_BY
 from transport import quickjson
 from transport.address import boot_id, pid_space
 from transport.address import state_directory as state_directory
 from transport.lean import contextlib
-from transport.provenance import regular_file
+from transport.provenance import regular_file, safe_path
 from transport.status import LOST, Status
 
 TYPE_CHECKING = False
@@ -273,8 +273,9 @@ def load(index: Index, first: str) -> Agent | None:
     lives = index.lives(first)
     meta, latest = index.ends(first).meta, index.ends(lives[-1]).meta
     entry = index.ends(lives[-1]).last
-    directory = job_directory(index.folder, first)
-    job = record(directory) if first in index.jobs else {}
+    directory = job_directory(index.folder, first) if first in index.jobs else ""
+    directory = directory if directory and is_own(directory) else ""
+    job = record(directory) if directory else {}
     if not meta and not job:
         return None
     data = entry.get("data") if entry.get("type") == "outcome" else None
@@ -299,7 +300,7 @@ def load(index: Index, first: str) -> Agent | None:
         last=number(entry.get("ts")) or begun,
         parent=parent,
         root=str(meta.get("root_session_id") or job.get("root") or above.get("root_session_id") or ""),
-        directory=directory if first in index.jobs and os.path.isdir(directory) else "",
+        directory=directory,
         outcome=data if isinstance(data, dict) and not over else None,
         became=str(data.get("stderr")) if isinstance(data, dict) and over else "",
         supervisor=integer(job.get("supervisor")),
@@ -355,8 +356,28 @@ def record(directory: str) -> dict[str, Any]:
     return {}
 
 
+def is_own(directory: str) -> bool:
+    """Return whether the directory of a job is there and is the user's."""
+    if is_at_home(directory):
+        return os.path.isdir(directory)
+    with contextlib.suppress(OSError):
+        os.close(safe_path.inside(directory, JOB, safe_path.FOLDER))
+        return True
+    return False
+
+
+def opened(directory: str, name: str) -> int:
+    """Return a descriptor for reading a file of a job. Raises OSError, also for anything but a regular file."""
+    return regular_file.opened(os.path.join(directory, name), _own_names(directory))
+
+
+def _own_names(directory: str) -> int:
+    return 0 if is_at_home(directory) else JOB + 1
+
+
 def _json(path: str) -> Any:
-    value = quickjson.loads(regular_file.content(path, RECORD))
+    own = _own_names(os.path.dirname(path))
+    value = quickjson.loads(regular_file.content(path, RECORD, own))
     if too_deep(value, DEEPEST):
         raise ValueError("it nests too deep")
     return value

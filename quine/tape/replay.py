@@ -20,7 +20,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from quine.base import data_directory
+from quine.base import data_directory, dirs
 from quine.base.errors import FAILED, OK, Misconfigured
 from quine.base.sessions import new_session
 from quine.base.text import plain
@@ -106,6 +106,7 @@ def replay(folder: Path, session: str, force: bool = False) -> tuple[int, str]:
     if not force:
         _refuse_others(folder, one.id)
     place = folder.absolute() / "replays" / new_session()
+    dirs.make_inside(str(place.parent), 1)
     os.close(data_directory.opened(str(place), make=True))  # marked: git is not asked again
     _run(one, place)
     try:

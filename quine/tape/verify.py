@@ -93,10 +93,10 @@ def paths(folder: Path, wanted: list[str]) -> list[Path]:
     return chosen
 
 
-def verify(path: Path, index: Index | None = None) -> Verdict:
+def verify(path: Path, index: Index | None = None, named: bool = False) -> Verdict:
     """Judge one tape. An OSError is a fault like any other: a tape that cannot be read is not ok.
 
-    `index` is the index of its directory, for a caller that judges many tapes.
+    `index` is the index of its directory, for a caller that judges many tapes. `named`: the user has named the file.
     """
     lines: list[_Line] = []
     meta: dict[str, Any] | None = None
@@ -104,7 +104,7 @@ def verify(path: Path, index: Index | None = None) -> Verdict:
     told = 0
     beyond: list[Fault] = []
     try:
-        with opened(str(path)) as file:
+        with opened(str(path), 0 if named else 1) as file:
             for raw in lines_of(file):
                 torn = not raw.endswith(b"\n")
                 if torn:

@@ -60,7 +60,7 @@ class FileSink:
         try:
             if self._fd < 0:
                 dirs.make(os.path.dirname(self.path))
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
                 # Created once: an existing file belongs to another session, or to an attempt to be this one.
                 flags |= os.O_CREAT | os.O_EXCL if self._size < 0 else 0
                 self._fd = os.open(self.path, flags, 0o600)

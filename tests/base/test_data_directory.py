@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from quine.agent.capture import Capture
+from quine.agent.children import Job
+from quine.agent.env import ensure_quine
 from quine.base import data_directory
-from quine.base.errors import Misconfigured
+from quine.base.errors import Failure, Misconfigured
+from quine.base.log import Log
+from quine.base.sessions import job_directory, outputs_directory, tape_path
 from quine.files.stores.registry import open_store
+from quine.tape import courier, index, lines, registry, verify
+from quine.tape.writer import FileSink
 from transport.provenance import git_index
+from transport.status import Status
 
 
 @pytest.fixture
@@ -257,3 +267,140 @@ def test_the_shared_files_are_no_link(here: Path) -> None:
     for act in (lambda: store.list(""), lambda: store.stat("x"), lambda: store.mkdir("x")):
         with pytest.raises(Misconfigured, match="fs is a symlink"):
             act()
+
+
+ID = "01a2095f-e397-79a8-b878-b5f246be26d7"
+FORGED = '{"code": 0, "state": "exited", "signal": "", "detail": ""}'
+
+
+def _opened(place: str) -> object:
+    """Open it as an agent does that writes there, and as a verb that only reads there."""
+    with contextlib.suppress(Misconfigured):
+        return data_directory.checked(option=place)
+    data_directory._judged.clear()
+    return os.close(data_directory.opened(place))
+
+
+def _child(place: str) -> object:
+    """Record a child that never started, and read the record, the status and the output of a job."""
+    job = Job(ID, "theirs", "h1", "")
+    job.status = Status("unreachable", 69)
+    job.never_started(place, ID)
+    found = registry.find(ID, place)
+    return [one for one in found if one.directory] or registry.record(job_directory(place, ID))
+
+
+def _status(place: str) -> object:
+    (agent,) = registry.find(ID, place)
+    return agent.end().code == 0
+
+
+def _output(place: str) -> object:
+    return os.close(registry.opened(job_directory(place, ID), "stdout"))
+
+
+def _capture(place: str) -> object:
+    capture = Capture(8, f"{outputs_directory(place, ID)}/1.stdout")
+    capture.feed(b"x" * 100)
+    return "the whole could not be kept" not in capture.text()
+
+
+def _program(place: str) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        patch.setattr("sys.executable", "/nowhere/python")
+        return ensure_quine(place)
+
+
+def _tape(place: str) -> object:
+    with contextlib.suppress(Failure):
+        FileSink(tape_path(place, ID)).put([b"{}"])
+        return True
+    return index.ends(tape_path(place, ID)).first or lines.first(tape_path(place, ID))
+
+
+# Each name that quine makes or reads below the data directory, with its use; "/" behind that of a directory. In the
+# place of the other files it makes new ones alone, with O_EXCL: see `test_no_file_of_ours_is_created_through_a_link`.
+NAMES: dict[str, tuple[Callable[[str], object], ...]] = {
+    "bin/": (_opened, _program),
+    "jobs/": (_opened, _child),
+    "outputs/": (_opened, _capture),
+    "replays/": (_opened,),
+    "fs/": (lambda place: list(open_store("", {}, place).list("")),),
+    f"direct-{ID}/": (lambda place: courier._make_index(f"{place}/direct-{ID}"),),
+    f"jobs/{ID}/": (_child, _output),
+    f"jobs/{ID}/job": (lambda place: registry.record(job_directory(place, ID)),),
+    f"jobs/{ID}/status": (_status,),
+    f"jobs/{ID}/stdout": (_output,),
+    f"outputs/{ID}/": (_capture,),
+    f"outputs/{ID}/1.stdout": (_capture,),
+    f"direct-{ID}/sessions": (lambda place: courier._make_index(f"{place}/direct-{ID}"),),
+    f"{ID}.jsonl": (_tape,),
+    f"{ID}.log": (lambda place: Log(f"{place}/{ID}.log").write("x"),),
+}
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nowhere", "of another"])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_in_it_is_no_link_and_no_other_users(here: Path, kind: str, name: str) -> None:
+    """Git puts links into a marked directory, too. Another user's status was the end of a job."""
+    if kind == "of another" and os.getuid():
+        pytest.skip("only root gives files to another user")
+    use(place := here / ".quine", make=True)
+    theirs = here.parent / "theirs"
+    if name.endswith("/"):
+        shutil.copytree(_filled(place) / name, theirs, dirs_exist_ok=True)
+        shutil.rmtree(place / name)
+    else:
+        (_filled(place) / name).rename(theirs)
+    if kind == "of another":
+        theirs.rename(theirs := place / name)
+        os.chown(theirs, 65534, 65534)
+    else:
+        (place / name).symlink_to(theirs if kind == "link" else here.parent / "nowhere")
+    before = _all(theirs)
+    for act in NAMES[name]:
+        try:
+            assert not act(str(place))
+        except (OSError, Misconfigured):
+            continue
+        assert act in (_child, _capture, _tape, _status) or name.endswith("/job"), "it was used"
+    assert _all(theirs) == before and not (here.parent / "nowhere").exists()
+
+
+def test_what_is_in_it_is_used(here: Path) -> None:
+    """The same names, as quine has made them."""
+    use(place := here / ".quine", make=True)
+    _filled(place)
+    data_directory.checked(option=str(place))
+    for act in (_status, _child, _capture):
+        assert act(str(place)), act
+    _output(str(place))
+    _program(str(place))
+    assert index.ends(tape_path(str(place), ID)).first
+    (link := here / "link.jsonl").symlink_to(tape_path(str(place), ID))  # named by the user, as `tape verify` has it
+    assert verify.verify(link, named=True).lines == 1
+
+
+def _filled(place: Path) -> Path:
+    for name in NAMES:
+        (place / name).parent.mkdir(exist_ok=True)
+        if name.endswith("/"):
+            (place / name).mkdir(exist_ok=True)
+    for name, text in {
+        f"jobs/{ID}/job": f'{{"session": "{ID}", "intent": "theirs"}}',
+        f"jobs/{ID}/status": FORGED,
+        f"jobs/{ID}/stdout": "theirs",
+        f"outputs/{ID}/1.stdout": "theirs",
+        f"direct-{ID}/sessions": "theirs",
+        f"{ID}.jsonl": '{"type":"meta","data":{"mission":"theirs"}}\n',
+        f"{ID}.log": "theirs",
+        "fs/theirs": "theirs",
+    }.items():
+        (place / name).write_text(text)
+    return place
+
+
+def _all(top: Path) -> dict[str, str]:
+    files = [top, *top.rglob("*")] if top.is_dir() else [top]
+    return {str(path): path.read_text() if path.is_file() else "" for path in files}

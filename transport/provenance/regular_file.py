@@ -12,28 +12,42 @@ import errno
 import os
 import stat
 
+from transport.provenance import safe_path
+
 # O_NONBLOCK: opening a pipe without a writer would block. O_NOCTTY: a terminal would become the controlling one.
 _AT_ONCE = os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
 _BLOCK = 1 << 20
 
 
-def opened(path: str) -> int:
-    """Return a descriptor for reading. Links are followed. Raises OSError, also for anything but a regular file."""
-    return _regular(os.open(path, os.O_RDONLY | _AT_ONCE), path)
+def opened(path: str, names: int = 0) -> int:
+    """Return a descriptor for reading. Raises OSError, also for anything but a regular file.
+
+    Links are followed, but the last `names` names of the path are quine's own (safe_path.inside).
+    """
+    return safe_path.inside(path, names) if names else _regular(os.open(path, os.O_RDONLY | _AT_ONCE), path)
 
 
 def written(path: str, flags: int) -> int:
     """Return a descriptor for writing a file that only quine writes; a missing one is made, with mode 0600.
 
-    `flags`: O_TRUNC, O_APPEND or 0. Raises OSError, also for a link and for anything but a regular file.
+    `flags`: O_TRUNC, O_APPEND or 0. Raises OSError, also for a link, for anything but a regular file, and for the file
+    of another user.
     """
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | flags | _AT_ONCE, 0o600)
+        way = flags & ~os.O_TRUNC | os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | _AT_ONCE
+        fd = os.open(path, way, 0o600)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
             raise _no_regular_file(path) from None
         raise
-    return _regular(fd, path)
+    fd = _regular(fd, path)
+    owner = os.fstat(fd).st_uid
+    if owner not in (0, os.geteuid()) and owner != os.stat(os.path.dirname(path) or ".").st_uid:
+        os.close(fd)
+        raise OSError(errno.EPERM, f"the file of user {owner}", path)
+    if flags & os.O_TRUNC:  # not before its owner is known
+        os.ftruncate(fd, 0)
+    return fd
 
 
 def _no_regular_file(path: str) -> OSError:
@@ -50,9 +64,9 @@ def _regular(fd: int, path: str) -> int:
     raise _no_regular_file(path)
 
 
-def content(path: str, most: int) -> bytes:
-    """Return the bytes of a file. Raises OSError, also for a file of more than `most` bytes."""
-    fd = opened(path)
+def content(path: str, most: int, names: int = 0) -> bytes:
+    """Return the bytes of a file, `opened` so. Raises OSError, also for a file of more than `most` bytes."""
+    fd = opened(path, names)
     try:
         parts, left = [], most + 1
         if os.fstat(fd).st_size > most:

@@ -12,6 +12,8 @@ Laws
 4. A directory that is missing is made with mode 0700, and so are those above it, whatever the umask is. One that is
    there keeps its mode, and is judged.
 5. `Unsafe` names the path that is wrong, and a command that cures it.
+6. Names that quine keeps in a directory of the user's (`below`, `inside`) are no links at any level. They belong to the
+   user, to root or to the owner of the directory, who is another one only where the user has named it, to read it.
 """
 
 from __future__ import annotations
@@ -46,6 +48,77 @@ def found(name: str, flags: int = FILE, directory: int | None = None) -> int:
         refuse_link(name, directory)
         raise
     return _judged(fd, name, flags)
+
+
+def below(top: int, names: list[str], shown: str, flags: int = FILE, make: bool = False) -> int:
+    """Open what quine keeps in the directory of a descriptor; a missing directory is made with `make`.
+
+    `shown` is the path of that directory, for messages. Raises Unsafe; OSError as open(2).
+    """
+    facts, fd = os.fstat(top), os.dup(top)
+    try:
+        for at, name in enumerate(names):
+            shown = f"{shown}/{name}"
+            last = at == len(names) - 1
+            if make:
+                try:
+                    os.mkdir(name, 0o700, dir_fd=fd)
+                except FileExistsError:
+                    pass
+            kind = flags if last else FOLDER
+            inner = os.open(name, kind, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+            _judge_inside(fd, facts, shown, kind)
+    except OSError as error:
+        is_link = stat.S_ISLNK(_mode(name, fd))
+        os.close(fd)
+        if is_link:
+            raise Unsafe(f"{shown} is a symlink, which is not followed here", f"rm {shown}") from None
+        raise OSError(error.errno, error.strerror, shown) from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _mode(name: str, directory: int) -> int:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+    except OSError:
+        return 0
+
+
+def _judge_inside(fd: int, top: os.stat_result, path: str, flags: int) -> None:
+    facts = os.fstat(fd)
+    if not flags & os.O_DIRECTORY and not stat.S_ISREG(facts.st_mode):
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise Unsafe(f"{path} is no regular file", f"look at it, then rm {path}")
+    if facts.st_uid != top.st_uid:
+        judge_owner(facts, path)
+    if flags & os.O_DIRECTORY and others_write(facts) and not others_write(top):
+        raise Unsafe(_permissions(facts, path), f"see what is in it, then: chmod go-w {path}")
+
+
+def inside(path: str, names: int, flags: int = FILE, make: bool = False) -> int:
+    """Open a path whose last `names` names are quine's own, as `below` does.
+
+    Raises OSError, also for what is unsafe.
+    """
+    folder, own = path, list[str]()
+    for _ in range(names):
+        folder, name = os.path.split(folder)
+        own.insert(0, name)
+    top = os.open(folder or ".", FOLDER & ~os.O_NOFOLLOW)
+    try:
+        return below(top, own, folder or ".", flags, make)
+    except Unsafe as unsafe:
+        why = str(unsafe).removeprefix(f"{path} is ")
+        file = "no regular file but " if why.startswith("a symlink") and not flags & os.O_DIRECTORY else ""
+        raise OSError(errno.EINVAL, file + why, path) from None
+    finally:
+        os.close(top)
 
 
 def refuse_link(name: str, directory: int | None = None) -> None:

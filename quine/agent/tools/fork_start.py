@@ -16,7 +16,7 @@ from quine.agent.tools.fork import Call, Child, prepare, refusal
 from quine.base import dirs
 from quine.base.errors import NOT_STARTED
 from quine.base.messages import Message, ToolCall, ToolResult
-from quine.base.sessions import job_directory, new_session
+from quine.base.sessions import JOB, job_directory, new_session
 from transport.lean import contextlib
 from transport.status import Status
 
@@ -77,7 +77,7 @@ def _start(
     if child.host != "local":  # a local child shares the directory
         job.files, job.returns = child.files, child.returns
     if one.race and any(each.returns for each in one.children):
-        dirs.make(loop.outputs)
+        dirs.make_inside(loop.outputs, JOB)
         job.race = os.path.join(loop.outputs, f"{one.place}.winner")
     facts = {"session": session, "intent": child.intent, "host": child.host, "tool_id": one.call.id}
     loop.tape.add("fork", facts)
