@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from deploy.inventory import Inventory
     from deploy.paths import Found
     from quine.base.cli_options import RunOptions
+    from transport.errors import NoSuchHost
 
     Ask = Callable[[str, bytes], bytes]
 
+SHOWN = 8  # names of ssh's configuration in a message
 NAME = "hosts"  # of the request; quine.files.select has it too
 _said: list[tuple[str, str]] = []  # inventories of which this process has said that they are not read
 
@@ -135,6 +137,7 @@ def known(options: RunOptions, environ: Mapping[str, str] = os.environ, *wheres:
 def check_where(options: RunOptions) -> None:
     """Refuse a WHERE that means no host before anything is started. Raises NoSuchHost, or Misconfigured."""
     from transport import inherit
+    from transport.errors import NoSuchHost
 
     if not options.elsewhere:
         return
@@ -142,6 +145,8 @@ def check_where(options: RunOptions) -> None:
         return  # its origin knows the hosts
     try:
         known(options).matching(options.on)
+    except NoSuchHost as error:
+        raise cured(error, options.on, not in_tree()) from None
     except ModuleNotFoundError:  # on a host whose Python reads no TOML; its node tells it better
         return
 
@@ -154,6 +159,24 @@ def typed(options: RunOptions) -> str:
 def naming(inventory: Inventory, where: str) -> Inventory:
     """Return the inventory with the hosts that a WHERE of these options names beside it: law 2."""
     return inventory.naming(where) if where and not in_tree() else inventory
+
+
+def cured(error: NoSuchHost, where: str, user: bool) -> NoSuchHost:
+    """Return the error of a WHERE that means no host with the cure for the user, or for an agent or a job: law 2."""
+    if not where.replace(".", "").replace("-", "").replace("_", "").isalnum() or where == "any":
+        return error  # a tag, or several terms
+    if error.hint.startswith("did you mean"):
+        return error
+    from transport.errors import NoSuchHost
+
+    if not user:
+        hint = "agents and jobs know the hosts of the inventory alone; the user adds some: quine hosts import"
+        return NoSuchHost(error.detail, hint)
+    from transport.carrier.ssh.names import like
+
+    near, names = like(where, SHOWN)
+    named = f"; ~/.ssh/config names {', '.join(names)}" if names else ""
+    return NoSuchHost(error.detail + named, f"did you mean {near}?" if near else error.hint)
 
 
 def in_tree() -> bool:

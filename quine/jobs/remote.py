@@ -28,7 +28,7 @@ from quine.base.text import plain
 from quine.jobs import foreign
 from quine.jobs.detach import verb_there
 from quine.tape.registry import ALIVE
-from transport.errors import NothingThere, Refused
+from transport.errors import NoSuchHost, NothingThere, Refused
 from transport.inherit import hold_standard_streams
 from transport.lean import Any, NamedTuple
 from transport.node import rendezvous
@@ -109,7 +109,10 @@ def hosts(where: str, options: RunOptions) -> list[str]:
         return []
     except ConfigError as error:
         raise Misconfigured(error.detail, error.hint) from None
-    return [host.name for host in known.matching(where)] if where else list(known.hosts)
+    try:
+        return [host.name for host in known.matching(where)] if where else list(known.hosts)
+    except NoSuchHost as error:
+        raise allowed_hosts.cured(error, where, not allowed_hosts.in_tree()) from None
 
 
 def listed(names: list[str], options: RunOptions, job: str = "") -> tuple[list[dict[str, Any]], list[Silent]]:

@@ -64,7 +64,12 @@ class Placer:
         def loads_of(hosts: Sequence[Host]) -> list[int]:
             return loads([here + host.name for host in hosts])
 
-        host = inventory.select(spawn.where, loads_of, failed, pick, asking)
+        try:
+            host = inventory.select(spawn.where, loads_of, failed, pick, asking)
+        except NoSuchHost as error:
+            from quine.base.allowed_hosts import cured
+
+            raise cured(error, spawn.where, spawn.where == spawn.context.get("named")) from None
         agent = spawn.context.get("ssh_agent")
         ssh_agent = agent if isinstance(agent, str) else None
 

@@ -61,6 +61,10 @@ def test_a_host_is_used_without_an_inventory(lab: Lab, place: str) -> None:
     ):
         done = lab.run(["run", "--on", where, "--", "true"], env=NONE)
         assert done.returncode == 69 and why in done.stderr.decode(), (where, done.stderr)
+    for words in (["run", "--on", "names"], ["xargs", "--on", "names"], ["each", "names"]):
+        done = lab.run([*words, "--", "true"], env=NONE)
+        error, hint = done.stderr.decode().splitlines()
+        assert "; ~/.ssh/config names named" in error and hint == "quine: hint: did you mean named?"
 
 
 def test_below_a_job_there_are_the_hosts_that_the_user_named(lab: Lab, place: str) -> None:
@@ -78,6 +82,7 @@ def test_below_a_job_there_are_the_hosts_that_the_user_named(lab: Lab, place: st
         done = lab.run(["run", "--on", "local", "--", *before, *inner], env=NONE)
         assert done.returncode == 69, done.stderr
         assert b"no such host: 'named'" in done.stderr and done.stdout == b""
+        assert done.stderr.endswith(b"the user adds some: quine hosts import\n")
 
 
 def test_an_agent_goes_there_and_may_fork_to_that_host(lab: Lab, place: str, tmp_path: Path) -> None:
@@ -125,4 +130,4 @@ def test_an_agent_here_has_the_hosts_of_the_inventory_alone(lab: Lab, place: str
     assert lab.run(["look"], env={**env, **NONE}).returncode == 0
     shell, forked = results(data, "look")[:2]
     assert "[STDOUT]\n69\n69\n" in shell
-    assert "no such host: 'named'" in forked
+    assert "no such host: 'named'" in forked and "the user adds some: quine hosts import" in forked + shell

@@ -48,6 +48,19 @@ def of_user() -> dict[str, Machine]:
     return {name: _machine(name) for name in names if _read(name, NOWHERE).literal}
 
 
+def like(wanted: str, most: int) -> tuple[str, list[str]]:
+    """Return the name of the user's file that is most like `wanted`, or "", and at most some names of it."""
+    from difflib import get_close_matches
+
+    try:
+        names = list(dict.fromkeys(_read("", NOWHERE).names))
+        near = get_close_matches(wanted, names, 1)
+        found = [name for name in [*near, *names[:most]] if _read(name, NOWHERE).literal]
+    except (ValueError, OSError):
+        return "", []
+    return (near[0] if near and near[0] in found else ""), list(dict.fromkeys(found))
+
+
 def _machine(name: str) -> Machine:
     """Return where `ssh NAME` leads. Where a command or a look-up decides that, it is equal to no other."""
     config = _read(name, SYSTEM_CONFIG)
