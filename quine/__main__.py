@@ -48,7 +48,7 @@ def main() -> None:
         _ready_streams()
         status = dispatch(sys.argv[1:])
     except Failure as failure:
-        complain(failure.detail, failure.hint, failure.host)
+        complain(failure.detail, _or_mission(failure.hint), failure.host)
         status = failure.status
     except KeyboardInterrupt:
         from transport.status import die_of
@@ -367,7 +367,7 @@ def _translated(error: Exception) -> int:
         except Failure as gone:
             error = gone
     if isinstance(error, (Refused, Failure)):
-        complain(error.detail, error.hint, error.host)
+        complain(error.detail, _or_mission(error.hint), error.host)
         return error.status
     if isinstance(error, ModuleNotFoundError) and this_build.unpacked():
         detail = f"{error.name} is needed for this, and the file for hosts is without it"
@@ -376,6 +376,13 @@ def _translated(error: Exception) -> int:
     if isinstance(error, OSError) and (error.errno in (*FULL, errno.EPIPE) or error.filename == "stdout"):
         return _unwritten(error, str(error.filename or ""))
     return defect()
+
+
+def _or_mission(hint: str) -> str:
+    """Return a hint; and a second one, if the verb that failed begins what reads like a mission."""
+    from quine.base.slips.missions import as_mission
+
+    return "; ".join(filter(None, (hint, as_mission(sys.argv[1:]))))
 
 
 def _unwritten(error: OSError, name: str) -> int:

@@ -10,6 +10,7 @@ Laws
 from __future__ import annotations
 
 import os
+import sys
 
 from quine.base.cli_options import MOUNT, MOUNT_WANTED, RunOptions, environment, field, limits, parse
 from quine.base.errors import Misconfigured, complain, say
@@ -170,9 +171,11 @@ def _here(options: RunOptions, command: list[str], env: dict[str, str], limited:
     try:
         os.execvpe(command[0], command, {**os.environ, **env})
     except (FileNotFoundError, NotADirectoryError):
+        from quine.base.slips.missions import as_mission
         from quine.jobs.did_you_mean import not_found
 
-        complain(f"command not found: {command[0]}", not_found(command, options))
+        hint = not_found(command, options)
+        complain(f"command not found: {command[0]}", hint or as_mission(sys.argv[1:]))
         return 127
     except OSError as error:
         complain(f"cannot execute {command[0]}: {error.strerror}")

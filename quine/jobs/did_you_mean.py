@@ -5,6 +5,8 @@ Loaded after an error: the modules that it needs are imported where they are use
 
 from __future__ import annotations
 
+import os
+
 from quine.base.slips.words import join
 
 TYPE_CHECKING = False
@@ -55,7 +57,7 @@ def not_found(command: list[str], options: RunOptions) -> str:
         from shlex import quote
 
         return f"no shell reads the command; to use one: sh -c {quote(' '.join(command))}"
-    if not options.on and command[0] in _hosts(options):
+    if not options.on and command[0] in _hosts(options, command[0]):
         words = command[1:]
         # Options of quine may follow the host, as in: quine run h1 --cwd /tmp -- ls
         if "--" not in words or not words[0].startswith("-"):
@@ -65,11 +67,13 @@ def not_found(command: list[str], options: RunOptions) -> str:
     return ""
 
 
-def _hosts(options: RunOptions) -> set[str]:
+def _hosts(options: RunOptions, named: str) -> set[str]:
+    """Return the names of hosts, and `named` if it is one without a table: law 2 of quine/base/allowed_hosts.py."""
     from deploy.inventory import ConfigError
     from quine.base.allowed_hosts import known
+    from transport.errors import Refused
 
     try:
-        return set(known(options).hosts)
-    except (ConfigError, ModuleNotFoundError):  # the latter on a host whose Python reads no TOML
+        return set(known(options, os.environ, named).everyone)
+    except (ConfigError, Refused, ModuleNotFoundError):  # the latter on a host whose Python reads no TOML
         return set()

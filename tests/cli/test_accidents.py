@@ -12,7 +12,7 @@ import pytest
 from quine.__main__ import dispatch
 from quine.base.cli_options import VERBS, parse, rows
 from quine.base.errors import Misconfigured
-from quine.base.slips.missions import accident, accidental_command, mistake
+from quine.base.slips.missions import accident, accidental_command, as_mission, mistake
 from quine.base.slips.options import ANSWERS
 from quine.base.slips.options import NOT_BUILT as NOT_BUILT_OPTIONS
 from quine.base.slips.tables import BEFORE_ID, FOREIGN, NOT_BUILT, OF_LIST, OURS
@@ -458,6 +458,19 @@ def test_an_option_of_another_program_is_answered_with_ours(words: str, hint: st
         dispatch(shlex.split(words))
     assert wrong.value.hint.startswith(hint) and bool(wrong.value.hint) == bool(hint)
     assert hint or wrong.value.detail == "not built yet: --check"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_one"),
+    [
+        ("run the tests", True), ("budget my month", True), ("top ten words", True), ("kill zombies", True),
+        ("wait for it", True), ("attach the report", True), ("deploy the app", True), ("each file: summarise", True),
+        ("run gti status", False), ("run nosuch", False), ("kill deadbeef", False), ("deploy gpu", False),
+        ("run -q the tests", False), ("each any ls /tmp", False), ("the tests", False), ("run", False), ("", False),
+    ],
+)  # fmt: skip
+def test_words_of_a_verb_that_has_failed_may_be_a_mission(words: str, is_one: bool) -> None:
+    assert as_mission(words.split()) == (f"for a mission: quine -- {words}" if is_one else "")
 
 
 def test_the_refusals_say_how_to_say_it(lab: Lab) -> None:

@@ -123,6 +123,18 @@ def test_what_is_wrong_is_said_once_on_stderr(words: str, status: int, error: st
     assert error in done.stderr.splitlines()[0]
 
 
+def test_a_verb_that_swallows_a_mission_says_how_to_say_it(quine: Quine) -> None:
+    for words in (
+        ["run", "the", "tests"],
+        ["budget", "my", "month"],
+        ["deploy", "the", "app"],
+        ["wait", "for", "it"],
+    ):
+        done = quine(*words)
+        assert done.returncode in (2, 69, 127), done
+        assert done.stderr.endswith(f"for a mission: quine -- {' '.join(words)}\n"), done
+
+
 def test_options_before_a_verb_are_refused(quine: Quine) -> None:
     """Taken as a mission it would spend money on the word "ps"."""
     for words, verb, mission in (

@@ -61,6 +61,8 @@ def test_a_host_is_used_without_an_inventory(lab: Lab, place: str) -> None:
     ):
         done = lab.run(["run", "--on", where, "--", "true"], env=NONE)
         assert done.returncode == 69 and why in done.stderr.decode(), (where, done.stderr)
+    done = lab.run(["run", "named", "--", *NAME], env=NONE)
+    assert done.returncode == 127 and b"hint: to run it on that host: quine run --on named -- " in done.stderr
     for words in (["run", "--on", "names"], ["xargs", "--on", "names"], ["each", "names"]):
         done = lab.run([*words, "--", "true"], env=NONE)
         error, hint = done.stderr.decode().splitlines()

@@ -33,6 +33,7 @@ from quine.base.slips.words import is_one_edit, join
 HEX = 6  # letters of an id without a digit
 FEW = 2  # words behind a verb of another program
 SOME = 4  # of which one is an option, or more of the verb
+OF_JOBS = ("attach", "kill", "logs", "wait")  # verbs with ids alone behind them
 SHORT = 3  # letters of a verb that many words are close to
 
 
@@ -137,6 +138,17 @@ def _mistyped(verb: str) -> str | None:
         one for one in FOREIGN if len(one) > SHORT and sorted(one) == sorted(verb) and is_one_edit(verb, one)
     )
     return next((OURS.get(one, "") for one in swapped), None)
+
+
+def as_mission(words: list[str]) -> str:
+    """Return the hint that the words of a verb that has failed may be a mission, as `run the tests`; else ""."""
+    verb, rest = "".join(words[:1]), words[1:]
+    if verb not in VERBS or not rest or not all(word.strip(".,:;?!").isalpha() for word in rest):
+        return ""
+    no_id = verb in OF_JOBS and bool(set(rest[0]) - set("0123456789abcdef"))
+    if not no_id and not (len(rest) >= FEW and (verb == "top" or _is_sentence(rest))):
+        return ""
+    return "for a mission: " + join(["quine", "--", *words])
 
 
 def is_begun_id(word: str) -> bool:

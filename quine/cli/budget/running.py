@@ -13,6 +13,7 @@ Laws
 from __future__ import annotations
 
 import os
+import sys
 
 from quine.base.errors import complain
 from transport import inherit
@@ -41,7 +42,9 @@ def run(command: list[str], purse: int) -> int:
             command[0], command, os.environ, setsigmask=mask, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
         )
     except (FileNotFoundError, NotADirectoryError):
-        complain(f"command not found: {command[0]}")
+        from quine.base.slips.missions import as_mission
+
+        complain(f"command not found: {command[0]}", as_mission(sys.argv[1:]))
         return 127
     except OSError as error:
         complain(f"cannot execute {command[0]}: {error.strerror}")
