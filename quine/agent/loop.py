@@ -16,7 +16,7 @@ import time
 
 from quine.agent import origin, prompt, tools
 from quine.agent.children import Job, Jobs, recorded, shown
-from quine.agent.outcome import End, Ended, Moved, Result, ended_by, exhausted
+from quine.agent.outcome import End, Ended, Moved, Result, ended_by, exhausted, mute
 from quine.agent.session import SessionSpec
 from quine.agent.shell import Shell
 from quine.agent.signals import Terminated
@@ -96,7 +96,7 @@ class Loop:
         self.warned = False  # told at an `exit` what would be cut
         self._silent = 0
         self._refused = 0
-        self._alarmed = False
+        self._alarmed = self._called = False
         self._drops = 0  # stages of DROPS already applied
         self._begun = time.monotonic()
         self.signals.others = self._others
@@ -165,7 +165,7 @@ class Loop:
         last, calls = self.account.last, tuple(map(self._fitted, reply.message.tool_calls))
         self.cut = calls[-1] if calls and reply.stop == "length" else None
         if calls:
-            self._silent = 0
+            self._silent, self._called = 0, True
             names = [call.name for call in reply.message.tool_calls]
             self._refused = 0 if self._answer(calls, names) else self._refused + 1
         else:
@@ -184,11 +184,11 @@ class Loop:
             self._say(Message("user", prompt.CUT if reply.stop == "length" else prompt.REMINDER))
 
     def _speechless(self, text: str) -> Ended:
-        """Return the end of a session whose guest only talks: on the first evening its server has no tools for it."""
+        """Return the end of a session whose guest only talks: its server may have no tools for it."""
         lines = [line for line in text.strip().splitlines() if line.strip()][:LINES]
         said = "".join(f"\n  {harmless(line[:WIDTH])}" for line in lines)
         detail = f"the guest made no tool call in {REMINDERS} replies in a row"
-        hint = f"has this model tools, and the template of its server? `quine tape show {self.spec.session}` has all"
+        hint = mute(self._called, self.spec.session)
         return Ended(FAILED, "error", detail=f"{detail}; it said:{said}" if said else detail, hint=hint)
 
     def _fitted(self, call: ToolCall) -> ToolCall:

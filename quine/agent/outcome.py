@@ -110,3 +110,11 @@ def exhausted(mode: str, limits: Limits, window: int) -> Ended:
         detail=f"the context of {window} tokens is full",
         hint="see QUINE_CONTEXT_WINDOW" if window == limits.window else SERVED,
     )
+
+
+def mute(called: bool, session: str) -> str:
+    """Return the hint for a guest that only talks in the end; `called` says that it had made calls before."""
+    what = "has this model tools, and the template of its server?"
+    if called:
+        what = "its tools work, and what they did stays; it never called exit, as small models do:"
+    return f"{what} `quine tape show {session}` has all"

@@ -204,8 +204,12 @@ def test_replies_without_a_call(agents: Agents) -> None:
     done = agents.run({"reply": {"text": "hm"}, "repeat": True}, mission="talk")
     assert done.returncode == 1
     assert b"quine: error: the guest made no tool call in 3 replies" in done.stderr
+    assert b"hint: has this model tools, " in done.stderr
     said = [e["data"]["content"] for e in agents.tape("talk") if e["type"] == "message"]
     assert sum(text.startswith("[REMINDER]") for text in said) == 2
+    done = agents.run(says(sh("echo done >&4")), {"reply": {"text": "42"}, "repeat": True}, mission="work")
+    assert (done.returncode, done.stdout) == (1, b"done\n")
+    assert b"hint: its tools work, and what they did stays; it never called exit" in done.stderr
 
 
 def test_nothing_but_refused_calls_ends_a_life(agents: Agents) -> None:
