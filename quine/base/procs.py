@@ -357,11 +357,18 @@ def opened_at_once(path: str, flags: int, mode: int = 0o666) -> int:
 
 
 def opened_file(path: str, flags: int = 0) -> int:
-    """Open a file to be read as a stdin. Raises OSError, also for a directory: only a read of it would fail."""
+    """Open a file to be read as a stdin. Raises OSError, also for a directory or a file that only a read finds to fail.
+
+    So the process that is to read it does not start on nothing.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-    if stat.S_ISDIR(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(mode := os.fstat(fd).st_mode) and not stat.S_ISDIR(mode):
+            return fd
+        os.pread(fd, 1, 0)
+    except OSError as error:
         os.close(fd)
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise OSError(error.errno, error.strerror, path) from None
     return fd
 
 

@@ -224,12 +224,11 @@ def test_commands_that_cannot_be_printed(lab: Lab, closed: str) -> None:
     assert done.returncode == 74 and done.stderr.startswith(b"quine: error: cannot write stdout: ")
 
 
-def test_a_directory_is_no_stdin(lab: Lab, tmp_path: Path) -> None:
-    done = lab.run(["xargs", "--stdin", "{}", "--", "cat", ":::", str(tmp_path)])
-    assert (done.returncode, done.stdout) == (
-        69,
-        b"",
-    ) and f"{tmp_path}: is a directory".encode() in done.stderr
+def test_a_file_that_cannot_be_read_is_no_stdin(lab: Lab, tmp_path: Path) -> None:
+    for path, why in ((str(tmp_path), "is a directory"), ("/proc/self/mem", "input/output error")):
+        done = lab.run(["xargs", "--joblog", "log", "--stdin", "{}", "--", "cat", ":::", path], cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (69, b"") and f"{path}: {why}".encode() in done.stderr
+        assert "\tdone\t" not in (tmp_path / "log").read_text()
 
 
 def test_what_was_lost_before_is_told_of_by_a_run_that_leaves_it(lab: Lab, tmp_path: Path) -> None:

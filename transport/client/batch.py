@@ -30,6 +30,7 @@ from transport.client.connect import connect
 from transport.client.job_core import Silence
 from transport.errors import ProtocolError, Refused
 from transport.wire.session import Session
+from transport.writes import is_no_input
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -329,8 +330,11 @@ class Descriptor:
                 return os.read(self._fd, room)
             except BlockingIOError:
                 pass  # another process made it non-blocking, and read first
-            except OSError:
-                return b""  # a directory, or a device that has gone: there is no more
+            except OSError as error:
+                if is_no_input(self._fd, error):
+                    return b""
+                name = os.readlink(f"/proc/self/fd/{self._fd}")
+                raise OSError(error.errno, error.strerror, name if name[0] == "/" else "stdin") from None
         self._batch.watch(self._fd, select.POLLIN, self._is_readable)
         self._watched = True
         return None

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
         def feed_later(self, job: BatchJob) -> None: ...
         def room(self, job: BatchJob, count: int, seen: int) -> None: ...
 
-    # Called with the number of bytes that there is room for. b"": the end; None: nothing now, until `BatchJob.more`.
+    # Called with the number of bytes that there is room for. b"": the end; None: nothing now, until `BatchJob.more`;
+    # OSError: no more of it can be read.
     Input = Callable[[int], bytes | None]
 
 MOST_BYTES = (1 << 62) - 1  # of a stream
@@ -278,7 +279,11 @@ class BatchJob(JobCore):
             self._at += room
             last = self._at >= len(source)
         else:
-            data = source(room)
+            try:
+                data = source(room)
+            except OSError as error:
+                self.unread(error.strerror or "failed", now, error.filename or "stdin")
+                return False
             last = data == b""
         if data:
             self.typed(data, now)

@@ -39,6 +39,7 @@ class JobCore:
         "_given",
         "_held",
         "_signals",
+        "_source",
         "_taken",
         "host",
         "log",
@@ -68,6 +69,7 @@ class JobCore:
         self._given = [0, 0, 0]  # bytes of each stream given to the caller,
         self._taken = [0, 0, 0]  # bytes that it took,
         self._errors = ["", "", ""]  # and why it takes, or of stdin gives, no more; "" if its reader has gone
+        self._source = "stdin"  # the name of what cannot be read
         self._signals = 0
         self._held = False  # bytes are acknowledged by `persisted` alone
 
@@ -183,7 +185,7 @@ class JobCore:
 
         A part of stdin looks like the whole of it over there.
         """
-        failed = ((STDOUT, "write stdout"), (STDERR, "write stderr"), (STDIN, "read stdin"))
+        failed = ((STDOUT, "write stdout"), (STDERR, "write stderr"), (STDIN, f"read {self._source}"))
         for stream, what in failed:
             if error := self._errors[stream]:
                 status.stream_failed(what, error)
@@ -220,9 +222,9 @@ class JobCore:
             self.session.data(self.number, STDIN, data)
             flow.measure_sent(now)
 
-    def unread(self, error: str, now: float) -> None:
-        """End stdin, because no more of it can be read here."""
-        self._errors[STDIN] = error
+    def unread(self, error: str, now: float, source: str = "stdin") -> None:
+        """End stdin, because no more of it, or of the file `source`, can be read here."""
+        self._errors[STDIN], self._source = error, source
         self.typed(b"", now)
 
     def moved(self, stream: int, taken: int) -> bool:

@@ -137,6 +137,24 @@ def test_a_file_is_the_input_of_a_job(jobs: Jobs) -> None:
     assert bytes(jobs.out[job]) == path.read_bytes()
 
 
+def test_an_input_that_fails_midway_is_no_end_of_it(jobs: Jobs) -> None:
+    """The job gets a part, and what it makes of that is no success."""
+
+    def failing(room: int) -> bytes:
+        if chunks:
+            return chunks.pop()
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    chunks = [b"part"]
+    with open("/proc/self/mem", "rb") as file:
+        ended = [jobs.start(["cat"], stdin=stdin) for stdin in (failing, file.fileno())]
+        jobs.all()
+    assert [(job.status.state, job.status.code, job.status.detail) for job in ended if job.status] == [
+        ("lost", 74, "cannot read stdin: stale file handle"),
+        ("lost", 74, f"cannot read /proc/{os.getpid()}/mem: input/output error"),
+    ]
+
+
 def test_a_signal_ends_one_job_and_its_neighbour_goes_on(jobs: Jobs) -> None:
     one, other = jobs.start(["sleep", "600"], "h1"), jobs.start(["cat"], "h1", lambda room: None)
     jobs.until(lambda: one.pid and other.pid)
