@@ -337,12 +337,11 @@ def _live(options: RunOptions, mission: list[str]) -> int:
 
 
 def _read_mission(path: str) -> str:
-    from quine.base.errors import Misconfigured
+    from quine.base.errors import Misconfigured, need_stdin
 
     try:
         if path == "-":
-            if sys.stdin is None:
-                raise Misconfigured("the mission cannot be read: stdin is closed")
+            need_stdin("the mission cannot be read: ")
             return b"".join(iter(lambda: read_some(0, 1 << 16), b"")).decode()
         with open(path, "rb") as file:
             return file.read().decode()

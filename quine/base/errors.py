@@ -59,6 +59,14 @@ class Denied(Failure):
         super().__init__(DENIED, detail, hint)
 
 
+def need_stdin(what: str = "") -> None:
+    """Raise Misconfigured if this process was started with a closed stdin, where /dev/null may be by now."""
+    import sys
+
+    if sys.stdin is None:
+        raise Misconfigured(f"{what}stdin is closed")
+
+
 def complain(detail: str, hint: str = "", host: str = "", fd: int = 2) -> None:
     """Print an error as whole lines in one write, so that the lines of several processes do not mix."""
     say(error_text(detail, hint, host), fd)

@@ -12,11 +12,10 @@ import errno
 import fcntl
 import os
 import stat
-import sys
 import time
 
 from quine.base import dirs
-from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, say
+from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, need_stdin, say
 from quine.base.sessions import is_session
 from quine.tape import places
 from quine.tape.registry import integer, lives, record, state_directory
@@ -177,8 +176,8 @@ def taken_whole(jobs: str, path: str) -> int:
     Raises OSError if that cannot be written, and Misconfigured if the input cannot be read or has no end.
     """
     name = "stdin" if path == "-" else path
-    if path == "-" and sys.stdin is None:
-        raise Misconfigured("stdin is closed")
+    if path == "-":
+        need_stdin()
     try:
         source = 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

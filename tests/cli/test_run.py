@@ -177,7 +177,11 @@ def test_mistakes_of_the_caller(lab: Lab, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     done = lab.sh(f"mkdir {gone}; cd {gone}; rmdir {gone}; quine run --on h1 -- echo fine")
     assert (done.returncode, done.stdout) == (0, b"fine\n")
-    assert lab.sh("quine -f - <&-").returncode == 2
+    lab.run(["fs", "put", "-", "kept"], input="good", check=True)
+    for words in ("-f -", "fs put - kept", "each --stdin all any -- cat"):
+        done = lab.sh(f"quine {words} <&-")
+        assert done.returncode == 2 and done.stderr.endswith(b"stdin is closed\n"), "it is not an empty one"
+    assert lab.run(["fs", "cat", "kept"]).stdout == b"good"
     assert lab.run(["run", "--", ""]).returncode == 2
     done = lab.sh("quine --on h1 \"$(printf '\\377')\"")
     assert done.returncode == 2 and b"not UTF-8" in done.stderr

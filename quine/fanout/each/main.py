@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import select
 
-from quine.base.errors import Misconfigured
+from quine.base.errors import Misconfigured, need_stdin
 from quine.base.procs import raise_open_files
 from quine.fanout.each.options import EXAMPLE, parse, usage
 from quine.jobs.client import Notes, choose_store
@@ -70,6 +70,8 @@ def _stdin(named: str) -> int | None:
     import shutil
     import tempfile
 
+    if named == "all":
+        need_stdin("--stdin all: ")
     try:
         given = os.dup(0) if named == "all" else os.open(named, os.O_RDONLY | os.O_CLOEXEC)
         with open(given, "rb", buffering=0) as source:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 
-from quine.base.errors import Misconfigured
+from quine.base.errors import Misconfigured, need_stdin
 from quine.fanout.input import records, rows
 from quine.fanout.input.template import Values
 
@@ -182,8 +181,7 @@ class Items:
 
     def _open(self, path: str) -> int:
         if path == "-":
-            if sys.stdin is None:
-                raise Misconfigured("the items cannot be read: stdin is closed")
+            need_stdin("the items cannot be read: ")
             return 0
         try:
             self._fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 
-from quine.base.errors import OK, Misconfigured
+from quine.base.errors import OK, Misconfigured, need_stdin
 from quine.files import paths
 from quine.files.api import BLOCK, Request
 from quine.files.cli import localfs
@@ -120,10 +120,7 @@ def put_file(
 
 
 def _put_stdin(call: Call, target: Target, mode: int | None) -> int:
-    try:
-        os.fstat(0)
-    except OSError:
-        raise Misconfigured("stdin is closed") from None
+    need_stdin()
     if target.known and target.into():
         raise Misconfigured("stdin has no name; the target must be that of a file")
     if mode is None:
