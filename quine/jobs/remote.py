@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Callable
 
+from quine.base import sizes
 from quine.base.cli_options import RunOptions
 from quine.base.errors import DEADLINE, LOST, NOT_STARTED, USAGE, Failure, Misconfigured, complain
 from quine.base.procs import LONGEST as LONGEST_WAIT
@@ -126,7 +127,9 @@ def listed(names: list[str], options: RunOptions, job: str = "") -> tuple[list[d
         return any(fact["id"].startswith(job) and foreign.knows(fact) for fact in foreign.parsed(out, host))
 
     words = ["ps", "--all", "--json"]
-    for host, answer in ask(words, names, options, enough=enough if job else None).items():
+    limit = sizes.seconds(options.timeout or "inf", "--timeout")  # of `wait`, which looks for its job first
+    seconds = min(ASK, max(FIRST, limit + GRACE))
+    for host, answer in ask(words, names, options, seconds, enough if job else None).items():
         if not answer.whole:
             silent.append(silence(host, answer))
         facts += foreign.parsed(answer.out, host)  # incomplete if a node there does not answer
@@ -216,12 +219,14 @@ def wait(job: Remote, options: RunOptions, deadline: float) -> Status:
     a row.
     """
     rounds = 0
+    dialled = deadline - sizes.seconds(options.timeout, "--timeout") + FIRST if options.timeout else NEVER
     while True:
         asked = time.monotonic()
         left = max(0.0, deadline - asked)
         limit = [f"--timeout={left}"] if left < LONGEST_WAIT else []
         try:
-            status = _called(["wait", *limit], job, options, left + GRACE)
+            least = min(FIRST, max(0.0, dialled - asked))
+            status = _called(["wait", *limit], job, options, left + GRACE, least)
         except Refused as refused:  # the node of this machine has ended, and there is no other
             if not rounds:
                 raise
@@ -241,12 +246,14 @@ def wait(job: Remote, options: RunOptions, deadline: float) -> Status:
     return Status("exited", DEADLINE)
 
 
-def _called(words: list[str], job: Remote, options: RunOptions, seconds: float = NEVER) -> Status:
+def _called(
+    words: list[str], job: Remote, options: RunOptions, seconds: float = NEVER, least: float = FIRST
+) -> Status:
     """Run a verb on the job's host, and pass on what it says. It is `unreachable` if it takes longer than `seconds`.
 
-    A signal ends this process at once, and its node then ends the verb.
+    `least` as for `ask`. A signal ends this process at once, and its node then ends the verb.
     """
-    answer = ask([*words, job.id], [job.host], job.asked(options), seconds, least=FIRST)[job.host]
+    answer = ask([*words, job.id], [job.host], job.asked(options), seconds, least=least)[job.host]
     for fd, name, data in ((1, "stdout", answer.out), (2, "stderr", answer.err)):
         try:
             write_all(fd, data)

@@ -39,6 +39,7 @@ class Host:
         self.pauses: list[float] = []
         self.says = b""
         self.begins = True
+        self.silent = False
         self._ends = ends
         self._verbs: list[Any] = []
 
@@ -67,7 +68,8 @@ class Host:
         end = self._ends[0] if len(self._ends) == 1 else self._ends.pop(0)
         if end is None:
             self.now += seconds
-            verb.on_note({"up": False})
+            if not self.silent:
+                verb.on_note({"up": False})
             return
         self._verbs.clear()
         verb.on_output(2, memoryview(self.says))
@@ -122,6 +124,18 @@ def test_a_host_that_is_dialled_has_time_to_answer(host: Callable[..., Host]) ->
     there = host(Status("exited", 7))
     there.now += 5
     assert remote.wait(JOB, RunOptions(), 1000).code == 7
+
+
+def test_a_timeout_holds_also_where_the_job_is_looked_for_over_a_silent_link(
+    host: Callable[..., Host],
+) -> None:
+    """Its host has the time of one dial in all."""
+    there, options = host(None), RunOptions(timeout="2")
+    there.begins, there.silent = False, True
+    facts, silent = remote.listed(["h1"], options, JOB.id)
+    assert (facts, [one.host for one in silent], there.now) == ([], ["h1"], 1000 + remote.FIRST)
+    assert remote.wait(JOB, options, 1002).code == 124
+    assert there.now == 1000 + remote.FIRST + remote.GRACE
 
 
 def test_a_timeout_holds_between_two_cuts(host: Callable[..., Host]) -> None:
@@ -245,5 +259,5 @@ def test_only_an_answer_of_the_host_ends_the_job(
         return code
 
     monkeypatch.setattr(job_verbs, "_bringer", lambda agents, options: bring)
-    assert job_verbs._wait([JOB], (), RunOptions()) == 69
+    assert job_verbs._wait([JOB], (), RunOptions(), float("inf")) == 69
     assert codes == brought and len(there.asked) == 1
