@@ -70,7 +70,7 @@ class Spawn:
     keep     the job outlives its client, too, for the lease; its record stays until the client has said that it has it
     adopt    start nothing: attach to the kept job with this id
     merged   one pipe is both its stdout and its stderr, and comes as stdout. A terminal is that anyway
-    context  facts about the caller that placement needs: inventory file, ssh agent, caller's directory
+    context  facts about the caller that placement needs: inventory file, ssh agent, caller's directory; its `timeout`
     terminal {"rows", "columns", "term"} of the terminal that the job gets in place of three pipes; None: the pipes
     capability  secret that the job shows with each request to its opener; kept in the job's memo
     """

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FIELDS = ("code", "detail", "hint", "host", "left", "pid", "rusage", "signal", "state")  # of a record
 STATES = ("exited", "signaled", "unreachable", "denied", "lost")
 
+NO_ANSWER = "its host has not answered"  # how the detail of a start begins that was given up
 LONGEST = 1000  # characters of a detail or a hint
 MOST = 1 << 53  # up to this every JSON reader represents integers exactly
 RUSAGE = {"utime", "stime", "maxrss"}

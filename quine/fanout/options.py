@@ -166,6 +166,7 @@ OPTIONS: tuple[Row, ...] = (
 )
 
 # of no meaning with --pipe
+HOUR = 3600.0  # seconds; longer times are no bound of a start, and JSON has no infinity
 OF_ITEMS = ("null", "delimiter", "no-run-if-empty", "link", "replace", "colsep", "csv", "jsonl", "shuf")
 PIPED = "of the options about input --pipe has -a, -n, -L, --header, --block and --recend"
 
@@ -257,6 +258,11 @@ class Options:
     def seconds(self, name: str) -> float:
         """Return the value of an option that is a time; 0.0 if it was not given. Raises Misconfigured."""
         return sizes.seconds(getattr(self, field(name)) or "0", f"--{name}")
+
+    @property
+    def patience(self) -> float:
+        """Return the seconds of --timeout, for a start that its host does not answer; 0.0 for none."""
+        return 0.0 if self.share("timeout") else min(self.seconds("timeout"), HOUR)
 
     def share(self, name: str) -> float:
         """Return the value of an option that may be N%, as a share; 0.0 if it is none. Raises Misconfigured."""

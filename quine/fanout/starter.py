@@ -66,7 +66,7 @@ class Starter:
         self._where = spawn.on or "local"
         apart = options.results or options.json or options.fold or options.joblog
         self._merged = not apart and is_one_file(1, 2)
-        self._context = caller(spawn)
+        self._context = {**caller(spawn), "timeout": options.patience}
         self._inventory: object = None  # the version of it whose hosts are in the journal
         if spawn.job:  # detached: a job waits for this machine as long as a detached agent does
             self._context["detached"] = True

@@ -33,7 +33,7 @@ from transport.errors import NoSuchHost, NothingThere, Refused
 from transport.inherit import hold_standard_streams
 from transport.lean import Any, NamedTuple
 from transport.node import rendezvous
-from transport.status import LONGEST, Status
+from transport.status import LONGEST, NO_ANSWER, Status
 from transport.writes import write_all
 
 TYPE_CHECKING = False
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from transport.spawn import Spawn
 
 ASK = 45.0  # seconds for all hosts to answer; a dial may have to send this build to a host that has another
+LATE = 120.0  # seconds for a verb that does something there, with a dial before it
+LATE_ANSWER = "no answer within"
 MORE = 1.0  # seconds for the other hosts, if one answer is enough
 NEVER = float("inf")
 GRACE = 1.0  # seconds for an answer at the deadline to arrive,
@@ -208,15 +210,18 @@ def show(words: list[str], job: Remote, options: RunOptions, env: dict[str, str]
 
 
 def call(words: list[str], job: Remote, options: RunOptions) -> int:
-    """Run a verb on the job's host with its messages here. Return its exit status."""
-    return _told(_judged(_called(words, job, options), job), job).code
+    """Run a verb on the job's host with its messages here. Return its exit status: 74 if it is not over in LATE."""
+    status = _judged(_called(words, job, options, LATE), job)
+    if status.detail.startswith(LATE_ANSWER):  # it may have done there what it was to do
+        status = _lost(job, status.detail)
+    return _told(status, job).code
 
 
 def wait(job: Remote, options: RunOptions, deadline: float) -> Status:
     """As `call` of wait. Only if the state is `exited`, its code is an answer of the host, or 124 after the deadline.
 
     It changes nothing, so after a cut it is asked again, until the host cannot be reached or cuts it ROUNDS times in
-    a row.
+    a row. A host that does not answer is not asked again.
     """
     rounds = 0
     dialled = deadline - sizes.seconds(options.timeout, "--timeout") + FIRST if options.timeout else NEVER
@@ -236,9 +241,10 @@ def wait(job: Remote, options: RunOptions, deadline: float) -> Status:
                 break
             if rounds:
                 return _told(_lost(job, f"it cannot be reached any more: {status.detail}"), job)
+        silent = bool(_silence_of(status))
         status = _judged(status, job)
         rounds = rounds + 1 if time.monotonic() - asked < LONGEST_PAUSE else 1
-        if status.state != "lost" or status.here or rounds == ROUNDS:
+        if status.state != "lost" or status.here or silent or rounds == ROUNDS:
             return _told(status, job)
         time.sleep(max(0.0, min(PAUSE * 2**rounds, LONGEST_PAUSE, deadline - time.monotonic())))
         if time.monotonic() >= deadline:
@@ -277,7 +283,7 @@ def _judged(status: Status, job: Remote) -> Status:
     was killed over there. The status of one that has failed `here` is not changed.
     """
     if status.state == "lost" and not status.here:
-        return _lost(job, "the link to it was lost")
+        return _lost(job, _silence_of(status) or "the link to it was lost")
     if status.state == "signaled" and not status.here:
         return _lost(job, f"its quine was killed by {status.signal}")
     if not has_nothing(status):
@@ -285,6 +291,11 @@ def _judged(status: Status, job: Remote) -> Status:
     return Status(
         "unreachable", USAGE, host=job.host, detail=f"no such job: {job.id}", hint=NothingThere.DETAIL
     )
+
+
+def _silence_of(status: Status) -> str:
+    """Return what a verb was told of a host that has not answered its start; "" if that is not why it is lost."""
+    return status.detail.partition(";")[0] if status.detail.startswith(NO_ANSWER) else ""
 
 
 def _lost(job: Remote, why: str) -> Status:
@@ -389,5 +400,5 @@ class _Asked:
         elif self._status:
             return Answer(self._status, self.stdout, bytes(self._kept[2]))
         else:
-            why, hint = f"no answer within {seconds:.0f} s", "try again later"
+            why, hint = f"{LATE_ANSWER} {seconds:.0f} s", "try again later"
         return Answer(Status("unreachable", NOT_STARTED, detail=why, hint=hint), b"", b"")

@@ -21,6 +21,7 @@ from transport import status
 from transport.carrier import duplex
 from transport.client import batch_job, overtime
 from transport.lean import NamedTuple
+from transport.node import host
 from transport.rpc import services
 from transport.wire import flow, frames, numbers, parts, session
 
@@ -173,8 +174,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "a message",
         ),
         Row(
-            "the end of a job that was to end",
+            "the answer to a start, a question or an adoption; the end of a job that was to end",
             "time",
+            f"{host.START:g} s, or {host.ENDING:g} s after `--deadline` or `--timeout`; "
             f"{2 * overtime.GRACE:g} s after `--deadline`; "
             f"{overtime.ENDING + 2 * overtime.GRACE:g} s after a signal to an agent",
             "an error, and 74",

@@ -378,8 +378,8 @@ def test_what_is_in_it_is_used(here: Path) -> None:
     _output(str(place))
     _program(str(place))
     assert index.ends(tape_path(str(place), ID)).first
-    (link := here / "link.jsonl").symlink_to(tape_path(str(place), ID))  # named by the user, as `tape verify` has it
-    assert verify.verify(link, named=True).lines == 1
+    (link := here / "link.jsonl").symlink_to(tape_path(str(place), ID))
+    assert verify.verify(link, named=True).lines == 1  # `tape verify FILE`
 
 
 def _filled(place: Path) -> Path:

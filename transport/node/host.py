@@ -10,6 +10,8 @@ Laws
    does not know the link is no proof that the link's own has ended: it may be another machine's.
 4. A job that only asks (`asks` of its context) brings nothing to a host. Where there is nothing of ours, no job that
    could be asked about is there, and it ends with NothingThere. A link that it has made is as good as any.
+5. A host may answer pings and no start. A start that is not answered in START is given up, and its job is lost. Only
+   the time counts in which the link is up and the job could begin: see `Starts`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from transport.carrier.handshake import Greeter
 from transport.errors import Interrupted, LinkLost, NothingThere, ProtocolError, Refused
 from transport.lean import Any
 from transport.node.link import Link
-from transport.node.relay import Relay
+from transport.node.relay import Relay, Watcher
 from transport.spawn import Spawn
 from transport.status import Status
 from transport.wire import numbers
@@ -42,6 +44,9 @@ HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duple
 FIRST_PAUSE = 0.1  # seconds between the second dial and the third; grows, and is random to spread the dials
 LAST_PAUSE = 5.0
 BROKEN_PAUSE = 0.2  # longest pause after a connection that broke off: the host is there, and a dial is slow
+START = 60.0  # seconds for the answer to a start: a launcher gives a start up after half of them
+ENDING = 10.0  # seconds for it beyond the time of the job, as overtime.py has them
+STEP = 3.0  # seconds between two looks at the starts that wait for an answer
 BROKEN_TRIES = (
     8  # of a new link with such a pause: a server that always hangs up may ban an address that goes on so
 )
@@ -99,6 +104,51 @@ class Met:
         self._life = life
 
 
+class Starts:
+    """The jobs that were sent to a host and have no answer yet, in their order.
+
+    Time is counted in looks, which end with the link, so a process that was stopped gives up nothing. A job's count
+    begins anew while all turns over there are taken (`turns.py`), and when a job that was sent before it is answered:
+    a host that is busy answers in this order.
+    """
+
+    def __init__(self, is_up: Callable[[], bool]) -> None:
+        self._is_up = is_up
+        self._looks: dict[Relay, int] = {}
+        self._limits: dict[Relay, tuple[float, int]] = {}  # seconds, and turns over there
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, relay: Relay, seconds: float, turns: int) -> None:
+        self._looks[relay], self._limits[relay] = 0, (seconds, turns)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(STEP, self._look)
+
+    def _look(self) -> None:
+        up, progress = self._is_up(), False
+        begun: dict[Watcher, int] = {}
+        for relay, looks in list(self._looks.items()):
+            if not relay.unanswered:
+                del self._looks[relay], self._limits[relay]
+                progress = progress or relay.started or not relay.ended
+                continue
+            seconds, turns = self._limits[relay]
+            watcher = relay.watcher if turns else None
+            if watcher and watcher not in begun:
+                begun[watcher] = watcher.begun
+            if progress or (watcher and begun[watcher] >= turns):
+                self._looks[relay] = 0
+            elif up and looks * STEP >= seconds:
+                del self._looks[relay], self._limits[relay]
+                relay.give_up_start(seconds)
+            else:
+                self._looks[relay] = looks + up
+        self._timer = asyncio.get_running_loop().call_later(STEP, self._look) if self._looks else None
+
+    def close(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+
 # (line, name, callback for a lost connection) -> the link that this node now drives.
 Join = Callable[[Line, str, Callable[[Link, str], None]], Link]
 
@@ -116,6 +166,7 @@ class Host:
         self._tasks: set[asyncio.Task[None]] = set()
         self._mending: asyncio.Task[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # jobs that want a link which is down
+        self._starts = Starts(lambda: (link := self.live()) is not None and not link.down)
 
     @property
     def wanted(self) -> bool:
@@ -155,6 +206,7 @@ class Host:
             return  # its opener has gone meanwhile
         if relay.parent is None and spawn.context.get("control") is True and "batch" in spawn.context:
             relay.near.note({"sole": self._met.since})
+        seconds = spawn.deadline or _seconds(spawn.context.get("timeout"))
         spawn.where, spawn.context = "", {}
         relay.lease = spawn.lease
         try:
@@ -162,6 +214,7 @@ class Host:
                 relay.connect(link, Kind.SPAWN, spawn.own_fields(), spawn.template)
             else:
                 relay.connect(link, Kind.SPAWN, spawn.to_json())
+            self._starts.add(relay, min(START, seconds + ENDING) if seconds else START, spawn.slots)
         except Refused as refused:
             refuse(relay, refused)
         except ValueError as error:
@@ -310,12 +363,18 @@ class Host:
                 each.set_exception(refused)
 
     def close(self) -> None:
+        self._starts.close()
         for task in self._tasks:
             task.cancel()
         if self._link:
             self._link.cancel()
         if self._mending:
             self._mending.cancel()
+
+
+def _seconds(told: object) -> float:
+    """Return the time that the caller of a job gives it, 0.0 for none."""
+    return float(told) if isinstance(told, (int, float)) and 0 < told < numbers.SECONDS else 0.0
 
 
 def pause(tries: int, longest: float) -> float:

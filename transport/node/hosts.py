@@ -62,7 +62,7 @@ class Hosts:
         if parent:
             passed = {name: spawn.context.get(name) for name in TOLD}
             # Not bounded by the processors: the parent may have the one that it would wait for.
-            spawn.context = {**parent.context, **passed, "from": parent.host, "bounded": False}
+            spawn.context = {**parent.context, **passed, "from": parent.host, "bounded": False, "timeout": 0}
             spawn.tree, spawn.folder = parent.tree, _folder(parent.tree, spawn.folder)
         late = spawn.context.get("late") is True
         bounded = spawn.context.get("bounded") is True

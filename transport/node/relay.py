@@ -23,9 +23,9 @@ from transport.lean import Protocol
 from transport.node.lending import Lending
 from transport.node.side import Side
 from transport.spawn import LEASE
-from transport.status import LOST, NOT_STARTED, Status
+from transport.status import LOST, NO_ANSWER, NOT_STARTED, Status
 from transport.wire.frames import LIFE, Frame, Kind
-from transport.wire.session import ASKED
+from transport.wire.session import ASKED, OPENING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +48,10 @@ class Watcher(Protocol):
 
     def exiting(self, relay: Relay) -> None:
         """The exit record of the job is about to be passed on."""
+
+    @property
+    def begun(self) -> int:
+        """Jobs of the host that have started and not ended."""
 
 
 class Relay:
@@ -252,6 +256,20 @@ class Relay:
         if self.far and not self.ended:
             self.far.abandon()
             self.lost(self.far, f"{why}, for longer than the lease of {self.lease:g} s")
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the job was sent to its host, which has told neither of its start nor of its end."""
+        channel = self.far.link.session.channels.get(self.far.number) if self.far and not self.ended else None
+        return channel is not None and channel.state == OPENING
+
+    def give_up_start(self, seconds: float) -> None:
+        """The host has not answered in so many seconds."""
+        if self.far:
+            self.far.abandon()
+        detail = f"{NO_ANSWER} for {seconds:g} s; the command was sent, whether it was started is not known"
+        self.refuse(Status("lost", LOST, host=self.host, detail=detail))
+        self.end()
 
     def _stop_timers(self) -> None:
         for timer in self._timers:

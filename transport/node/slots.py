@@ -85,6 +85,11 @@ class Slots:
         """Jobs that run or wait."""
         return self.running + self.waiting
 
+    @property
+    def begun(self) -> int:
+        """See `Watcher`: jobs that wait over there for their turn have not started."""
+        return sum(relay.started for relay in self._began)
+
     def load(self, link: Link, late: bool, bounded: bool) -> int:
         """Jobs that run or wait, for a comparison of hosts. For a late job a host that would refuse it comes after
         all others, and one that is silent after these: only the others tell of room before long. For any other job

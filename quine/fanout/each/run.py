@@ -19,6 +19,7 @@ from quine.base.errors import DEADLINE, DENIED, LOST, NOT_STARTED, Failure, comp
 from quine.base.host_ranges import fold
 from quine.fanout import outcome
 from quine.fanout.each.outputs import FoldedOutput, Folds, HostLines, HostOutput
+from quine.fanout.options import HOUR
 from quine.fanout.output import values
 from quine.fanout.output.sinks import Output, Sink
 from quine.fanout.timers import Timers
@@ -76,7 +77,7 @@ class Run:
         self._most, self._seconds = options.most, options.seconds
         self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
         self._limits = limits(spawn)
-        self._context = caller(spawn)
+        self._context = {**caller(spawn), "timeout": min(self._seconds, HOUR)}
         self._environ = dict(os.environ)
         self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
         self._running: dict[Visit, None] = {}
