@@ -180,7 +180,7 @@ class Agent(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether a detached job has failed after its supervisor had told it to end, for a signal or its --deadline."""
+        """Whether a detached job has ended after its supervisor had told it to, for a signal or its --deadline."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             return _json(os.path.join(self.directory, "status")).get("stopped") is True
         return False

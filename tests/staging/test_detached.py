@@ -120,13 +120,14 @@ def test_a_job_that_was_stopped_brings_no_part_of_a_result(
         ("wait $!", [], 143, "it was not to finish"),
         ("trap 'exit 5' TERM; wait $!", [], 5, "it was not to finish"),
         ("wait $!", ["--deadline", "0.05"], 124, "it was ended after 0.05 s (--deadline)"),
-        ("trap 'echo whole >r; exit 0' TERM; wait $!", [], 0, ""),
+        ("trap 'exit 0' TERM; wait $!", [], 143, "it was not to finish"),
+        ("trap 'echo whole >r; exit 0' HUP; wait $!", [], 0, ""),
     ):
         script = f"trap 'kill $!' EXIT; echo part >r; sleep 600 & echo up; {stop}"
         job = detach(lab, *words, *options, "--", "sh", "-c", script, cwd=work)
         if not options:
             until(lambda job=job: (folder(job, home) / "stdout").read_bytes(), "it is up")  # type: ignore[misc]
-            lab.run(["kill", job], cwd=work, check=True)
+            lab.run(["kill", "-s", "TERM" if code else "HUP", job], cwd=work, check=True)
         status, told = ended(lab, job, "--returns", "r", cwd=work)
         assert (status, said in told.decode()) == (code, True), told
         if code:

@@ -260,7 +260,8 @@ class Supervisor:
         self._time.due = NEVER
         # A job that claims success keeps all its output. One that lived on after a HUP, a reload, was not ended.
         ended = self._told if self._status.state == "signaled" else self._told - {signal.SIGHUP}
-        self._given_up = self._stopped = bool(ended) and self._status.code != 0
+        self._given_up = bool(ended) and self._status.code != 0
+        self._stopped = self._given_up or bool(ended - {signal.SIGINT})  # after INT a success has gone on
         self._close_stdin()
         self._patience = time.monotonic() + HELD_GRACE
 
