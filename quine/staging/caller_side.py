@@ -205,9 +205,11 @@ class Staging:
             status.state, status.signal, status.code = "signaled", signal_name(number), 128 + number
         self.unfinished(status)
         # A directory of its own is `left` if anything is in it.
-        shared = "" if job.directory == job.id else f"workdir/{job.directory}"
-        if not status.hint and (place := status.left or job.cwd or shared):
+        shared = "" if job.directory == job.id else job.directory
+        if not status.hint and (place := status.left or job.cwd):
             status.hint = still_there(place)
+        elif not status.hint and shared:
+            status.hint = f"{still_there(shared)} in its workdir (~/quine, if the inventory names no other)"
 
     def sender(self, job: Spawn, status: Status) -> Spawn:
         """Return the job that sends the returns of `job`."""
@@ -302,7 +304,7 @@ class Staging:
             self.came = taking.came
             self._spoil(status, spec.not_there(taking.missing))
             return
-        if taking.stopped and status.code:
+        if taking.stopped:
             self.unfinished(status, taking.stopped)
             return
         end = f"it was killed by {status.signal}" if status.signal else f"it exited with {status.code}"
@@ -320,7 +322,9 @@ class Staging:
 
     @classmethod
     def unfinished(cls, status: Status, place: str = "") -> None:
-        """The job was stopped, and its returns stay in `place`."""
+        """The job was stopped, whatever it says, and its returns stay in `place`."""
+        if not status.code:
+            status.state, status.code, status.signal = "signaled", 128 + signal.SIGTERM, "TERM"
         cls._add(status, "it was not to finish, and nothing was brought back")
         if place and not status.hint:
             status.hint = still_there(place)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from quine.staging.caller_side import Staging
 from tests.lab import Lab
 from tests.support.agents import OK, call, says, sh
 from tests.support.remote_agents import environment, leave, tapes
@@ -17,6 +18,8 @@ from tests.support.remote_agents import reach as reach
 from tests.support.trees import facts
 from tests.support.trees import there as there
 from tests.support.trees import work as work
+from transport.spawn import Spawn
+from transport.status import Status
 
 BLOCK = 1 << 20
 
@@ -112,6 +115,16 @@ def test_what_cannot_be_brought_back_is_still_there(lab: Lab, work: Path) -> Non
     (work / "out").rmdir()
     lab.run(["run", "--on", "h1", "--cwd", where, "--returns", "out", "--", "true"], cwd=work, check=True)
     assert (work / "out").read_text() == "x\n"
+
+
+def test_results_that_stay_in_a_shared_directory_are_said_to_be_in_the_workdir() -> None:
+    """The name of a key of the inventory is no directory."""
+    status = Status("signaled", 143, "TERM", pid=5)
+    Staging([], ["out"], "/").leave(status, Spawn(["true"], tree="a" * 32))
+    assert status.hint == (
+        f"the results are still on the host, in {'a' * 32} in its workdir "
+        "(~/quine, if the inventory names no other)"
+    )
 
 
 @pytest.mark.parametrize("how", ["signal", "deadline"])
