@@ -36,6 +36,7 @@ BLOCK = 1 << 20  # bytes read or written at a time
 KEEP = 64 << 20  # bytes of contents that a process keeps from the digest until they are sent
 TRIES = 3
 CHANGED = "changed while it was staged"
+SIZELESS = "its contents are not as long as it says, as those of /proc and /sys; a copy of it can be staged"
 MOST_EXTENTS = 1 << 17  # of one file: a reader holds all of them
 LONGEST_MESSAGE = 1 << 20
 LONGEST_BLOB = 1 << 28  # a manifest of some millions of files
@@ -216,7 +217,8 @@ def _measured(fd: int, path: bytes) -> File:
     if found == whole and size <= BLOCK:
         data = os.pread(fd, size + 1, 0)
         if len(data) != size:
-            raise Changed(0, CHANGED, path)
+            _expect(fd, facts_of(fact), path)
+            raise OSError(0, SIZELESS, path)
         digest = blake2b(data, digest_size=SIZE)
     else:
         digest = blake2b(digest_size=SIZE) if found == whole else blank(size, found)

@@ -1313,6 +1313,12 @@ def test_a_file_that_is_written_all_the_time_is_named(here: Path, monkeypatch: p
     assert caught.value.filename == os.fsencode(path)
 
 
+def test_a_file_of_the_kernel_is_not_said_to_change() -> None:
+    with pytest.raises(OSError, match="not as long as it says") as raised:
+        measure(b"/proc/self/status")
+    assert not isinstance(raised.value, Changed), "another try would not help"
+
+
 def test_a_file_that_changes_between_its_digest_and_its_way_is_read_again(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
