@@ -202,6 +202,12 @@ def show(words: list[str], job: Remote, options: RunOptions, env: dict[str, str]
             with contextlib.suppress(Refused):  # there is no node here any more
                 asked = ask(["wait", "--timeout=0", job.id], [job.host], job.asked(options))[job.host].status
                 status.here = (asked.state, asked.code) == ("exited", status.code)
+        elif status.here and words[0] == "attach" and status.detail.startswith("cannot write stdout"):
+            status.state, status.code, status.signal = (
+                "lost",
+                LOST,
+                None,
+            )  # as of a job here, whatever its own end
         return _judged(status, job)
 
     spawn = _asking([*words, job.id], job.host, job.asked(options))

@@ -220,14 +220,20 @@ def test_a_proxy_dies_of_its_own_signals_and_the_job_s(
     assert there.asked == [["wait", "--timeout=0", JOB.id]] * (verb == "attach")
 
 
+@pytest.mark.parametrize(("verb", "code"), [("logs", 141), ("attach", 141), ("attach", 4)])
 def test_a_stream_that_fails_here_is_no_lost_link(
-    host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    host: Callable[..., Host],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    verb: str,
+    code: int,
 ) -> None:
-    failed = Status("signaled", 141, "PIPE")
+    """The attach over there may have written all before it hears of that, and ends as its job then."""
+    failed = Status("signaled", 141, "PIPE") if code == 141 else Status("exited", code)
     failed.stream_failed("write stdout", "No space left on device")
     monkeypatch.setattr(client, "run", lambda spawn, **_: failed)
     monkeypatch.setattr(gc, "freeze", lambda: None)
-    assert remote.show(["logs"], JOB, RunOptions()) == 74
+    assert remote.show([verb], JOB, RunOptions()) == 74
     assert capfd.readouterr().err == "quine: error: cannot write stdout: no space left on device\n"
 
 
