@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from deploy.inventory import Inventory
     from quine.base.cli_options import Row
 
+# of `quine hosts`, as other programs have them
+ACTIONS = {
+    **dict.fromkeys(("ls", "list", "show"), "quine hosts [WHERE]"),
+    **dict.fromkeys(
+        ("rm", "remove", "delete"), "remove [hosts.NAME] from the inventory; quine hosts names the hosts"
+    ),
+}
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
@@ -115,6 +122,8 @@ def hosts(
         print(reachable(allowed_hosts.from_origin(), json), end="")
         return OK
     known = _inventory(inventory, where)
+    if (cure := ACTIONS.get(where[0] if where else "")) and where[0] not in known.everyone:
+        raise Misconfigured(f"no such action: {where[0]}", cure)
     if known.path is None and not known.unlisted:
         if known.unread:
             from deploy import trust

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 KEYS = ("QUINE_API_KEY", *(key for vendor in VENDORS for key in vendor.keys))
 BASES = ("QUINE_API_BASE", *(base for vendor in VENDORS for base in vendor.bases))
 HINT = (
-    "export ANTHROPIC_API_KEY=… QUINE_MODEL_ID=… (or OPENAI_API_KEY, GEMINI_API_KEY), or "
-    "QUINE_API_BASE=http://127.0.0.1:8080/v1 for a server of your own, or QUINE_API_TYPE=script "
-    "QUINE_API_BASE=replies.jsonl"
+    "export ANTHROPIC_API_KEY=… QUINE_MODEL_ID=… (or OPENAI_API_KEY, GEMINI_API_KEY), or QUINE_MODEL_ID=… and "
+    "OLLAMA_HOST=127.0.0.1, or for another server of your own QUINE_API_BASE=http://127.0.0.1:8080/v1, or "
+    "QUINE_API_TYPE=script QUINE_API_BASE=replies.jsonl"
 )
 
 
@@ -36,7 +36,8 @@ def choose(known: Mapping[str, str]) -> Config:
     if kind not in FILES:
         base = base.strip()
     if kind and kind not in KNOWN:
-        raise Misconfigured(f"QUINE_API_TYPE must be one of {', '.join(KNOWN)}, not {kind!r}")
+        hint = "of Ollama, vLLM, llama.cpp, LM Studio and most others it is openai"
+        raise Misconfigured(f"QUINE_API_TYPE must be one of {', '.join(KNOWN)}, not {kind!r}", hint)
     if kind in FILES:
         if not base:
             raise Misconfigured(f"QUINE_API_BASE must be the path of the {kind}")

@@ -102,6 +102,8 @@ def known(one: Session) -> float | None:
     rows = list(_rows(one))
     if any(row.usd is None or not row.complete for row in rows):
         return None
+    if not rows and prices.cost(one.model, Usage()) is None:
+        return None  # as it will be after the first reply
     return sum(row.usd or 0.0 for row in rows)
 
 

@@ -77,6 +77,8 @@ def test_hosts_prints_what_the_inventory_says_of_where(quine: Quine) -> None:
     for word, status, error, hint in (
         ("chek", 2, "no such action: chek", "did you mean quine hosts check?"),
         ("look", 69, "no such host: 'look'; known: ", "add a table"),
+        ("ls", 2, "no such action: ls", "quine hosts [WHERE]"),
+        ("rm", 2, "no such action: rm", "remove [hosts.NAME] from the inventory"),
     ):
         done = quine("hosts", word, "--inventory", str(EXAMPLE))
         assert (done.returncode, done.stdout) == (status, ""), word

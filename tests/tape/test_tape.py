@@ -16,6 +16,7 @@ from quine.base.messages import Message, ToolCall, ToolResult
 from quine.base.sessions import is_session, new_session
 from quine.tape import cost, render, verify
 from quine.tape.lines import message_of
+from quine.tape.progress import progress
 from quine.tape.writer import FileSink, Tape
 from tests.tape.tapes import read
 
@@ -377,6 +378,15 @@ def test_ls_and_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "prices",
     ]
     assert cost.cost(tmp_path, running).splitlines()[1].split()[-1] == "0.0000"
+
+
+@pytest.mark.parametrize(("model", "dollars"), [("unheard-of", None), ("gpt-5", 0.0)])
+def test_a_session_without_a_reply_has_cost_nothing_if_its_price_is_known(
+    tmp_path: Path, model: str, dollars: float | None
+) -> None:
+    """`ps` showed 0.0000, and no cost after the first reply."""
+    end(write(tmp_path, session := new_session(), model_id=model))
+    assert progress(str(tmp_path / f"{session}.jsonl")).cost == dollars
 
 
 def test_a_price_that_the_provider_told(tmp_path: Path) -> None:
