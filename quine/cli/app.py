@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quine.base.errors import OK, USAGE, Misconfigured, complain
+from quine.base.errors import OK, USAGE, Misconfigured, NotBuilt, complain
 
 if TYPE_CHECKING:
     from deploy.host import Host
@@ -122,6 +122,8 @@ def hosts(
         print(reachable(allowed_hosts.from_origin(), json), end="")
         return OK
     known = _inventory(inventory, where)
+    if where[:1] == ["discover"] and "discover" not in known.everyone:
+        raise NotBuilt("quine hosts discover", "quine hosts import makes a table for each Host of ~/.ssh/config")
     if (cure := ACTIONS.get(where[0] if where else "")) and where[0] not in known.everyone:
         raise Misconfigured(f"no such action: {where[0]}", cure)
     if known.path is None and not known.unlisted:

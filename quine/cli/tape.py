@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quine.base import data_directory
 from quine.base.cli_options import RunOptions, parse_around
-from quine.base.errors import FAILED, OK, Failure, Misconfigured, complain
+from quine.base.errors import FAILED, OK, Failure, Misconfigured, NotBuilt, complain
 from quine.base.sessions import SHORT
 
 TYPE_CHECKING = False
@@ -95,6 +95,8 @@ def main(words: list[str]) -> int:
     if name not in HELP:
         from quine.base.slips.missions import is_begun_id
 
+        if name in ("export", "fork"):
+            raise NotBuilt(f"quine tape {name}")
         what = "option" if name.startswith("-") else "command"
         cure = f"quine tape show {name}" if is_begun_id(name) else "quine tape --help"
         raise Misconfigured(f"no such {what} {name!r}", cure)

@@ -339,6 +339,9 @@ explain 3f2a9c1d |
 continue deadbeef-12 | attach ID
 tail 01a2316c | logs -f ID
 watch | attach ID
+explain |
+explain --help |
+resume --all |
 dcotor | doctor
 hosst | hosts
 statsu | ps

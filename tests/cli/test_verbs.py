@@ -108,6 +108,8 @@ def test_hosts_prints_what_the_inventory_says_of_where(quine: Quine) -> None:
         ("node --stop --status", 2, "one of --dial, --stop, --status"),
         ("tape", 2, "missing "),
         ("tape play", 2, "no such command 'play'"),
+        ("tape fork a --at 3", 2, "not built yet: quine tape fork"),
+        ("hosts discover ssh", 2, "not built yet: quine hosts discover"),
         ("tape replay", 2, "no tapes in .quine"),
         ("tape tree", 2, "no tapes in .quine"),
         ("tape cost", 2, "no tapes in .quine"),

@@ -11,7 +11,6 @@ from quine.base.cli_options import UNBUILT, VERBS, rows
 from quine.base.errors import Misconfigured
 from quine.base.slips.order import behind
 from quine.base.slips.tables import (
-    ALONE,
     BEFORE_ID,
     BEFORE_OPTION,
     FOREIGN,
@@ -108,10 +107,12 @@ def _meant(verb: str, rest: list[str]) -> str | None:
 def _is_before_id(verb: str, rest: list[str]) -> bool:
     """Return whether the words are a verb and the id of what it is about."""
     if not rest:
-        return verb in ALONE
+        return verb in NOT_BUILT
     if all(map(is_begun_id, rest)):
         return True
-    return verb in NOT_BUILT and (is_begun_id(rest[0]) or (len(rest) <= FEW and _is_part_of_id(rest[0])))
+    if verb not in NOT_BUILT:
+        return False
+    return rest[0].startswith("-") or is_begun_id(rest[0]) or (len(rest) <= FEW and _is_part_of_id(rest[0]))
 
 
 def _is_foreign(verb: str, rest: list[str]) -> bool:

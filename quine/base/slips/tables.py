@@ -78,10 +78,9 @@ _PROSE = """
 PROSE = frozenset(_PROSE.split())
 HELPED = frozenset(["her", "him", "me", "people", "them", "us"])  # behind `help` these make a mission
 
-# Verbs of the command line that are promised and not built; they are verbs before an id.
+# Verbs of the command line that are promised and not built; they are verbs before an option, an id or nothing.
 _NOT_BUILT = "continue explain pause resume tell watch"
 NOT_BUILT = frozenset(_NOT_BUILT.split())
-ALONE = frozenset(["tell", "watch"])  # those of them that are no mission alone
 # English words that are one edit away from a verb of ours.
 _NEAR_ENGLISH = """
     ape args attack await bait beach bill blogs bode cape code cogs costs dill dogs employ etch fill fogs gait
