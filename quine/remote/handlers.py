@@ -7,13 +7,16 @@ Laws
 3. Rights come from the job, not from the request: its tree, its levels, its sessions, the ledger that it was started
    with. Each inference of a session is made once.
 4. Of a provider's own blocks only those go to the provider that this end has handed out.
-5. A proxy that is not the origin (quine/remote/between.py) applies the same rules.
-6. The services are called from worker threads.
+5. A session is served with the model that its tape names, by which `tape cost` reckons; the session that was given
+   away, with the one that it was given. A model that is neither that of the job nor of a fork of a reply is noted.
+6. A proxy that is not the origin (quine/remote/between.py) applies the same rules.
+7. The services are called from worker threads.
 """
 
 from __future__ import annotations
 
 import _thread
+import itertools
 import os
 
 from quine.agent import env, personas, prompt, tools
@@ -34,6 +37,7 @@ from quine.base.messages import (
 )
 from quine.base.sessions import tape_path
 from quine.base.strict import HEX, Strict, flag, integer, number, parse, text
+from quine.base.text import plain
 from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger
 from quine.budget.loans import PARTS, Wanted
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
 
     from quine.tape.redact import Secret
 
+MOST_MODELS = 256  # names that are kept of one job
 LATEST = 2 * ANSWER[1]  # seconds after the deadline in which a remote agent may still finish
 
 Service = Callable[[bytes], bytes]
@@ -211,6 +216,7 @@ class Origin(Proxy):
         # session -> (tokens of its conversation, number of the messages counted)
         self._known: dict[str, tuple[int, int]] = {}
         self._note = note
+        self._models = {spec.model, *(name for message in spec.context for name in _models_of(message))}
         self._given = {_mark(message.raw) for message in (*spec.context, *spec.opening) if message.raw}
 
     def _sink(self, settings: env.Settings, session: str) -> Sink:
@@ -221,9 +227,24 @@ class Origin(Proxy):
         asked = parse(Infer, body)
         if refusal := self._take(asked):
             return refusal
+        self._check_model(asked.session, asked.model)
         messages = self._conversation(asked)
         with self._once(asked.session, asked.ordinal):
             return self._infer(asked.request(messages, tools.TOOLS))
+
+    def _check_model(self, session: str, model: str) -> None:
+        """Raise RequestError for another model than that of the session. Note one that nothing here has named."""
+        own = self._spec.model
+        served, told = model or own, self.arrivals.model(session) or own
+        if served != told or (session == self._spec.session and served != own):
+            raise RequestError("infer: another model than the session was given, or its tape names")
+        with self._lock:
+            unnamed = served not in self._models and len(self._models) < MOST_MODELS
+            if unnamed:
+                self._models.add(served)
+        if unnamed:
+            name = plain(served, newlines=False)
+            self._note(f"infer: model {name} is that of no fork given here: a command of the host chose it")
 
     def _infer(self, request: Request) -> bytes:
         try:
@@ -239,6 +260,7 @@ class Origin(Proxy):
         with self._lock:
             if reply.message.raw:
                 self._given.add(_mark(reply.message.raw))
+            self._models.update(itertools.islice(_models_of(reply.message), MOST_MODELS))
         self._replies.give(request.session, reply.message)
         self._answered(request.session, request.ordinal, (reply.usage.input, reply.usage.output))
         told = {
@@ -316,6 +338,15 @@ class Origin(Proxy):
         if foreign:
             self._note(f"infer: {foreign} blocks of a provider that were not handed out here were left out")
         return messages
+
+
+def _models_of(message: Message) -> Iterator[str]:
+    """Yield the models that the forks of a reply name."""
+    for call in message.tool_calls:
+        children = call.args.get("children") if call.name == "fork" else None
+        for one in [call.args, *children] if isinstance(children, list) else [call.args]:
+            if isinstance(one, dict) and isinstance(model := one.get("model"), str):
+                yield model
 
 
 def _mark(raw: dict[str, Any]) -> str:

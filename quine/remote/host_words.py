@@ -266,7 +266,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             f"{size(strict.MAX_BODY)}, {strict.MAX_VALUES} values; "
             f"{services.MAX_OPEN} requests of a job, {size(services.HELD)} of all of them",
             f"`SESSION.log`, {services.MOST_NOTES} refusals of a job",
-            "its job's tree, levels, sessions and ledger, which the origin knows",
+            "its job's tree, levels, sessions, ledger and model, which the origin knows",
         ),
         Row(
             "tape: lines",

@@ -50,14 +50,15 @@ class EntryRequest(Strict):
 
 
 class _Arriving:
-    """One tape: its sink, the number of lines and the hash of the last one, the depth of its session.
+    """One tape: its sink, the number of lines and the hash of the last one, the depth of its session and its model.
 
     `replies` counts those of the given replies that are on it, or were passed over. `born`: it is that of a new agent.
     """
 
-    def __init__(self, sink: Sink, depth: int, born: bool) -> None:
+    def __init__(self, sink: Sink, depth: int, born: bool, model: str) -> None:
         self.sink = sink
         self.depth = depth
+        self.model = model
         self.born = born
         self.lock = _thread.allocate_lock()
         self.length = 0
@@ -95,6 +96,11 @@ class Arrivals:
     def known(self, session: str) -> bool:
         """Return whether this is the session that was given away, or one below it that has begun its tape."""
         return session == self._spec.session or session in self._tapes
+
+    def model(self, session: str) -> str:
+        """Return the model of a session by the meta on its tape; before that, the one of the session given away."""
+        tape = self._tapes.get(session)
+        return tape.model if tape else self._spec.model
 
     def put(self, body: bytes) -> bytes:
         """The service `tape`: take the lines of one body. Raises RequestError."""
@@ -195,7 +201,8 @@ class Arrivals:
             raise RequestError(f"tape: more than {MAX_SESSIONS} sessions of one job")
         assert isinstance(depth, int)
         born = session != spec.session and told.get("born") != "exec"
-        return _Arriving(self._sink(session), depth, born)
+        model = told.get("model_id")
+        return _Arriving(self._sink(session), depth, born, model if isinstance(model, str) else "")
 
 
 def _known(tape: _Arriving, entries: list[EntryRequest], lines: list[bytes]) -> int:

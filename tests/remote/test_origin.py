@@ -438,6 +438,46 @@ def test_an_inference_is_answered_once_and_only_to_a_session_of_the_job(
     guest.infer(request._replace(ordinal=1))
 
 
+def test_a_session_is_served_with_the_model_that_its_tape_names(
+    spec: SessionSpec, ledger: Ledger, tmp_path: Path
+) -> None:
+    """A host named a model a thousand times as dear, and `tape cost` knew nothing of it."""
+    script, notes = tmp_path / "s.jsonl", list[str]()
+    forks = {"name": "fork", "arguments": {"children": [{"intent": "x", "model": "forked"}]}}
+    script.write_text(json.dumps({"reply": {"tool_calls": [forks]}, "repeat": True}) + "\n")
+    environ = {
+        "QUINE_API_TYPE": "script",
+        "QUINE_API_BASE": str(script),
+        "QUINE_DATA_DIR": str(tmp_path / "data"),
+    }
+    spec = spec._replace(model="m")
+    served = handlers.services(spec, ledger, environ, note=notes.append)
+
+    def infers(session: str, model: str, ordinal: int = 0) -> Reply:
+        request = Request([Message("user", "x")], TOOLS, session, "mission", ordinal, model=model)
+        return RelayGuest(ask(served)).infer(request)
+
+    def begins(session: str, model: str) -> str:
+        parent = "" if session == spec.session else spec.session
+        tape = Tape(RelaySink(ask(served), session))
+        tape.add("meta", {**meta(session, spec.root, parent, int(bool(parent))), "model_id": model})
+        tape.sync()
+        return session
+
+    with pytest.raises(Unavailable, match="another model than the session was given"):
+        infers(spec.session, "dear")
+    begins(spec.session, "m")
+    infers(spec.session, "m")
+    infers(spec.session, "", 1)
+    with pytest.raises(Unavailable, match="or its tape names"):
+        infers(begins(new_session(), "m"), "dear")
+    infers(begins(new_session(), "forked"), "forked")
+    assert not notes
+    infers(begins(new_session(), "chosen"), "chosen")
+    infers(begins(new_session(), "chosen"), "chosen")
+    assert [note for note in notes if "model chosen is that of no fork" in note] == notes[:1] == notes
+
+
 def test_one_inference_of_a_session_at_a_time(
     services: Services, spec: SessionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
