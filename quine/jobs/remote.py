@@ -68,7 +68,7 @@ class Remote(NamedTuple):
 
 
 class Silent(NamedTuple):
-    """A host that gave no list of its jobs, with the reason and the cure."""
+    """A host that gave no list of its jobs, or a part of it, with the reason and the cure."""
 
     host: str
     detail: str
@@ -119,7 +119,7 @@ def hosts(where: str, options: RunOptions) -> list[str]:
 
 
 def listed(names: list[str], options: RunOptions, job: str = "") -> tuple[list[dict[str, Any]], list[Silent]]:
-    """Return the agents and jobs of these hosts, as `quine ps --json` there lists them, and the hosts without a list.
+    """Return the agents and jobs of these hosts, as `quine ps --json` there lists them; and hosts without a whole list.
 
     If `job` is given, the list of a host that knows a job whose id begins so is enough.
     """
@@ -132,9 +132,13 @@ def listed(names: list[str], options: RunOptions, job: str = "") -> tuple[list[d
     limit = sizes.seconds(options.timeout or "inf", "--timeout")  # of `wait`, which looks for its job first
     seconds = min(ASK, max(FIRST, limit + GRACE))
     for host, answer in ask(words, names, options, seconds, enough if job else None).items():
+        known = foreign.parsed(answer.out, host)
+        facts += known  # incomplete if a node there does not answer
         if not answer.whole:
             silent.append(silence(host, answer))
-        facts += foreign.parsed(answer.out, host)  # incomplete if a node there does not answer
+        elif left_out := sum(map(bool, answer.out.split(b"\n"))) - len(known):
+            lines = "a malformed line" if left_out == 1 else f"{left_out} malformed lines"
+            silent.append(Silent(host, f"its list of jobs has {lines}, left out here", ""))
     return facts, silent
 
 

@@ -304,7 +304,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "JSON lines of known fields",
             f"{size(remote.MOST)} and {remote.MOST_LINES} lines an answer, {SHOWN} characters of a text",
             "`ps`, `top`, without control characters",
-            "which jobs it has; the host's name is ours",
+            "which jobs it has; the host's name is ours. A malformed line is left out, which is said; 69",
         ),
         Row("its errors", "text", "one line", "stderr", "a reason"),
     ),

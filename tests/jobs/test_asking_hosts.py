@@ -15,7 +15,7 @@ from deploy.inventory import load
 from quine.base.cli_options import RunOptions
 from quine.cli import visits
 from quine.jobs import remote
-from quine.jobs.remote import Answer
+from quine.jobs.remote import Answer, Silent
 from tests.lab import Lab
 from tests.support.agents import PATIENCE, QUINE
 from tests.support.detached import detach
@@ -87,6 +87,14 @@ def test_an_answer_that_is_enough_does_not_wait_for_a_host_that_is_silent(
 ) -> None:
     answers = asked("silent", "good", seconds=3600, enough=lambda host, out: (host, out) == ("good", b"fine"))
     assert answers["good"].out == b"fine" and answers["silent"].status.detail.startswith("no answer within")
+
+
+def test_a_line_that_is_no_job_is_said_to_be_left_out(asked: Callable[..., dict[str, Answer]]) -> None:
+    facts, silent = remote.listed(["good"], RunOptions())
+    assert (facts, silent) == (
+        [],
+        [Silent("good", "its list of jobs has a malformed line, left out here", "")],
+    )
 
 
 def test_many_hosts_are_asked_by_few_descriptors(lab: Lab) -> None:
