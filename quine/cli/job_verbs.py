@@ -59,9 +59,9 @@ def main(verb: str, words: list[str]) -> int:
         if len(ids) > 1:
             raise Misconfigured(f"{verb} takes one id")
         return _output(verb, job_ids.one(verb, folders, ids[0], options), options)
-    deadline = time.monotonic() + sizes.seconds(options.timeout or "inf", "--timeout")
+    begun = time.monotonic()
     jobs = [job_ids.one(verb, folders, text, options) for text in ids]
-    return _wait(jobs, folders, options, deadline) if verb == "wait" else _kill(jobs, options)
+    return _wait(jobs, folders, options, begun) if verb == "wait" else _kill(jobs, options)
 
 
 def folders_of(options: RunOptions) -> tuple[str, ...]:
@@ -98,8 +98,9 @@ def _adrift(agent: Agent) -> str:
 # -- wait ------------------------------------------------------------------------------------------
 
 
-def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOptions, deadline: float) -> int:
-    """Wait for all; return the exit status of the last, as the shell's wait does."""
+def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOptions, begun: float) -> int:
+    """Wait for all; return the exit status of the last, as the shell's wait does. The time counts from `begun` on."""
+    deadline = begun + sizes.seconds(options.timeout or "inf", "--timeout")
     above = procs.ancestors()
     agents = [job for job in jobs if isinstance(job, Agent)]
     for agent in agents:

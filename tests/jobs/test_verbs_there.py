@@ -265,5 +265,5 @@ def test_only_an_answer_of_the_host_ends_the_job(
         return code
 
     monkeypatch.setattr(job_verbs, "_bringer", lambda agents, options: bring)
-    assert job_verbs._wait([JOB], (), RunOptions(), float("inf")) == 69
+    assert job_verbs._wait([JOB], (), RunOptions(), 0.0) == 69
     assert codes == brought and len(there.asked) == 1
