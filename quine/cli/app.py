@@ -123,7 +123,9 @@ def hosts(
         return OK
     known = _inventory(inventory, where)
     if where[:1] == ["discover"] and "discover" not in known.everyone:
-        raise NotBuilt("quine hosts discover", "quine hosts import makes a table for each Host of ~/.ssh/config")
+        raise NotBuilt(
+            "quine hosts discover", "quine hosts import makes a table for each Host of ~/.ssh/config"
+        )
     if (cure := ACTIONS.get(where[0] if where else "")) and where[0] not in known.everyone:
         raise Misconfigured(f"no such action: {where[0]}", cure)
     if known.path is None and not known.unlisted:

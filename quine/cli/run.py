@@ -172,7 +172,7 @@ def _here(options: RunOptions, command: list[str], env: dict[str, str], limited:
         os.execvpe(command[0], command, {**os.environ, **env})
     except (FileNotFoundError, NotADirectoryError):
         from quine.base.slips.missions import as_mission
-        from quine.jobs.did_you_mean import not_found
+        from quine.base.slips.not_run import not_found
 
         hint = not_found(command, options)
         complain(f"command not found: {command[0]}", hint or as_mission(sys.argv[1:]))

@@ -275,7 +275,7 @@ def show(
 
         say(f"quine: {status.host}: files are left in {shown_path(status.left)}\n")
     if status.detail and (not spawn.own or status.state == "unreachable"):
-        from quine.jobs.did_you_mean import complete
+        from quine.base.slips.not_run import complete
 
         complete(status, [] if spawn.own else spawn.argv, options)
     return leave(status)

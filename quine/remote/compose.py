@@ -200,11 +200,11 @@ def _reach_again(host: str, options: RunOptions) -> None:
     """Make a node of this machine dial `host`, which then ends the jobs of an earlier node that was killed."""
     from contextlib import suppress
 
-    from quine.jobs import remote
+    from quine.jobs.asking import ask
     from transport.errors import Refused
 
     with suppress(Refused):
-        remote.ask(["ps"], [host], options, AGAIN)
+        ask(["ps"], [host], options, AGAIN)
 
 
 def _keeps(settings: Settings, environ: Mapping[str, str]) -> Callable[[SessionSpec], None]:

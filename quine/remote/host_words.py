@@ -12,7 +12,7 @@ from deploy import hosts_for_agents, probe
 from quine.base import strict
 from quine.base.sessions import SHOWN
 from quine.files.wire import protocol
-from quine.jobs import adoption, hosts_service, remote
+from quine.jobs import adoption, asking, hosts_service
 from quine.providers.asking import Infer
 from quine.remote import handlers, tape_receiver
 from quine.staging import content, manifest, returns_limit
@@ -302,7 +302,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "the list of jobs of a host",
             "JSON lines of known fields",
-            f"{size(remote.MOST)} and {remote.MOST_LINES} lines an answer, {SHOWN} characters of a text",
+            f"{size(asking.MOST)} and {asking.MOST_LINES} lines an answer, {SHOWN} characters of a text",
             "`ps`, `top`, without control characters",
             "which jobs it has; the host's name is ours. A malformed line is left out, which is said; 69",
         ),

@@ -99,7 +99,8 @@ def test_a_killed_batch_is_not_begun_anew_in_silence(lab: Lab, tmp_path: Path) -
             b"",
             [
                 f"quine: error: {log}: 2 jobs of the batch before may still run, or have results that did not come",
-                f"quine: hint: --resume goes on with them; without {log}.started they are forgotten, and their items run again",
+                f"quine: hint: --resume goes on with them; without {log}.started they are forgotten, and "
+                "their items run again",
             ],
         )
     killed.go()

@@ -26,6 +26,7 @@ from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.cli import ps_table
 from quine.jobs import census, remote
+from quine.jobs.asking import Answer
 from quine.providers.bodies import fed, parse
 from quine.providers.dialects import sse
 from quine.providers.dialects.anthropic import AnthropicDialect
@@ -126,7 +127,7 @@ def test_what_a_host_lists(capfd: pytest.CaptureFixture[str], monkeypatch: pytes
     monkeypatch.setattr(census, "look", lambda *_: [])
     monkeypatch.setattr(remote, "hosts", lambda *_: ["h1"])
     monkeypatch.setattr(
-        remote, "ask", lambda *_, **_options: {"h1": remote.Answer(Status("exited", 0), asked[-1], b"")}
+        remote, "ask", lambda *_, **_options: {"h1": Answer(Status("exited", 0), asked[-1], b"")}
     )
 
     def feed(data: bytes) -> None:

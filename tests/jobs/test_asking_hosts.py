@@ -14,8 +14,9 @@ import pytest
 from deploy.inventory import load
 from quine.base.cli_options import RunOptions
 from quine.cli import visits
-from quine.jobs import remote
-from quine.jobs.remote import Answer, Silent
+from quine.jobs import asking, remote
+from quine.jobs.asking import Answer, ask
+from quine.jobs.remote import Silent
 from tests.lab import Lab
 from tests.support.agents import PATIENCE, QUINE
 from tests.support.detached import detach
@@ -58,12 +59,12 @@ class Hosts:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Answer]]:
     """`ask` with such a batch."""
-    monkeypatch.setattr(remote, "_asking", lambda words, host, options: host)
+    monkeypatch.setattr(asking, "asking", lambda words, host, options: host)
     monkeypatch.setattr(batch, "Batch", Hosts)
-    monkeypatch.setattr(remote.rendezvous, "connect", lambda: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(remote, "MOST", 1 << 20)
-    monkeypatch.setattr(remote, "MORE", 0.1)
-    return lambda *names, **more: remote.ask(["ps"], list(names), RunOptions(), **more)
+    monkeypatch.setattr(asking.rendezvous, "connect", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(asking, "MOST", 1 << 20)
+    monkeypatch.setattr(asking, "MORE", 0.1)
+    return lambda *names, **more: ask(["ps"], list(names), RunOptions(), **more)
 
 
 def test_what_each_host_does_is_told_as_it_is(asked: Callable[..., dict[str, Answer]]) -> None:

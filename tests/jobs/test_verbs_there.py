@@ -13,7 +13,7 @@ import pytest
 from quine.base.cli_options import RunOptions
 from quine.base.sessions import new_session
 from quine.cli import job_verbs
-from quine.jobs import remote
+from quine.jobs import asking, remote
 from quine.jobs.remote import Remote
 from transport import status as status_module
 from transport.client import batch, client
@@ -84,7 +84,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Host]:
     def made(*ends: Status | None) -> Host:
         one = Host(list(ends))
         monkeypatch.setattr(batch, "Batch", one)
-        monkeypatch.setattr(remote, "time", one)
+        for module in (asking, remote):
+            monkeypatch.setattr(module, "time", one)
         monkeypatch.setattr(rendezvous, "connect", lambda: SimpleNamespace(close=lambda: None))
         return one
 

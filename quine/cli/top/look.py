@@ -17,6 +17,7 @@ from quine.base.sessions import SHOWN
 from quine.budget.shared_counters import LINK, PUT, SharedCounters
 from quine.cli.ps_table import facts_of, progress_of
 from quine.jobs import batch_state, census, foreign, remote
+from quine.jobs.asking import ask
 from quine.tape import registry
 from quine.tape.registry import ALIVE
 from transport import quickjson
@@ -127,7 +128,7 @@ class Looker:
         """Return the rows and the batches of the hosts, and those that gave no list."""
         options = self._options
         rows, batches, silent = [], [], []
-        for host, answer in remote.ask(["top", "--json"], remote.hosts(options.on, options), options).items():
+        for host, answer in ask(["top", "--json"], remote.hosts(options.on, options), options).items():
             if not answer.whole:
                 silent.append(remote.silence(host, answer))
             found, more = parsed(answer.out.split(b"\n"), host)
