@@ -27,6 +27,7 @@ class Hostile(Machine):
     flood     sends small frames without end
     noise     sends chance bytes
     silent    says nothing more
+    mute      answers pings, and not one start
     """
 
     def __init__(self, world: World, name: str, number: int, scripts: dict[str, Any], how: str) -> None:
@@ -74,7 +75,10 @@ class Speaker:
 
     def data_received(self, data: bytes) -> None:
         for frame in self._decoder.feed(data):
-            if frame.kind == Kind.SPAWN and not frame.stream:
+            if self.machine.how == "mute":
+                if frame.kind == Kind.PING and not frame.stream:
+                    self.end.write(encode(Frame(Kind.PING, 0, 1, frame.offset)))
+            elif frame.kind == Kind.SPAWN and not frame.stream:
                 self.end.write(encode(Frame(Kind.ATTACH, frame.channel, LIFE, 0, pack({"pid": 7}))))
                 if self._job is None:
                     self._job, self._capability = frame.channel, frame.body().get("capability")

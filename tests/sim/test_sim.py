@@ -76,6 +76,12 @@ def test_a_client_is_heard_to_its_end_when_the_link_to_its_host_has_failed() -> 
     assert simulate(Scenario(121602, ("h1",), (job,), faults, hostile="requests")) is None
 
 
+def test_a_host_that_answers_pings_and_no_start_is_not_waited_for() -> None:
+    """Each client stood for ever: the clocks of a job began at its start over there."""
+    job = Job("j0", "h1", lease=60.0, steps=(("exit", 7),))
+    assert simulate(Scenario(1, ("h1",), (job,), hostile="mute")) is None
+
+
 def test_a_link_that_is_down_is_not_closed_as_idle_while_the_other_end_must_hear_of_something() -> None:
     """Its job had nobody any more, and went on for its lease: the node had forgotten the host."""
     job = Job("j1", "h1", lease=600.0, steps=(("sleep", 100_000.0),))
