@@ -35,7 +35,7 @@ from quine.providers.vendors import FILES, Config
 from quine.tape import redact
 from transport import address, atomic, inherit, quickjson
 from transport.lean import Any, NamedTuple
-from transport.this_build import own_command
+from transport.this_build import build_hash, own_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -318,12 +318,25 @@ def ensure_quine(data_dir: str) -> None:
         return
     beside = os.path.dirname(sys.executable)
     if not os.access(os.path.join(beside, "quine"), os.X_OK):
-        beside = os.path.join(data_dir, "bin")
-        dirs.make_inside(beside, 1)
-        text = f'#!/bin/sh\nexec {" ".join(map(quote, own_command()))} "$@"\n'
-        atomic.write(os.path.join(beside, "quine"), text.encode(), 0o700, own=True)
+        try:
+            beside = _with_quine(address.state_directory(), build_hash()[:16])
+        except OSError:  # a home that cannot be written
+            beside = _with_quine(data_dir)
     # Last, not first: the user's python and tools take precedence over those beside this interpreter.
     os.environ["PATH"] = os.pathsep.join([*places, beside])
+
+
+def _with_quine(folder: str, *build: str) -> str:
+    """Return a directory of the folder with a script `quine` alone: a pull into a data directory brought others."""
+    place = os.path.join(folder, "bin", *build)
+    dirs.make_inside(place, 1 + len(build))
+    if others := set(os.listdir(place)) - {"quine"}:
+        raise Misconfigured(
+            f"{place} holds {min(others)}, which an agent would run by its name", f"rm -r {place}"
+        )
+    text = f'#!/bin/sh\nexec {" ".join(map(quote, own_command()))} "$@"\n'
+    atomic.write(os.path.join(place, "quine"), text.encode(), 0o700, own=True)
+    return place
 
 
 def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:

@@ -309,6 +309,7 @@ def _program(place: str) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", "/nowhere")
         patch.setattr("sys.executable", "/nowhere/python")
+        patch.setenv("XDG_STATE_HOME", "/dev/null/state")  # else `quine` is put there
         return ensure_quine(place)
 
 
@@ -404,3 +405,23 @@ def _filled(place: Path) -> Path:
 def _all(top: Path) -> dict[str, str]:
     files = [top, *top.rglob("*")] if top.is_dir() else [top]
     return {str(path): path.read_text() if path.is_file() else "" for path in files}
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_programs_that_a_pull_brought_are_not_on_the_path(
+    here: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    """`.quine/bin/cargo` of a repository ran on a machine without a cargo, where `quine` was no command."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    if not writable:
+        monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
+    use(here / ".quine", make=True)
+    ensure_quine(str(here / ".quine"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    (here / ".quine/bin").mkdir(exist_ok=True)
+    (here / ".quine/bin/cargo").write_text("#!/bin/sh\n")
+    (here / ".quine/bin/cargo").chmod(0o755)
+    with contextlib.nullcontext() if writable else pytest.raises(Misconfigured, match="bin holds cargo"):
+        ensure_quine(str(here / ".quine"))
+    assert shutil.which("cargo") is None and (shutil.which("quine") is not None) == writable
