@@ -145,10 +145,13 @@ def start(
         os.rename(path + MAKING, path)  # where a socket is seen, somebody listens or has ended
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            whom = os.getpid()
-            pid = os.fork()
-            if not pid:
-                _become(_Courier(folder, path, listener, whom, send, report, return_rest))
+            pidfd = os.pidfd_open(os.getpid())  # here: it may be killed before the courier runs
+            try:
+                pid = os.fork()
+                if not pid:
+                    _become(_Courier(folder, path, listener, pidfd, send, report, return_rest))
+            finally:
+                os.close(pidfd)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         with contextlib.suppress(ChildProcessError):
@@ -213,7 +216,7 @@ class _Courier:
         folder: str,
         path: str,
         listener: socket.socket,
-        whom: int,
+        pidfd: int,
         send: Callable[[str, bytes], bytes],
         report: Callable[[], None],
         return_rest: Callable[[], None],
@@ -221,20 +224,18 @@ class _Courier:
         self._folder = folder
         self._path = path
         self._listener = listener
-        self._whom = whom
+        self._pidfd = pidfd  # of the first agent
         self._send = send
         self._report = report
         self._return_rest = return_rest
         self._tapes: list[_Tape] = []
         self._read = 0  # bytes of the index
-        self._pidfd = -1
         self._gone = False  # the first agent
 
     def serve(self) -> None:
         """Send until the first agent ends."""
         import socket
 
-        self._pidfd = os.pidfd_open(self._whom)
         signal.signal(signal.SIGALRM, self._on_alarm)
         listener = socket.socket(fileno=self._listener.detach())
         listener.setblocking(False)
