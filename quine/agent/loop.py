@@ -86,9 +86,7 @@ class Loop:
         self.shell = Shell(spec.shell, dirs.here(), self.signals, self.outputs, spec.limits.truncate)
         self.messages: list[Message] = list(spec.context)
         self.answered = 0  # calls of the current reply that have a result
-        self.cut: ToolCall | None = (
-            None  # the call of the current reply that the limit of its output may have cut
-        )
+        self.cut: ToolCall | None = None  # a call of the reply that the limit of its output may have cut
         self._guest = process.guest
         self._far = origin.infers(process.ask, self.settings.memo)
         self._price = process.price
