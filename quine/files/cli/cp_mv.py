@@ -12,7 +12,8 @@ import errno
 
 from quine.base.errors import FAILED
 from quine.files import paths
-from quine.files.cli.destination import Target, below, crew_of, keeps, needed, operands
+from quine.files.api import OutcomeUnknown
+from quine.files.cli.destination import Made, Target, below, crew_of, keeps, needed, operands
 from quine.files.cli.output import escaped
 from quine.files.cli.pool import at_once
 
@@ -31,6 +32,7 @@ def cp(call: Call) -> int:
     with crew_of(call.values) as crew:
         expanded = [path for path, _ in call.expand(sources)]
         target = Target(call, last, len(expanded) > 1)
+        made = Made(call, list(map(paths.name, expanded)))
 
         def copy(source: str, path: str) -> None:
             differ(call.tier, source, path)
@@ -40,8 +42,9 @@ def cp(call: Call) -> int:
         for source in expanded:
             try:
                 if call.values.get("recursive"):
-                    _copy_tree(call, crew, source, target.under(paths.name(source)), copy)
+                    _copy_tree(call, crew, source, target.under(paths.name(source)), copy, made)
                 else:
+                    made.take(paths.name(source), source, paths.join(target.path, paths.name(source)))
                     crew.do(_copy_file, call.tier, source, target, copy)
             except OSError as problem:
                 crew.failed(problem)
@@ -64,8 +67,12 @@ def _copy_file(tier: Tier, source: str, target: Target, copy: Callable[[str, str
         raise OSError(errno.EISDIR, "is a directory; -r copies it with what is in it", source) from None
 
 
-def _copy_tree(call: Call, crew: Crew, source: str, top: str, copy: Callable[[str, str], None]) -> None:
+def _copy_tree(
+    call: Call, crew: Crew, source: str, top: str, copy: Callable[[str, str], None], made: Made
+) -> None:
+    name = paths.name(source)
     if call.tier.stat(source).is_file:
+        made.take(name, source, top)
         crew.do(copy, source, top)
         return
     if top == source or top.startswith(f"{source}/") or not source:
@@ -74,6 +81,11 @@ def _copy_tree(call: Call, crew: Crew, source: str, top: str, copy: Callable[[st
     for entry in needed(call.tier.walk(source)):
         path = paths.join(top, below(entry, source))
         if entry.is_file:
+            try:
+                made.take(name, entry.path, path)
+            except FileExistsError as problem:
+                crew.failed(problem)
+                continue
             crew.do(copy, entry.path, path)
         else:
             crew.do(call.tier.mkdir, path, True)
@@ -85,16 +97,23 @@ def mv(call: Call) -> int:
     expanded = [path for path, _ in call.expand(sources)]
     target = Target(call, last, len(expanded) > 1)
     absent = keeps(call)
+    made = Made(call, list(map(paths.name, expanded)))
 
     def rename(source: str) -> str:
         if not target.known:
             expect_outside(call.tier, source, target.path)
             return call.tier.move(source, target.path, absent)
         path = target.under(paths.name(source))
-        expect_outside(call.tier, source, path)
-        if not absent:
-            differ(call.tier, source, path)
-        call.tier.rename(source, path, absent)
+        made.take(paths.name(source), source, path)
+        try:
+            expect_outside(call.tier, source, path)
+            if not absent:
+                differ(call.tier, source, path)
+            call.tier.rename(source, path, absent)
+        except OSError as problem:
+            if not isinstance(problem, OutcomeUnknown):
+                made.drop(path)
+            raise
         return path
 
     for source in expanded:

@@ -4,6 +4,8 @@ Laws
 1. With one file and one target there is no request beforehand. If the store reports that the target is a directory, the
    file goes into it. So a put of a small file is one round trip.
 2. A path from a listing is accepted only if it lies below the listed directory.
+3. No source of a command replaces another one's copy: that would lose a file, and in `mv` its only copy. As with cp and
+   mv, the first of several sources with one target gets it, and the others are refused.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import errno
 from quine.base.errors import Misconfigured
 from quine.files import paths
 from quine.files.cli.options import PREFIX, number
+from quine.files.cli.output import escaped
 from quine.files.cli.pool import JOBS, MOST, Crew
 from quine.files.cli.progress import Progress
 
@@ -98,6 +101,33 @@ class Target:
             if not self.into() or not name:
                 raise problem from None
             yield from attempt(self.under(name)) or ()
+
+
+class Made:
+    """The targets that sources of one command have got. Only one thread may call `take`."""
+
+    def __init__(self, call: Call, names: list[str]) -> None:
+        """`names` are those that the sources get in a directory; "" is the contents of one.
+
+        A name that occurs once needs no list of its targets.
+        """
+        once, several = set[str](), set[str]()
+        for name in [] if keeps(call) else names:  # the store itself refuses a second one
+            (several if name in once else once).add(name)
+        self._several = several | once if "" in once and len(names) > 1 else several
+        self._sources: dict[str, str] = {}  # by target
+
+    def take(self, name: str, source: str, path: str) -> None:
+        """Give a source, which is or is below the one called `name`, its target.
+
+        Raises FileExistsError if another source has it.
+        """
+        if name in self._several and self._sources.setdefault(path, source) != source:
+            raise OSError(errno.EEXIST, f"will not overwrite just-created {escaped(path)} with it", source)
+
+    def drop(self, path: str) -> None:
+        """Forget a target whose source did not get there."""
+        self._sources.pop(path, None)
 
 
 def below(entry: Entry, top: str) -> str:

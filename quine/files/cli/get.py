@@ -16,7 +16,7 @@ from quine.base.errors import Misconfigured
 from quine.files import paths
 from quine.files.api import BLOCK, Request, error
 from quine.files.cli import localfs
-from quine.files.cli.destination import below, crew_of, keeps, operands
+from quine.files.cli.destination import Made, below, crew_of, keeps, operands
 from quine.files.cli.output import escaped
 from quine.files.exclusions import obeyed, own, say_left_out, within
 from transport.atomic import follow
@@ -46,12 +46,13 @@ def get(call: Call) -> int:
         if into:
             here.folder()  # if it is no directory, report that once
         left = []
+        made = Made(call, [paths.name(path) for path, _ in expanded])
         for path, source in expanded:
             if here.into and obeyed(paths.name(path)) and call.is_pattern(source):
                 left.append(path)
                 continue
             try:
-                left += _get(call, crew, path, here)
+                left += _get(call, crew, path, here, made)
             except OSError as problem:
                 crew.failed(problem)
         say_left_out(left, lambda path: f"quine fs get -r {path}")
@@ -124,8 +125,9 @@ class _Here:
             folder.__exit__()
 
 
-def _get(call: Call, crew: Crew, path: str, here: _Here) -> list[str]:
+def _get(call: Call, crew: Crew, path: str, here: _Here, made: Made) -> list[str]:
     """Get a path; return the paths at which something was left out."""
+    name = paths.name(path)
     recursive = bool(call.values.get("recursive"))
     if not recursive and path:
 
@@ -137,11 +139,12 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> list[str]:
                     raise
                 raise OSError(errno.EISDIR, RECURSE, path) from None
 
-        here.name(path), here.folder()
+        made.take(name, path, here.folder().shown(here.name(path)))
         crew.do(fetch)
         return []
     entry = call.tier.stat(path)
     if entry.is_file:
+        made.take(name, path, here.folder().shown(here.name(path)))
         crew.progress.expect(entry.size)
         crew.do(get_named, call, crew, path, here)
         return []
@@ -157,6 +160,11 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> list[str]:
         if within(relative, kept):
             continue
         if entry.is_file:
+            try:
+                made.take(name, entry.path, folder.shown(relative))
+            except FileExistsError as problem:
+                crew.failed(problem)
+                continue
             crew.progress.expect(entry.size)
             crew.do(get_file, call, crew, entry.path, folder, relative, entry.size, True)
         else:

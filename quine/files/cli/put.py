@@ -15,7 +15,7 @@ from quine.base.errors import OK, Misconfigured, need_stdin
 from quine.files import paths
 from quine.files.api import BLOCK, Request
 from quine.files.cli import localfs
-from quine.files.cli.destination import Target, crew_of, keeps, needed, operands
+from quine.files.cli.destination import Made, Target, crew_of, keeps, needed, operands
 from quine.files.cli.output import escaped
 from quine.files.cli.pool import once
 from quine.files.cli.progress import Progress
@@ -39,9 +39,10 @@ def put(call: Call) -> int:
             raise Misconfigured("stdin (-) goes alone")
         return _put_stdin(call, target, mode)
     with crew_of(call.values, call.tier) as crew:
+        made = Made(call, list(map(_name, sources)))
         for source in sources:
             try:
-                _put(call, crew, source, target, mode)
+                _put(call, crew, source, target, mode, made)
             except OSError as problem:
                 crew.failed(problem)
         crew.progress.found_all = True
@@ -59,15 +60,21 @@ def _mode(values: Values) -> int | None:
     return int(text, 8)
 
 
-def _put(call: Call, crew: Crew, source: str, target: Target, mode: int | None) -> None:
+def _name(source: str) -> str:
     name = os.path.basename(source.rstrip("/"))
-    name = "" if name in (".", "..") else name
+    return "" if name in (".", "..") else name
+
+
+def _put(call: Call, crew: Crew, source: str, target: Target, mode: int | None, made: Made) -> None:
+    name = _name(source)
     if not os.path.isdir(source):
 
         def attempt(path: str) -> Task:
             return put_file(call, crew, source, path, mode)
 
-        crew.progress.expect(os.stat(source).st_size)
+        size = os.stat(source).st_size
+        made.take(name, source, paths.join(target.path, name))
+        crew.progress.expect(size)
         crew.do(target.try_each, name, attempt)
         return
     if not call.values.get("recursive"):
@@ -81,6 +88,11 @@ def _put(call: Call, crew: Crew, source: str, target: Target, mode: int | None) 
     for found in needed(walk):
         path, here = paths.join(top, found.path), os.path.join(source, found.path)
         if found.kind == "file":
+            try:
+                made.take(name, here, path)
+            except FileExistsError as problem:
+                crew.failed(problem)
+                continue
             crew.progress.expect(found.stat.st_size)
             crew.do(put_file, call, crew, here, path, mode, "" if call.values.get("follow") else found.path)
         elif found.kind == "directory":

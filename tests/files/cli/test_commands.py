@@ -385,6 +385,41 @@ def test_cp_and_mv_within_the_tier(tree: Shelf) -> None:
     assert "none: no such file" in tree.fails("mv", "none", "x")
 
 
+def test_no_source_replaces_the_copy_of_another_one(shelf: Shelf) -> None:
+    """As with cp and mv of GNU; mv would lose the only copy of a file."""
+    fill(shelf.directory, {b"1/r": b"1", b"2/r": b"2", b"1/d/x": b"1", b"2/d/x": b"2", b"2/d/y": b"2"})
+    shelf.ok("put", "-r", "1", "2", "in/")
+    before = snapshot(shelf.tier / "in")
+    refused = "2/r: will not overwrite just-created {}/r with it"
+    tree, whole = {b"d", b"d/x"}, {b"r", b"d", b"d/x", b"d/y"}
+    for place, words, said, got in (
+        (shelf.tier, ["cp", "in/1/r", "in/2/r"], [refused], {b"r"}),
+        (shelf.tier, ["cp", "-r", "in/*/d"], ["in/2/d/x: will not overwrite"], {*tree, b"d/y"}),
+        (shelf.tier, ["put", "1/r", "2/r"], [refused], {b"r"}),
+        (
+            shelf.tier,
+            ["put", "-r", "1/.", "2/.", "2/r"],
+            ["2/./r: will", refused, "2/./d/x: will not"],
+            whole,
+        ),
+        (shelf.directory, ["get", "in/*/r"], [refused], {b"r"}),
+        (shelf.directory, ["get", "-r", "in/1/r", "in/*/d"], ["in/2/d/x: will not"], whole),
+        (shelf.tier, ["cp", "in/1/r", "in/1/r", "in/[1]/r"], [], {b"r"}),
+        (shelf.tier, ["mv", "none/r", "in/*/r"], ["none/r: no such file", refused], {b"r"}),
+        (shelf.tier, ["mv", "in/*/d"], ["in/2/d: will not overwrite"], tree),
+    ):
+        to = "to" + "-".join(words).translate({ord(char): None for char in "/.*[]"})
+        shelf.ok("mkdir", to) if place == shelf.tier else (place / to).mkdir()
+        error = shelf.fails(*words, to) if said else shelf.ok(*words, to).decode()
+        assert error.count("quine: error") == len(said), error
+        assert all(one.format(to) in error for one in said), error
+        assert set(snapshot(place / to)) == got
+        assert all(path.read_bytes() == b"1" for path in (place / to).rglob("[rx]")), "the first one's"
+    assert {name: before[name] for name in (b"2/r", b"2/d/x", b"2/d/y")}.items() <= snapshot(
+        shelf.tier / "in"
+    ).items()
+
+
 def test_what_ends_with_a_slash_is_a_directory(tree: Shelf) -> None:
     for words in (
         ["cat", "a/"],
