@@ -167,8 +167,21 @@ class Staging:
             host = "" if giving.is_ours else status.host  # "": no host is to blame, and none would have them
             return Status("unreachable", NOT_STARTED, host=host, detail=giving.failure, hint=giving.cure)
         if not self._moves and status.state in ("exited", "signaled"):
-            self._spoil(status, spec.not_there(spec.matching(self._returns, self._folder)[1]))
+            self._look(status)
         return status
+
+    def _look(self, status: Status) -> None:
+        """The job ran here: look for its results, and put the error of those that are not here into `status`."""
+        from quine.staging.content import error_text
+        from quine.staging.source import check_read
+
+        missing = spec.matching(self._returns, self._folder)[1]
+        try:
+            check_read(missing, self._folder)
+        except OSError as error:
+            self.lose(status, f"--returns {', '.join(map(spec.text_of, missing))}: {error_text(error)}")
+        else:
+            self._spoil(status, spec.not_there(missing))
 
     def brings(self, status: Status) -> bool:
         """Whether there are files to be brought back."""

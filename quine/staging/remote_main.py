@@ -31,7 +31,7 @@ from quine.staging.manifest import BadManifest, Manifest, digest_of, parse
 from quine.staging.notes import left_alone
 from quine.staging.renames import recover
 from quine.staging.shared_directory import alone, identity
-from quine.staging.source import Tree, bits
+from quine.staging.source import Tree, bits, check_read
 from quine.staging.store import Objects, Pack
 from transport.errors import RequestError
 from transport.rpc.call import Relay
@@ -368,6 +368,7 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
                 patterns, names, own = (list(map(str, message.get(name, []))) for name in fields)
                 places = Places(names, own)
                 sources, missing, lacking = spec.matching(patterns, here, places)
+                check_read(patterns, here, places)
                 without = [*names, *own, *places.there(here, [name for _, name in sources])]
                 given = scan.Sources(sources, scan.identity(named()), without)
                 tree = Tree(given, scan.key_of(here, key, "out"))

@@ -3,16 +3,20 @@
 Laws
 1. If the hash of the scan equals the record's, no file is opened and no manifest is built: the tree's digest is known.
 2. An entry that is neither a file, nor a directory, nor a symlink that stays inside is refused, by name.
-3. Contents are kept for jobs that may wait for long, and a process may have thousands of these. So all of its trees
+3. A pattern that leads to an unreadable directory is an error: the results in it are not known to be absent.
+4. Contents are kept for jobs that may wait for long, and a process may have thousands of these. So all of its trees
    have one bound.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from _thread import RLock  # threading has 0.7 MB, and hosts load this
 
+from quine.files import paths
+from quine.files.exclusions import ASIDE, naming
 from quine.staging.content import BLOCK, CHANGED, KEEP, Changed, Feed, File, as_seen, measure, send, tell
 from quine.staging.manifest import (
     IMPLIED,
@@ -31,10 +35,70 @@ from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from quine.files.exclusions import Places
     from quine.staging.content import Line
     from quine.staging.scan import Scan, Sources
 
 ROUND = 1 << 20  # bytes of small files in one write
+
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def check_read(patterns: Collection[str], folder: str, places: Places | None = None) -> None:
+    """Raise OSError if a directory that may hold matches of a pattern in `folder` cannot be read.
+
+    A glob passes it over. Directories at `places` that the pattern does not name are not looked into.
+    """
+    from quine.staging import spec
+
+    for pattern in patterns:
+        text = spec.text_of(pattern)
+        todo = [("", pattern.split("/"))] if not os.path.exists(os.path.join(folder, text)) else []
+        while todo:
+            above, parts = todo.pop()
+            place = places.at(above) if places and above else ""
+            if not place or naming(place, [text]):
+                todo += _leading_on(folder, above, parts)
+
+
+def _leading_on(folder: str, above: str, parts: list[str]) -> list[tuple[str, list[str]]]:
+    """Return the directories in which a part of a pattern goes on, and its parts there. Raises as `check_read`."""
+    from quine.staging import spec
+
+    path = os.path.join(folder, above) if above else folder
+    name = spec.name_of(parts[0])
+    try:
+        if name is not None:
+            _check_entered(path, name)
+            return [(paths.join(above, name), parts[1:])] if parts[1:] else []
+        with os.scandir(path) as listed:
+            found = [each for each in listed if spec.is_like(each.name, parts[0])]
+        found = [each for each in found if not _is_apart(each.name)]
+        if found:
+            _check_entered(path, ".")
+        down = parts if parts[0] == "**" else parts[1:]  # a link may lead upwards
+        inner = [each.name for each in found if down and each.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return []
+        raise
+    below = [(paths.join(above, each), down) for each in inner]
+    return [*below, *([(above, parts[1:])] if down is parts and parts[1:] else [])]
+
+
+def _check_entered(folder: str, name: str) -> None:
+    try:
+        os.stat(os.path.join(folder, name))
+    except PermissionError as error:
+        raise PermissionError(error.errno, error.strerror, folder) from None
+
+
+def _is_apart(name: str) -> bool:
+    """Whether no job puts results into a directory: one of staging, or what file systems have for root alone."""
+    return name.startswith(ASIDE) or name == "lost+found"
 
 
 class LeadsOut(OSError):

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
 from quine.fanout.files import uses
+from quine.files.exclusions import Places
 from quine.staging import (
     apply,
     filling,
@@ -47,6 +48,7 @@ from tests.staging.wired import here as here
 from tests.staging.wired import there as there
 from tests.support.trees import facts
 from transport.errors import RequestError
+from transport.status import Status
 
 ODD = [
     b"a b",
@@ -549,6 +551,53 @@ def test_what_comes_back_is_as_it_was(here: Path, there: Path) -> None:
     assert bring(here, there, "d0", "none", "x*") == ("", ["none", "x*"])
     assert facts(here) == wanted
     open_up(here.parent)
+
+
+def test_a_result_in_a_directory_that_may_not_be_read_is_not_known_to_be_absent(
+    there: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut = {"q": 0, "deep/in/s": 0, "listed": 0o400, "entered": 0o100, "lost+found": 0, ".git": 0}
+    for name in [*shut, "g"]:
+        (there / name).mkdir(parents=True)
+        (there / name / "y").write_text("y")
+    (there / "g/link").symlink_to("..")
+    (there / "g/loop").symlink_to("loop")
+    places = Places(("y", ".git"))
+    with inside(there):
+        source.check_read(["**/y", ".*/y", "*/*"], str(there), places)
+        for name, mode in shut.items():
+            (there / name).chmod(mode)
+        if root := os.geteuid() == 0:
+            there.chmod(0o755)
+            for name in shut:
+                os.chown(name, 65534, -1)
+            os.seteuid(65534)
+        try:
+            for pattern, wrong in {
+                "q/y": "q", "[q]/y": "q", "[q]/*": "q", "q/y/*": "q", "[q]/?/x": "q", "**/y": "q", "deep/**/y": "s",
+                "deep/*/s/**": "s", "liste?/y": "listed", "listed/[y]": "listed", "listed/*": "listed",
+                "entered/*": "entered", "entered/y/": "", "g/**": "", "g/*/*/z": "", "no/*": "", "g/y/*": "",
+                "[q]": "", "q": "", "listed/[z]": "", "lost*/y": "", ".*/y": "", ".git/*": ".git",
+            }.items():  # fmt: skip
+                with contextlib.nullcontext() if not wrong else pytest.raises(PermissionError) as error:
+                    source.check_read([pattern], ".", places)
+                if wrong and pattern != "**/y":
+                    assert os.path.basename(str(error.value.filename)) == wrong, pattern  # type: ignore[union-attr]
+        finally:
+            if root:
+                os.seteuid(0)
+            for name in shut:
+                os.chmod(name, 0o700)
+    monkeypatch.setattr(source.os, "scandir", lambda path: refused(path))
+    failure, missing = bring(here, there, "*/y")
+    assert failure.endswith(f"{there}: permission denied") and not missing
+    status = Staging([], ["*/y"], str(here)).in_place([]).judged(Status("exited", 0))
+    assert (status.code, status.detail) == (74, f"--returns */y: {here}: permission denied")
+    assert not os.listdir(here)
+
+
+def refused(path: str) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", path)
 
 
 def test_the_umask_holds_for_what_comes_back(here: Path, there: Path) -> None:
