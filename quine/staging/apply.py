@@ -312,18 +312,18 @@ class Layout:
         return bool(same_mode and mtime == self._manifest.mtimes[index] and not stat.S_ISDIR(mode))
 
     def _finish(self, index: int, name: bytes, folder: int) -> None:
-        mtime, mode = self._manifest.mtimes[index], self._manifest.modes[index] & PERMISSIONS
-        kind = os.O_DIRECTORY if self._manifest.is_directory(index) else 0
+        mtime, mode = self._manifest.mtimes[index], self._manifest.modes[index]
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        flags |= os.O_DIRECTORY if self._manifest.is_directory(index) else 0
         try:
-            fd = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | kind, dir_fd=folder
-            )
+            fd = os.open(name, flags, dir_fd=folder)
         except PermissionError:
             self._finish_unread(index, name, folder)
             return
         try:
-            os.utime(fd, ns=(mtime, mtime))
-            os.fchmod(fd, mode | _kept(os.fstat(fd)))
+            if not mode & IMPLIED:
+                os.utime(fd, ns=(mtime, mtime))
+            os.fchmod(fd, mode & PERMISSIONS | _kept(os.fstat(fd)))
         finally:
             os.close(fd)
 
@@ -336,7 +336,8 @@ class Layout:
             if stat.S_IFMT(facts.st_mode) != stat.S_IFMT(mode & 0xFFFF):
                 return  # replaced meanwhile
             os.chmod(f"/proc/self/fd/{fd}", mode & PERMISSIONS | _kept(facts))
-            os.utime(f"/proc/self/fd/{fd}", ns=(mtime, mtime))
+            if not mode & IMPLIED:
+                os.utime(f"/proc/self/fd/{fd}", ns=(mtime, mtime))
         finally:
             os.close(fd)
 

@@ -436,6 +436,11 @@ def test_a_directory_above_a_named_file_is_made_and_its_own_facts_are_not_sent(
     assert (there / "x" / "y" / "z").read_text() == "z"
     assert stat.S_IMODE((there / "x").stat().st_mode) == 0o701
     assert stage(here, there, "x/y/z") < 200
+    before = time.time() - 60
+    assert bring(there, here / "x", "y/?") == ("", [])
+    assert all(made.stat().st_mtime > before for made in (there / "x/y", there / "y")), (
+        "the time of its making"
+    )
 
 
 def test_a_directory_of_a_group_stays_one(here: Path, there: Path) -> None:
