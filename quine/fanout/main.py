@@ -111,8 +111,8 @@ def _check(options: Options) -> None:
         raise Misconfigured(f"--{alone} goes with --detach")
     if elsewhere(options):
         return  # the rest is about this machine
-    if options.spawn.detach:
-        checks.check_here(options)
+    if options.spawn.detach and not checks.check_here(options):
+        return
     if options.spawn.report:
         from quine.base import run_report
 

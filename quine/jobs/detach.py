@@ -2,8 +2,9 @@
 
 Laws
 1. One line on stdout, the id, and exit status 0: the job runs, and its record is on disk. Anything else: it does not.
-2. An id is used once: a second start with it starts nothing, and succeeds if that job was started. Its host is noted
-   before it is sent there, under a lock, and the same id goes to no other one, whatever WHERE means by then.
+2. An id is used once: a second start with it starts nothing, and succeeds if that job, of the same kind, was started.
+   Its host is noted before it is sent there, under a lock, and the same id goes to no other one, whatever WHERE means
+   by then.
 3. Its stdin is a copy of ours, made before it starts: the caller may be far away, and is gone afterwards. A terminal
    is not copied, so the job has no stdin then. With --stdin, `quine attach --stdin` sends it.
 4. A command for another machine is detached there, by the same verb run on that machine. An agent for another machine
@@ -21,7 +22,7 @@ from quine.agent.session import SessionSpec
 from quine.base import dirs, sizes
 from quine.base.allowed_hosts import check_where
 from quine.base.cli_options import RunOptions, as_words, environment, limits, rows
-from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NoGuest, NotBuilt, complain, say
+from quine.base.errors import LOST, OK, Failure, Misconfigured, NoGuest, NotBuilt, complain, say
 from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from quine.jobs.client import (
@@ -35,6 +36,9 @@ from quine.jobs.client import (
     starting_directory,
 )
 from quine.jobs.job_files import (
+    AGENT,
+    COMMAND,
+    MADE,
     alone,
     bound,
     collect,
@@ -42,7 +46,9 @@ from quine.jobs.job_files import (
     directory_of,
     is_started,
     keep_mission,
+    kind_of,
     made_directory,
+    own_directory,
     remove,
     taken,
     tell,
@@ -53,10 +59,10 @@ from quine.tape import places
 from transport import inherit, quickjson, this_build
 from transport.detached.order import Order
 from transport.detached.start import start
-from transport.launcher import workdir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from quine.files.select import Services
     from quine.jobs.job_files import Inputs
     from quine.staging.caller_side import Staging
     from transport.spawn import Spawn
@@ -66,7 +72,6 @@ if TYPE_CHECKING:
 VARIABLE = "QUINE_DETACHED"
 # options that a detached agent does not get
 OURS = ("detach", "file", "job", "stdin", "output-limit", "report")
-MADE = "-detaching"  # suffix of the directory that a remote node makes for this verb
 
 
 def command(options: RunOptions, argv: list[str], tree: str, stage: Staging | None = None) -> int:
@@ -80,11 +85,7 @@ def command(options: RunOptions, argv: list[str], tree: str, stage: Staging | No
             "quine wait --returns PATTERN ID",
         )
     job, seconds = _job(options), seconds_of(options)
-    first = False
-    if (
-        options.job and "token" not in inherit.read()
-    ):  # a job of a node may be this verb of the job's own caller
-        options, first = bound(options, job)
+    options, first = bound(options, job, COMMAND)
     if options.elsewhere:
         return _over_there(options, job, argv, tree, stage, first)
     cwd = directory_here(options)
@@ -112,6 +113,7 @@ def agent(mission: str, options: RunOptions) -> int:
         raise NotBuilt("--detach of an agent on a host that is not the origin")
     check_where(options)
     _check_guest(options)
+    bound(options, job, AGENT)
     hidden = bool(options.file)
     passed = dict.fromkeys(row[0] for row in rows("agent") if row[0] not in OURS)
     given = [f"--job={job}", *as_words(options, passed)]
@@ -119,7 +121,7 @@ def agent(mission: str, options: RunOptions) -> int:
     words = [f"--file={directory_of(job)}/mission"] if hidden else ["--", mission]
     shown = SessionSpec(job, job, mission, hidden=hidden).shown
     root = os.environ.get("QUINE_ROOT_SESSION", "")
-    facts: dict[str, object] = {"intent": shown, "root": root if is_session(root) else job}
+    facts: dict[str, object] = {"intent": shown, "root": root if is_session(root) else job, "agent": True}
     env = {**os.environ, VARIABLE: "1"}
     if options.elsewhere:
         facts["on"] = options.on
@@ -200,6 +202,10 @@ def _start(
     from quine.jobs import logind
     from transport import rlimits
 
+    if options.job:
+        alone(job, ".making")  # another start of this id, as of another machine, ends before
+        if is_started(job):
+            return there_already(job, kind_of(facts))
     logind.secure([] if options.file == "-" else _again(job))  # stdin is read only once
     env.pop(logind.MOVED, None)
     keep = _kept()
@@ -218,10 +224,10 @@ def _start(
         try:
             os.mkdir(directory, 0o700)
         except FileExistsError:
-            return there_already(job)
+            return there_already(job, kind_of(facts))
         try:
             # After the mkdir: a directory made for a job that exists already would not be removed.
-            cwd, at = _place(job, cwd, str(facts["root"]))
+            cwd, at = own_directory(job, cwd, str(facts["root"]))
             if mission:
                 keep_mission(directory, mission)
             if inputs:
@@ -294,7 +300,7 @@ def prepare(words: list[str]) -> bool:
     alone(job)  # locked before the directory is made, which `give_up` removes
     if is_started(job):
         return False
-    _, at = _place(job, dirs.current(), job)
+    _, at = own_directory(job, dirs.current(), job)
     if at >= 0:
         os.fchdir(at)  # and it is held until the exec: others that leave it find it empty
     return True
@@ -309,25 +315,6 @@ def give_up(words: list[str]) -> None:
 
 def _named(words: list[str]) -> str:
     return words[words.index("--detach") + 1].removeprefix("--job=")
-
-
-def _place(job: str, cwd: str, folder: str) -> tuple[str, int]:
-    """Return the job's directory, and a descriptor that holds it, -1 if it was not made for jobs. Raises Failure.
-
-    Its name is `folder` if the job was told of none. It is beside the one that a node made for this verb and removes
-    after it, and is made and judged as that of any job. Its name is known before, so another user may have made it
-    where others can write. The caller may be in it: a job of a node, or this verb after its files were laid out.
-    """
-    above, name = os.path.split(cwd)
-    path = os.path.join(above, folder) if name == f"{job}{MADE}" else cwd
-    if path == cwd and name not in (job, folder) and not ("token" in inherit.read() and is_session(name)):
-        return cwd, -1
-    try:
-        return path, workdir.enter(path)
-    except OSError as error:
-        why = f"cannot make {path}: {error.strerror or error}"
-        here = os.environ.get("QUINE_NODE_NAME", "")
-        raise Failure(NOT_STARTED, why, "set workdir in the inventory", here) from None
 
 
 def _laid_out(stage: Staging, options: RunOptions, cwd: str | None) -> int:
@@ -348,7 +335,7 @@ def _laid_out(stage: Staging, options: RunOptions, cwd: str | None) -> int:
 def _over_there(
     options: RunOptions, job: str, argv: list[str], tree: str, stage: Staging | None, first: bool
 ) -> int:
-    """Run the same verb on another machine. `first`: its host is noted, and not if surely nothing was started there."""
+    """Run the same verb on another machine; `first` as for `send`."""
     words = ["run", "--detach", f"--job={job}"]
     words += [f"--limit={name}={value}" for name, value in limits(options).items()]
     words += as_words(options, ("mount", "stdin", "output-limit", "deadline"))
@@ -364,6 +351,23 @@ def _over_there(
         os.dup2(null, 0)
         os.close(null)
 
+    return send(spawn, job, first, options, "--on", services(spawn.context) if stage else None, stage)
+
+
+def send(
+    spawn: Spawn,
+    job: str,
+    first: bool,
+    options: RunOptions,
+    option: str,
+    served: Services | None = None,
+    stage: Staging | None = None,
+) -> int:
+    """Run a verb that starts a job on another machine, and note its host; `option` names that in the command line.
+
+    `first`: the host is noted, and not any more if surely nothing was started there.
+    """
+
     def ended(status: Status) -> Status:
         if status.code == LOST or (status.state, status.code) == ("exited", OK):
             places.note_host(job, spawn.where)
@@ -372,13 +376,13 @@ def _over_there(
         return status
 
     try:
-        status = show(spawn, options, services(spawn.context) if stage else None, stage=stage, ended=ended)
+        status = show(spawn, options, served, stage=stage, ended=ended)
     except Failure:
         if first:
             places.note_host(job, "")
         raise
     if status == LOST:
-        again = f"--on {spawn.where} --job {job}"
+        again = f"{option} {spawn.where} --job {job}"
         say(
             f"quine: hint: if it was started, its id is {job}; the same again with {again} starts nothing twice\n"
         )

@@ -15,21 +15,24 @@ import stat
 import time
 
 from quine.base import dirs
-from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, need_stdin, say
+from quine.base.errors import LOST, NOT_STARTED, OK, USAGE, Failure, Misconfigured, need_stdin, say
 from quine.base.sessions import is_session
 from quine.tape import places
 from quine.tape.registry import integer, lives, record, state_directory
 from transport import inherit
 from transport.errors import Refused
+from transport.launcher import workdir
 from transport.provenance import regular_file
 from transport.writes import is_no_input, read_some, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from quine.base.cli_options import RunOptions
 
+COMMAND, AGENT, BATCH = "a command", "an agent", "a batch"  # kinds of jobs
+MADE = "-detaching"  # suffix of the directory that a remote node makes for this verb
 KEPT = 1000  # jobs that ended before today, at most
 KEPT_DAYS = 30
 DAY = 86400  # seconds
@@ -59,9 +62,8 @@ def alone(job: str, step: str = ".laying") -> None:
 
     The lock belongs to the process: it survives an exec, and the supervisor that is forked does not hold it.
     """
-    jobs = os.path.join(state_directory(), "jobs")
+    jobs = made_directory()
     try:
-        dirs.make(jobs)
         low = os.open(f"{jobs}/{step}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fd = fcntl.fcntl(low, fcntl.F_DUPFD, inherit.FIRST_FD)
@@ -76,6 +78,25 @@ def alone(job: str, step: str = ".laying") -> None:
         why = (error.strerror or str(error)).lower()
         here = os.environ.get("QUINE_NODE_NAME", "")
         raise Failure(NOT_STARTED, f"no lock for job {job} in {jobs}: {why}", host=here) from None
+
+
+def own_directory(job: str, cwd: str, folder: str) -> tuple[str, int]:
+    """Return the job's directory, and a descriptor that holds it, -1 if it was not made for jobs. Raises Failure.
+
+    Its name is `folder` if the job was told of none. It is beside the one that a node made for this verb and removes
+    after it, and is made and judged as that of any job. Its name is known before, so another user may have made it
+    where others can write. The caller may be in it: a job of a node, or this verb after its files were laid out.
+    """
+    above, name = os.path.split(cwd)
+    path = os.path.join(above, folder) if name == f"{job}{MADE}" else cwd
+    if path == cwd and name not in (job, folder) and not ("token" in inherit.read() and is_session(name)):
+        return cwd, -1
+    try:
+        return path, workdir.enter(path)
+    except OSError as error:
+        why = f"cannot make {path}: {error.strerror or error}"
+        here = os.environ.get("QUINE_NODE_NAME", "")
+        raise Failure(NOT_STARTED, why, "set workdir in the inventory", here) from None
 
 
 def unwritable(error: OSError, jobs: str) -> Failure:
@@ -107,19 +128,27 @@ def is_started(job: str) -> bool:
     return os.path.exists(f"{directory_of(job)}/job")
 
 
-def bound(options: RunOptions, job: str) -> tuple[RunOptions, bool]:
+def bound(options: RunOptions, job: str, kind: str) -> tuple[RunOptions, bool]:
     """Return the options with the host of this id of the caller's in place of WHERE, and whether it is noted just now.
 
-    It is noted before anything is sent there: the answer may be lost with this process. Raises Misconfigured for an id
-    that was started where WHERE does not reach. Other starts of it wait until this process has ended.
+    It is noted before anything is sent there: the answer may be lost with this process. The host of an agent is in the
+    record of its proxy, which is here. Raises Misconfigured for an id that was started as another kind, or where WHERE
+    does not reach. Other starts of it wait until this process has ended.
     """
     from deploy.inventory import opened
     from quine.base import allowed_hosts
 
+    # A job of a node may be the verb of the caller of this very job.
+    if not options.job or "token" in inherit.read():
+        return options, False
     alone(job, ".starting")
-    noted = places.host_of(job)
-    here = not noted and record(directory_of(job)).get("node") == os.uname().nodename
-    if options.elsewhere and noted != options.on and not here:
+    noted, mine = places.host_of(job), record(directory_of(job))
+    here = not noted and mine.get("node") == os.uname().nodename
+    where, place = options.on if options.elsewhere else "", str(mine.get("on") or "") if here else noted
+    if here:
+        if (kind_of(mine), place) == (kind, where):
+            return options, False
+    elif where != noted and where and kind != AGENT:
         try:
             known = allowed_hosts.naming(opened(allowed_hosts.find(options, os.environ)), options.on)
             if not noted:
@@ -131,17 +160,27 @@ def bound(options: RunOptions, job: str) -> tuple[RunOptions, bool]:
             return options, False  # the node tells it better
         if reached:
             return options.replace(on=noted), False
-    elif not (noted or here) or (here and not options.elsewhere) or noted == options.on:
+    elif not noted or (noted == where and kind != AGENT):
         return options, False
+    what = f"sent to {place}" if place else "started on this machine"
     raise Misconfigured(
-        f"job {job} was {f'sent to {noted}' if noted else 'started on this machine'}, and an id starts one job",
+        f"job {job} was {what}{f' as {kind_of(mine)}' if here else ''}, and an id starts one job",
         f"quine wait {f'--on {noted} ' if noted else ''}{job}; for another job leave out --job",
     )
 
 
-def there_already(job: str) -> int:
-    """Print the id of a job whose directory is there. Raises Failure if nothing tells that it runs."""
+def kind_of(facts: Mapping[str, object]) -> str:
+    """Return what a record is of."""
+    return BATCH if facts.get("batch") is True else AGENT if facts.get("agent") is True else COMMAND
+
+
+def there_already(job: str, kind: str) -> int:
+    """Print the id of a job whose directory is there. Raises Failure if it is another kind, or was never started."""
     if is_started(job):
+        if (other := kind_of(record(directory_of(job)))) != kind:
+            why = f"job {job} was started as {other}, and an id starts one job"
+            cure = f"quine wait {job}; for another job leave out --job"
+            raise Failure(USAGE, why, cure, os.environ.get("QUINE_NODE_NAME", ""))
         return tell(job)
     raise Failure(
         NOT_STARTED,

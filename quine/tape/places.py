@@ -1,10 +1,10 @@
 """The places of sessions and jobs that were begun here, so that an id is found from any directory.
 
-They are the data directories of agents, and the hosts of detached commands.
+They are the data directories of agents, and the hosts of detached commands and batches.
 
 Laws
 1. A note is a help: it is looked at when all that a command names has nothing. A directory counts if it has the mark of
-   this user; a host, if it is still one. A command with an id of the caller's that is noted starts nowhere else
+   this user; a host, if it is still one. A job with an id of the caller's that is noted starts nowhere else
    (quine/jobs/detach.py); if the note is lost, only WHERE and the id choose its host.
 2. One line a place, appended. A note that has grown is replaced by its last lines. Machines that share a home share the
    notes, so a line may be torn or lost: one that cannot be read is passed over.
@@ -35,7 +35,7 @@ def note_folder(path: str) -> None:
 
 
 def note_host(job: str, host: str) -> None:
-    """Note the host of a command that is detached there; "" if it was not started on the one that is noted."""
+    """Note the host of a command or batch that is detached there; "" if it was not started on the one that is noted."""
     if host != host_of(job):
         _add(HOSTS, f"{job} {host}".encode(errors="surrogateescape"), again=True)
 

@@ -98,12 +98,41 @@ def test_blocks_of_a_pipe_are_sent(lab: Lab, work: Path) -> None:
     assert lab.run(["attach", job]).stdout == data
 
 
-def test_a_second_start_of_a_job_starts_nothing(lab: Lab, work: Path) -> None:
-    job = new_session()
-    for _ in range(2):
-        assert away(lab, work, "h1", "--job", job, *SH, f"echo $0 >>{work}/ran", ":::", "1") == job
-        assert lab.run(["wait", job]).returncode == 0
+def test_an_id_starts_one_batch_at_one_host(lab: Lab, work: Path) -> None:
+    """Starts of one moment follow each other; another host, this machine and another kind are refused."""
+    job, log = new_session(), new_session()
+    words = ["--job", job, "--joblog", log, *SH, f"echo $0 >>{work}/ran", ":::", "1"]
+    nowhere = lab.by_command("nowhere", "h1", command=["false"])
+    assert lab.run(["xargs", "--detach", "--from", nowhere, *words], cwd=work).returncode == 69
+    starts = [
+        lab.popen(
+            ["xargs", "--detach", "--from", "h1", *words],
+            cwd=work,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(3)
+    ]
+    told = [(*start.communicate(timeout=PATIENCE), start.returncode) for start in starts]
+    assert told == [(f"{job}\n".encode(), b"", 0)] * 3
+    assert lab.run(["wait", job]).returncode == 0
+    assert away(lab, work, "h1", *words) == job
+    for start in (
+        ["xargs", "--detach", "--from", "h2", *words],
+        ["xargs", "--detach", *words],
+        ["run", "--detach", "--job", job, "--on", "h2", "--", "true"],
+        ["--detach", "--job", job, "--on", "h1", "a mission"],
+    ):
+        done = lab.run(start, cwd=work, env=lab.script([], "none.jsonl"))
+        assert (done.returncode, done.stdout) == (2, b""), start
+        assert done.stderr.decode().startswith(
+            f"quine: error: job {job} was sent to h1, and an id starts one"
+        ), done
+    done = lab.run(["run", "--detach", "--job", job, "--on", "h1", "--", "true"])
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert f"h1: error: job {job} was started as a batch, and an id" in done.stderr.decode()
     assert (work / "ran").read_text() == "1\n"
+    (lab["h1"].home / log).unlink()
 
 
 @pytest.mark.long

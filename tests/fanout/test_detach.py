@@ -154,11 +154,23 @@ def test_what_is_refused_starts_nothing(lab: Lab, work: Path) -> None:
 
 
 def test_a_second_start_of_a_job_starts_nothing(lab: Lab, work: Path) -> None:
+    """Its log and its report are left alone; a host and another kind are refused."""
     job = new_session()
-    for _ in range(2):
-        assert detach(lab, work, "--job", job, *SH, "echo $0 >>ran", ":::", "1") == job
-        assert lab.run(["wait", job]).returncode == 0
-    assert (work / "ran").read_text() == "1\n"
+    words = ["--job", job, "--joblog", "log", "--report", "report", *SH, f"echo $0 >>ran; {WAIT}", ":::", "1"]
+    assert detach(lab, work, *words) == detach(lab, work, *words) == job
+    (work / "go").touch()
+    assert lab.run(["wait", job]).returncode == 0
+    report = (work / "report").read_bytes()
+    assert detach(lab, work, *words) == job
+    assert ((work / "report").read_bytes(), (work / "ran").read_text()) == (report, "1\n")
+    for start in (
+        ["xargs", "--from", "h1", *words[:2]],
+        ["run", *words[:2]],
+        ["run", "--on", "h1", *words[:2]],
+    ):
+        done = lab.run([*start, "--detach", "--", "true"], cwd=work)
+        assert (done.returncode, done.stdout) == (2, b""), start
+        assert f"error: job {job} was started on this machine as a batch, and an id" in done.stderr.decode()
 
 
 def test_a_kill_ends_the_jobs_and_int_waits_for_them(lab: Lab, work: Path) -> None:

@@ -796,6 +796,13 @@ def test_an_agent(lab: Lab, tmp_path: Path, go: Path, where: tuple[str, ...]) ->
     until(lambda: (tmp_path / "data" / f"{job}.jsonl").exists(), "it has a tape under its id")
     fact = until(lambda: (f := facts(lab, job, env=env))["mission"] == "shout" and f, "it is listed")
     assert (fact["state"], fact["host"]) == ("running", where[1] if where else "local")
+    again = ["--detach", "--job", job]
+    assert lab.run([*again, *where, "shout"], env=env).stdout == done.stdout
+    place = "sent to h1" if where else "started on this machine"
+    for words in ([*again, "--on", "h2", "shout"], ["run", *again, *where, "--", "true"]):
+        refused = lab.run(words, env=env)
+        assert (refused.returncode, refused.stdout) == (2, b"")
+        assert f"error: job {job} was {place} as an agent, and an id starts" in refused.stderr.decode()
     go.write_text("\n")
     done = lab.run(["attach", job], env=env)
     name = where[1].encode() if where else b""

@@ -13,12 +13,11 @@ import os
 import threading
 
 from quine.base.cli_options import RunOptions, as_words, environment
-from quine.base.errors import LOST, Misconfigured, say
+from quine.base.errors import Misconfigured
 from quine.base.sessions import is_session, new_session
 from quine.fanout.detached.here import command_line
-from quine.jobs.client import show
-from quine.jobs.detach import supervisor_quota, verb_there
-from quine.jobs.job_files import made_directory, taken_whole
+from quine.jobs.detach import send, supervisor_quota, verb_there
+from quine.jobs.job_files import BATCH, bound, made_directory, taken_whole
 from transport import quickjson
 from transport.writes import write_all
 
@@ -48,7 +47,8 @@ def detach_at(options: Options, words: list[str], shown: str, mission: bool) -> 
     taken = _Taken(made_directory())
     argv = command_line(options, words, mission, taken.path_of, THEIRS, more)
     head = quickjson.dumps({"argv": argv, "hosts": tables, "inputs": taken.sizes}).encode() + b"\n"
-    return _send(options, start, job, shown, head, taken.fds)
+    _, first = bound(options.spawn.replace(on=start.name), job, BATCH)
+    return _send(options, start, job, first, shown, head, taken.fds)
 
 
 def _hosts(options: Options) -> tuple[Host, dict[str, object], list[str]]:
@@ -89,7 +89,9 @@ class _Taken:
         return path if path == "-" else f"{MARK}{len(self.fds) - 1}{MARK}"
 
 
-def _send(options: Options, start: Host, job: str, shown: str, head: bytes, fds: list[int]) -> int:
+def _send(
+    options: Options, start: Host, job: str, first: bool, shown: str, head: bytes, fds: list[int]
+) -> int:
     """Run the verb that starts the batch over there, with the command line and the inputs as its stdin."""
     limit = as_words(options.spawn, ["output-limit"])
     words = ["xargs", "--sent", f"--job={job}", *limit, "--", shown]
@@ -101,13 +103,8 @@ def _send(options: Options, start: Host, job: str, shown: str, head: bytes, fds:
     os.dup2(read, 0)
     os.close(read)
     threading.Thread(target=_pour, args=(write, head, fds), daemon=True).start()
-    status = show(spawn, RunOptions(quiet=options.spawn.quiet, verbose=options.spawn.verbose))
-    if status == LOST:
-        again = f"--from {start.name} --job {job}"
-        say(
-            f"quine: hint: if it was started, its id is {job}; the same again with {again} starts nothing twice\n"
-        )
-    return status
+    quiet = RunOptions(quiet=options.spawn.quiet, verbose=options.spawn.verbose)
+    return send(spawn, job, first, quiet, "--from")
 
 
 def _pour(write: int, head: bytes, fds: list[int]) -> None:

@@ -7,11 +7,13 @@ import os
 from quine.base.allowed_hosts import check_where
 from quine.base.cli_options import environment, limits
 from quine.base.errors import Misconfigured
+from quine.base.sessions import is_session
 from quine.fanout.joblog import check_forgets_none
 from quine.fanout.output import results, tables
 from quine.fanout.output.record_file import locked
 from quine.fanout.retries import Retries
 from quine.fanout.timers import Timers
+from quine.jobs.job_files import BATCH, bound, is_started
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,10 +31,19 @@ def check(options: Options) -> None:
     Retries(options, Timers())
 
 
-def check_here(options: Options) -> None:
-    """Refuse what cannot be done on this machine, in this directory. Raises NoSuchHost, too."""
+def check_here(options: Options) -> bool:
+    """Refuse what cannot be done on this machine, in this directory. Raises NoSuchHost, too.
+
+    Return False for a second start of an id: it starts nothing, and the files of the batch are in use.
+    """
+    job = options.spawn.job
+    if is_session(job):  # a wrong one is told of later
+        bound(options.spawn.replace(on=""), job, BATCH)
+        if is_started(job):
+            return False
     check_log(options)
     check_where(options.spawn)
+    return True
 
 
 def check_log(options: Options) -> None:
