@@ -156,6 +156,11 @@ def test_a_batch_that_is_refused_leaves_the_table_of_the_one_that_runs(
     with pytest.raises(Misconfigured, match="in use by another batch"):
         xargs.main(words)
     log.close()
+    other = tables.Table(str(table), ".csv", resumed=True)
+    for detached in ([], ["--detach"]):
+        with pytest.raises(Misconfigured, match=r"t\.csv is in use by another batch"):
+            xargs.main([*detached, *words[1:2], "--", "true", ":::", "a"])
+    other.close()
     assert table.read_text() == HEADS[".csv"] + TORN[".csv"]
 
 

@@ -10,7 +10,7 @@ from quine.base.errors import Misconfigured
 from quine.base.sessions import is_session
 from quine.fanout.joblog import check_forgets_none
 from quine.fanout.output import results, tables
-from quine.fanout.output.record_file import locked
+from quine.fanout.output.record_file import hold, locked
 from quine.fanout.retries import Retries
 from quine.fanout.timers import Timers
 from quine.jobs.job_files import BATCH, bound, is_started
@@ -52,10 +52,26 @@ def check_log(options: Options) -> None:
     for name, path in (("joblog", options.joblog), ("results", table)):
         if path and not os.path.isdir(os.path.dirname(os.path.realpath(path))):
             raise Misconfigured(f"--{name} {path}: no such directory")
+    if os.path.isfile(table):
+        _check_unused(table)
     if options.joblog:
         _check_free(options.joblog)
         if not (options.resume or options.resume_failed):
             check_forgets_none(options.joblog)
+
+
+def _check_unused(table: str) -> None:
+    """Raise Misconfigured if another batch writes this table. Nothing is made."""
+    try:
+        fd = os.open(table, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return  # the batch tells it
+    try:
+        hold(fd)
+    except BlockingIOError:
+        raise Misconfigured(f"--results {table} is in use by another batch") from None
+    finally:
+        os.close(fd)
 
 
 def _check_free(path: str) -> None:

@@ -74,6 +74,21 @@ def whole_lines(path: str) -> Iterator[str]:
         pass
 
 
+def hold(fd: int) -> None:
+    """Lock an open file as `locked` does, if its file system has locks. Raises BlockingIOError."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+        except OSError:
+            return
+
+
 def locked(path: str) -> int:
     """Open a log and lock it. Raises BlockingIOError if another batch has it.
 

@@ -7,7 +7,8 @@ Laws
 1. A row is several writes, and a kill may come between two of them. A table that is resumed is cut behind its last
    whole row; otherwise all later rows would be read as a part of the torn one. A file that does not begin as a table of
    this batch does is not cut.
-2. A table is opened as it is, and emptied or cut when the batch begins: a batch that is refused does not touch it.
+2. A table is opened as it is, locked, and emptied or cut when the batch begins: a batch that is refused does not touch
+   it. Two batches would cut each other's rows.
 3. A row that was torn earlier, with rows behind it, turns all quotes behind it round, and the cut would take the end of
    a whole row. So a table is cut only if all that stays has the form of its rows; otherwise the batch is refused.
 """
@@ -21,6 +22,7 @@ import stat
 from quine.base.errors import LOST, Failure, Misconfigured
 from quine.fanout.joblog import PARALLEL
 from quine.fanout.output import values
+from quine.fanout.output.record_file import hold
 from transport.writes import write_all
 
 TYPE_CHECKING = False
@@ -65,7 +67,11 @@ class Table:
             facts = os.fstat(self._fd)
             self._stays = facts.st_size  # bytes of the runs before
             if stat.S_ISREG(facts.st_mode):
+                hold(self._fd)
                 self._stays = _whole(path, facts, self._separator) if resumed else 0
+        except BlockingIOError:
+            os.close(self._fd)
+            raise Misconfigured(f"--results {path} is in use by another batch") from None
         except OSError as error:
             os.close(self._fd)
             raise self._refusal(error) from None
