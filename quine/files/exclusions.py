@@ -8,26 +8,98 @@ Laws
    of an interrupted staging, whose renames quine would finish if it were the user's. So is a name that a file
    system takes for one of them, as it ignores case or has short names: `.GIT`, `inventory.toml.`, `PERSON~1`.
 3. A path that names one of them, or something in it, explicitly is not excluded.
+4. A file that quine obeys because an option or a variable names it (the inventory, a guest that is a program, prices, a
+   key) is replaced by no result, also not by one of its name: the host that wrote it would run a command here.
 """
 
 from __future__ import annotations
 
 import os
+import stat
+import sys
 
-from quine.base import data_directory
+from quine.base import data_directory, dirs
 from quine.base.errors import say
 from quine.files import paths
+from transport.address import home, user_directory
 from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from quine.files.api import Tier
 
 
 OBEYED = (".git", ".quine", "inventory.toml", "personas")  # a file or a link of that name, too
 ASIDE = ".quine-aside-"  # prefix of the names of the private directories of staging
+
+LINKS = 40  # that a path may lead through, as for the kernel
+FILES = ("QUINE_INVENTORY", "QUINE_PRICES", "QUINE_API_KEY_FILE")  # variables that name a file
+
+
+def named_files(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the paths of what quine obeys on this machine: what variables name, the user's own files, and itself."""
+    for name in FILES:
+        yield environ.get(name, "")
+    yield from _program(environ.get("QUINE_SHELL", ""))
+    base = environ.get("QUINE_API_BASE", "")
+    if environ.get("QUINE_API_TYPE") == "program":
+        yield from _program(base)
+    elif "://" not in base:
+        yield base  # a script or a tape
+    words = [word.strip("'\"()") for word in environ.get("QUINE_API_KEY_COMMAND", "").split()]
+    for word in words:
+        yield from _program(word)
+    yield from filter(os.path.isfile, words)  # what the command may read
+    for kind in ("config", "state", "cache"):  # the last one has the builds that are put on hosts
+        yield os.path.join(user_directory(kind, environ), "quine")
+    yield os.path.join(user_directory("config", environ), "quine", "prices.toml")
+    yield os.path.join(home(environ), ".ssh")
+    if sys.prefix != sys.base_prefix:
+        yield sys.prefix
+    if os.path.isfile(sys.argv[0]):
+        yield sys.argv[0]
+    top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(data_directory.__file__))))
+    yield from (os.path.join(top, name) for name in ("quine", "transport", "deploy"))
+
+
+def _program(word: str) -> Iterator[str]:
+    """Yield the path of a program, whose bare name is searched on PATH."""
+    if "/" in word:
+        yield word
+    elif word:
+        import shutil
+
+        yield shutil.which(word) or ""
+
+
+def located(paths: Iterable[str]) -> list[bytes]:
+    """Return the real paths of files, and of links that lead to them: while these stay, `paths` mean the same."""
+    found: dict[bytes, None] = {}
+    for path in filter(None, paths):
+        found.update(dict.fromkeys(_way(os.fsencode(dirs.absolute(os.path.expanduser(path))))))
+    return [*found]
+
+
+def _way(path: bytes) -> Iterator[bytes]:
+    """Yield the links that an absolute path leads through, and where it ends."""
+    done, todo, links = b"/", path.split(b"/")[::-1], 0
+    while todo and links <= LINKS:
+        part = todo.pop()
+        if part in (b"", b".", b".."):
+            done = os.path.dirname(done) if part == b".." else done
+            continue
+        done = os.path.join(done, part)
+        try:
+            target = os.readlink(done)
+        except OSError:
+            continue
+        yield done
+        links += 1
+        todo += target.split(b"/")[::-1]
+        done = b"/" if target[:1] == b"/" else os.path.dirname(done)
+    yield done
 
 
 def obeyed(path: str) -> str:
@@ -90,6 +162,58 @@ class Places:
         return sorted(found)
 
 
+class Kept:
+    """Files below a directory that no result replaces: those that the caller writes (`own`), and those that it obeys.
+
+    The latter are given as `located` returns them. Under another name, by a hard link or another mount of the
+    directory, an obeyed file is known by its device and inode.
+    """
+
+    def __init__(self, folder: bytes, own: Iterable[str], obeyed: Iterable[bytes] = ()) -> None:
+        self._folder, top = folder, os.path.realpath(folder).rstrip(b"/") + b"/"
+        obeyed = list(obeyed)
+        below = {os.fsdecode(path[len(top) :]) for path in obeyed if path.startswith(top)} - {*own}
+        self.obeyed = {name for name in below if below.isdisjoint(paths.ancestors(name))}
+        self.places = Places({*own, *self.obeyed})
+        self.names = self.places.names
+        self._above = Places({above for name in self.names for above in paths.ancestors(name)})
+        self.inodes: dict[int, set[int]] = {}  # of the files, and their devices
+        for path in obeyed:
+            with contextlib.suppress(OSError):
+                facts = os.lstat(path)
+                if not stat.S_ISDIR(facts.st_mode):
+                    self.inodes.setdefault(facts.st_ino, set()).add(facts.st_dev)
+
+    def fault(self, name: bytes, is_directory: bool) -> str:
+        """Return why a result of this name cannot come, as the file system here takes names; "" if it can."""
+        text = os.fsdecode(name)
+        if not self.places.begin(text.partition("/")[0]):
+            return ""
+        if place := self._place(self.places, text):
+            return "is obeyed by quine here" if self._is_obeyed(place) else "is written by this command"
+        if not is_directory and self._place(self._above, text) == text:
+            return "stands where a directory of a file is that this command writes or obeys"
+        return ""
+
+    def _place(self, places: Places, text: str) -> str:
+        place = places.at(text)
+        path = os.path.join(self._folder, os.fsencode(place))
+        if not place or place in places.names:
+            return place
+        is_another = not os.path.lexists(path) or os.path.basename(path) in os.listdir(os.path.dirname(path))
+        return "" if is_another else place
+
+    def _is_obeyed(self, place: str) -> bool:
+        return bool(Places(self.obeyed).at(place))
+
+    def is_obeyed(self, name: bytes, inode: int) -> bool:
+        """Return whether the file here of this name and inode is one that quine obeys."""
+        if inode not in self.inodes:
+            return False
+        facts = os.lstat(os.path.join(self._folder, name))
+        return facts.st_dev in self.inodes.get(facts.st_ino, ())
+
+
 def _form(name: str) -> str:
     return paths.plain(name) or name
 
@@ -122,6 +246,16 @@ def own(tier: Tier, top: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def obeyed_below(top: str) -> frozenset[str]:
+    """Return the paths below `top`, relative to it, of what quine obeys for another reason than its name."""
+    return frozenset(Kept(os.fsencode(top), (), located(named_files(os.environ))).obeyed)
+
+
+def at(path: str, places: Iterable[str]) -> str:
+    """Return the one of `places` that a path is or lies in; "" if there is none."""
+    return next((place for place in places if paths.within(path, place)), "")
+
+
 def naming(place: str, named: Iterable[str]) -> list[str]:
     """Return those of `named`, paths or patterns, that name `place` or something in it explicitly."""
     return [word for word in named if paths.within(word, place)]
@@ -144,6 +278,14 @@ def written_here(names: Iterable[str]) -> str:
 
     found = ", ".join(map(harmless, names))
     return f"{found} left out of --returns, since this command writes there itself" if found else ""
+
+
+def obeyed_here(names: Iterable[str]) -> str:
+    """Return the message about results that were left out since quine obeys the files here; "" if there are none."""
+    from transport.text import harmless
+
+    found = ", ".join(map(harmless, names))
+    return f"{found} left out of --returns, since quine obeys it here" if found else ""
 
 
 def say_left_out(places: Iterable[str], option: Callable[[str], str]) -> None:

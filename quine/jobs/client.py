@@ -101,7 +101,8 @@ def mover(options: RunOptions, own: Collection[bytes] | None = None) -> Staging:
 
     own = spec.written([options.report]) if own is None else own
     words, limit = ([*options.files], [*options.returns]), options.returns_limit
-    return caller_side.Staging(*words, dirs.current(), data_directory.named(), limit, own)
+    obeys = options.inventory, "" if options.file == "-" else options.file
+    return caller_side.Staging(*words, dirs.current(), data_directory.named(), limit, own, obeys)
 
 
 def callers_environment(options: RunOptions) -> dict[str, str]:

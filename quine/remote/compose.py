@@ -287,10 +287,12 @@ def _runner(
     from functools import partial
 
     from quine.base import data_directory, dirs
+    from quine.files.exclusions import named_files
     from quine.staging.caller_side import Staging
     from quine.staging.notes import Claim
 
-    stage = Staging(files, returns, dirs.current(), data_directory.named(environ)).moving()
+    folder, data_dir = dirs.current(), data_directory.named(environ)
+    stage = Staging(files, returns, folder, data_dir, obeys=named_files(environ)).moving()
     return partial(stage.run, claim=Claim(*race) if race else None)
 
 

@@ -220,8 +220,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
             f"`--returns-limit`: {returns_limit.NAMES} a job, {returns_limit.NAME} bytes of a manifest for each; "
             f"{content.ROUNDS} manifests in each try to fetch them",
             "stderr, without control characters",
-            "where a file goes, below the current directory, through no link; whether it is here already: "
-            f"a host may guess the content of a file that `--returns` matches, {content.ROUNDS} times in each try",
+            "where a file goes, below the current directory, through no link, over no file that quine obeys; whether "
+            f"it is here: a host may guess the content of a file that matches, {content.ROUNDS} times in each try",
         ),
         Row(
             "returns: modes, links",

@@ -30,7 +30,7 @@ from transport.text import harmless
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any
 
     from quine.files.select import Services
@@ -66,8 +66,12 @@ class Staging:
         data_dir: str = "",
         limit: str = "",
         own: Collection[bytes] | None = None,
+        obeys: Iterable[str] = (),
     ) -> None:
-        """`limit` is that of the option --returns-limit; `own`: files that the caller writes (`spec.written`)."""
+        """`limit` is that of the option --returns-limit; `own`: files that the caller writes (`spec.written`).
+
+        `obeys`: files that it obeys, besides those that its environment names.
+        """
         self._folder = os.path.abspath(folder)
         self.sources = spec.sources(files, self._folder)  # (path, name over there)
         self.inputs = [path for path, _ in self.sources]  # files of the caller that the job reads
@@ -84,6 +88,7 @@ class Staging:
         self._bound = Bound(limit) if returns else None
         self._data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
         self._own = spec.written() if own is None else own
+        self._obeyed = exclusions.located([*obeys, *exclusions.named_files(os.environ)]) if returns else []
         self.key = scan.key_of(*(name for _, name in self.sources))  # of the record on the remote host
         self._giving: Giving | None = None
         self._moves = True
@@ -91,17 +96,21 @@ class Staging:
     def moving(self) -> Staging:
         """Return the staging of a job elsewhere.
 
-        Raises Misconfigured for results that would go through a link, or replace a file that the caller writes.
+        Raises Misconfigured for results that would go through a link, or replace a file that the caller writes
+        or obeys.
         """
-        own = spec.names_below(self._own, os.fsencode(self._folder)) if self._returns else []
+        folder = os.fsencode(self._folder)
+        kept = (self._own, "this command writes there itself"), (self._obeyed, "quine obeys that file here")
         for pattern in self._returns:
             spec.check_way(pattern, self._folder)
             text = spec.text_of(pattern)
-            if any(exclusions.naming(name, [text, spec.name_of(pattern) or ""]) for name in own):
-                raise Misconfigured(
-                    f"--returns {text}: this command writes there itself, and the result would replace that",
-                    "another name for one of the two",
-                )
+            for paths, why in kept:
+                names = spec.names_below(paths, folder)
+                if any(exclusions.naming(name, [text, spec.name_of(pattern) or ""]) for name in names):
+                    raise Misconfigured(
+                        f"--returns {text}: {why}, and the result would replace that",
+                        "another name for one of the two",
+                    )
         return self
 
     def in_place(self, files: Sequence[str]) -> Staging:
@@ -273,7 +282,7 @@ class Staging:
         ours = os.path.relpath(self._data_dir, self._folder) if self._data_dir else ""
         folder = os.fsencode(self._folder)
         own = spec.names_below(self._own, folder)
-        taking = Taking(self._returns, folder, ours, claim, self._bound, own)
+        taking = Taking(self._returns, folder, ours, claim, self._bound, own, self._obeyed)
         taking.on_put, taking.withholds, taking.lasting = self.on_put, self.withholds, self.lasting
         return taking
 

@@ -18,10 +18,11 @@ from quine.staging.manifest import LARGEST, PERMISSIONS, SIZE, SPARSE, shown
 from quine.staging.scan import facts_of, told_time
 from transport import quickjson
 from transport.lean import blake2b
+from transport.spawn import encodable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any, Protocol
 
     class Line(Protocol):
@@ -39,6 +40,7 @@ CHANGED = "changed while it was staged"
 SIZELESS = "its contents are not as long as it says, as those of /proc and /sys; a copy of it can be staged"
 MOST_EXTENTS = 1 << 17  # of one file: a reader holds all of them
 LONGEST_MESSAGE = 1 << 20
+PATH_MAX = 4096  # bytes of a path that a process can enter by it, with the NUL behind it
 LONGEST_BLOB = 1 << 28  # a manifest of some millions of files
 
 ROUNDS = 4  # attempts, if files change or stored contents vanish
@@ -69,6 +71,20 @@ def tell(line: Line, message: dict[str, Any], blob: bytes = b"") -> None:
     """Send one message and the bytes that belong to it."""
     text = quickjson.dumps(message).encode()
     line.write(struct.pack("<IQ", len(text), len(blob)) + text + blob)
+
+
+def listed(message: dict[str, object], field: str, known: Callable[[str], bool]) -> list[str]:
+    """Return the names of a field of a message that are known."""
+    given = message.get(field)
+    names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    return [name for name in dict.fromkeys(names) if known(name)]
+
+
+def place_of(message: dict[str, object], field: str = "in") -> str:
+    """Return the directory that a sending job tells; "" for what cannot be one."""
+    place = message.get(field)
+    good = isinstance(place, str) and os.path.isabs(place) and encodable(place)
+    return str(place) if good and len(os.fsencode(str(place))) < PATH_MAX else ""
 
 
 def text_field(message: dict[str, Any], name: str) -> str:

@@ -24,10 +24,22 @@ import time
 from itertools import compress
 
 from quine.base import procs
-from quine.files.exclusions import OBEYED, Places, left_out, written_here
+from quine.files.exclusions import OBEYED, Kept, Places, left_out, obeyed_here, written_here
 from quine.staging import content, notes, scan, spec
 from quine.staging.apply import Layout
-from quine.staging.content import KNOWN, Broken, CountedLine, Cut, Feed, Heard, error_text, tell, text_field
+from quine.staging.content import (
+    KNOWN,
+    Broken,
+    CountedLine,
+    Cut,
+    Feed,
+    Heard,
+    error_text,
+    listed,
+    place_of,
+    tell,
+    text_field,
+)
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, names_in, parse, shown
 from quine.staging.renames import is_unfinished, recover
 from quine.staging.returns_limit import Bound, TooMuch
@@ -37,7 +49,6 @@ from transport.client.overtime import GRACE, NEVER
 from transport.client.time_limits import LOOK, START, Patience
 from transport.errors import Abandoned, RequestError
 from transport.rpc.incoming import Streaming
-from transport.spawn import encodable
 from transport.status import signal_name
 
 TYPE_CHECKING = False
@@ -53,7 +64,6 @@ if TYPE_CHECKING:
     OnPut = Callable[[Iterator[tuple[bytes, bytes]]], str]
 
 
-PATH_MAX = 4096  # bytes of a path that a process can enter by it, with the NUL behind it
 EVERY = 10.0  # seconds until a folder is looked through again for what killed processes have left
 # When that is due, by folder: a batch has its results in one, with all those of the batches before.
 _looked: dict[bytes, float] = {}
@@ -71,15 +81,16 @@ class Taking:
         claim: Claim | None = None,
         bound: Bound | None = None,
         own: Sequence[str] = (),
+        obeyed: Sequence[bytes] = (),
     ) -> None:
         """With a `claim` the files appear only if it can be taken, and nothing that was asked for is missing.
 
-        `own`: names of files that the caller writes.
+        `own`: names of files that the caller writes; `obeyed`: paths of those that it obeys.
         """
         self._returns, self._folder, self._claim = returns, folder, claim
         self._bound = bound or Bound()
-        self._places = Places({*OBEYED, ours} - {"", *own})  # that a pattern has to name
-        self._own = Places(own)
+        self._kept = Kept(folder, own, obeyed)
+        self._places = Places({*OBEYED, ours} - {"", *self._kept.names})  # that a pattern has to name
         self._turn = threading.Lock()
         self._over = False
         self._conversations: dict[Incoming, None] = {}  # whose handlers have no end yet
@@ -103,6 +114,7 @@ class Taking:
         self.newer: list[tuple[bytes, bytes]] = []
         self.left_out: list[str] = []  # places at which the job has something that no pattern names
         self.written: list[str] = []  # files of the caller that the job has, too
+        self.obeyed: list[str] = []  # files of that kind that quine obeys here
         self.on_put: OnPut | None = None
         self.lasting = False  # they are on the disk before they are here: the copy on their host is to go
         # With some missing: whether the others stay there, too.
@@ -206,9 +218,10 @@ class Taking:
         """Return the lines about what was left out and left alone; "" if nothing was."""
         text = left_out(self.left_out, lambda place: f"--returns {place}")
         text = f"{host}: {text}" if text and host else text
-        own = written_here(self._new(self.written)), notes.left_alone(self._new(self.foreign))
+        own = written_here(self._new(self.written)), obeyed_here(self._new(self.obeyed))
+        foreign = notes.left_alone(self._new(self.foreign))
         stay = notes.newer([name for _, name in self.newer]) if self.newer else ""
-        return "".join(f"quine: {each}\n" for each in (text, *own, stay) if each)
+        return "".join(f"quine: {each}\n" for each in (text, *own, foreign, stay) if each)
 
     def _new(self, names: list[str]) -> list[str]:
         """Return those names here that this process has not named yet."""
@@ -241,16 +254,16 @@ class Taking:
             asked, _ = feed.hear()
             if asked.get("say") == "failed":
                 self.failure, self._settled = text_field(asked, "why"), True
-                self.stopped = _place(asked, "stopped")
+                self.stopped = place_of(asked, "stopped")
                 return
             if asked.get("say") != "out":
                 raise Broken("nothing is given here any more")
             self._rounds += 1
             if self._rounds > content.ROUNDS:
                 raise Broken(f"their job has tried more than {content.ROUNDS} times")
-            self.place = _place(asked)
+            self.place = place_of(asked)
             self.failure, self._settled = "nothing came", False  # until this conversation succeeds
-            without, own = self._places.names, self._own.names
+            without, own = self._places.names, self._kept.names
             tell(incoming, {"returns": self._returns, "without": without, "own": own})
             message, packed = feed.hear(self._bound.manifest)
             self._bound.check_names(names_in(packed))
@@ -260,9 +273,11 @@ class Taking:
             self._check(manifest)
             self._mask(manifest)
             self.came = [os.fsdecode(name) for name in manifest.roots if name]
-            self.missing = _listed(message, "missing", set(self._returns).__contains__)
-            self.left_out = _listed(message, "left", lambda name: self._places.at(name) == name)
-            self.written = _listed(message, "left", set(own).__contains__)
+            self.missing = listed(message, "missing", set(self._returns).__contains__)
+            self.left_out = listed(message, "left", lambda name: self._places.at(name) == name)
+            obeyed = self._kept.obeyed
+            self.obeyed = listed(message, "left", obeyed.__contains__)
+            self.written = listed(message, "left", set(own).difference(obeyed).__contains__)
             self._lay_aside(manifest, incoming, feed)
             tell(incoming, {"say": "done"})
             self.failure = ""
@@ -286,9 +301,10 @@ class Taking:
         returns, places = self._returns, self._places
         firsts = {os.fsdecode(name.partition(b"/")[0]) for name in manifest.names}
         met = any(places.begin(first) for first in firsts)
-        if self._own.names and any(self._own.begin(first) for first in firsts):
-            for name in filter(self._is_own, manifest.names):
-                raise BadManifest(f"{shown(name)} is written by this command")
+        if self._kept.names and any(self._kept.places.begin(first) for first in firsts):
+            for index, name in enumerate(manifest.names):
+                if why := self._kept.fault(name, manifest.is_directory(index)):
+                    raise BadManifest(f"{shown(name)} {why}")
         allowed = [
             spec.allowed(name, spec.heeded(name, returns, places) if met else returns)
             for name in manifest.names
@@ -305,15 +321,6 @@ class Taking:
                 raise BadManifest(f"{shown(name)} was not asked for")
         self._bound.check_bytes(manifest)
 
-    def _is_own(self, name: bytes) -> bool:
-        """Whether a name is that of a file that the caller writes, as the file system here takes names."""
-        place = self._own.at(os.fsdecode(name))
-        path = os.path.join(self._folder, os.fsencode(place))
-        return bool(place) and (
-            place in self._own.names
-            or (os.path.lexists(path) and os.path.basename(path) not in os.listdir(os.path.dirname(path)))
-        )
-
     def _mask(self, manifest: Manifest) -> None:
         mask = procs.umask() or 0
         for index, mode in enumerate(manifest.modes):
@@ -326,27 +333,17 @@ class Taking:
             self.layout = None
         base = self._folder
         here = scan.scan([(os.path.join(base, root) if root else base, root) for root in manifest.roots])
-        layout = self.layout = Layout(base, manifest, here.by_name(), {})
+        there = here.by_name()
+        for name in manifest.names if self._kept.inodes else ():
+            if name in there and self._kept.is_obeyed(name, scan.FACTS.unpack(there[name])[0]):
+                raise BadManifest(f"{shown(name)} is another name of a file that quine obeys here")
+        layout = self.layout = Layout(base, manifest, there, {})
         layout.lasting = self.lasting
         wanted = layout.wanted()
         layout.open()
         if wanted:
             tell(incoming, {"say": "want"}, bits(list(wanted.values()), len(manifest)))
         layout.fill(feed, set(wanted), None, None)
-
-
-def _listed(message: dict[str, object], field: str, known: Callable[[str], bool]) -> list[str]:
-    """Return the names of a field of a message that are known."""
-    listed = message.get(field)
-    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-    return [name for name in dict.fromkeys(names) if known(name)]
-
-
-def _place(message: dict[str, object], field: str = "in") -> str:
-    """Return the directory that a sending job tells; "" for what cannot be one."""
-    place = message.get(field)
-    good = isinstance(place, str) and os.path.isabs(place) and encodable(place)
-    return str(place) if good and len(os.fsencode(str(place))) < PATH_MAX else ""
 
 
 def _apart(layout: Layout, folder: bytes) -> str:

@@ -19,7 +19,17 @@ import pytest
 
 from quine.base import data_directory
 from quine.base.errors import Misconfigured
-from quine.staging import apply, remote_main, renames, returns_receiver, scan, shared_directory, source, spec
+from quine.staging import (
+    apply,
+    content,
+    remote_main,
+    renames,
+    returns_receiver,
+    scan,
+    shared_directory,
+    source,
+    spec,
+)
 from quine.staging.caller_side import SOONEST, Staging
 from quine.staging.content import Feed, tell
 from quine.staging.manifest import IMPLIED, SIZE, Manifest, digest_of, parse
@@ -285,7 +295,7 @@ def test_what_can_neither_be_renamed_nor_taken_back_is_left_to_the_next(
     ],
 )
 def test_the_place_of_a_sending_job_is_a_directory_or_not_known(told: object, place: str) -> None:
-    assert returns_receiver._place({"in": told}) == place
+    assert content.place_of({"in": told}) == place
 
 
 def test_what_was_brought_is_not_the_next_conversations(here: Path, there: Path) -> None:

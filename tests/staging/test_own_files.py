@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,72 @@ def test_the_files_that_a_process_writes(tmp_path: Path, monkeypatch: pytest.Mon
     assert names <= set(found)
 
 
+def test_what_quine_obeys_here_is_sent_and_not_replaced(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that replaces an inventory, or the program of a guest, has its own command run here."""
+    monkeypatch.chdir(here)
+    (here / "conf").mkdir()
+    (here / "linked").symlink_to("conf")
+    (here / "price").symlink_to("conf/p.toml")
+    files = {"QUINE_INVENTORY": "linked/c.toml", "QUINE_PRICES": "price", "QUINE_API_KEY_FILE": "key"}
+    files |= {"QUINE_API_TYPE": "program", "QUINE_API_BASE": "./guest.py", "QUINE_SHELL": "./shell"}
+    files |= {"QUINE_API_KEY_COMMAND": "./print 'conf/k'", "XDG_CONFIG_HOME": str(here / ".config")}
+    for name, value in files.items():
+        monkeypatch.setenv(name, value)
+    real = {
+        "conf/c.toml",
+        "conf/p.toml",
+        "conf/k",
+        "key",
+        "guest.py",
+        "shell",
+        "print",
+        ".config/quine/prices.toml",
+    }
+    for name in {*real, "conf/more", "m.md"}:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("here")
+    stage(here, there, ".")
+    for name in {*real, "conf/more"}:
+        assert (there / name).read_text() == "here"
+        (there / name).write_text("of the host")
+    (there / "linked").unlink()
+    (there / "price").unlink()
+    (there / "linked").mkdir()
+    for name in ("linked/c.toml", "price"):
+        (there / name).write_text("of the host")
+    kept = ["conf/c.toml", "conf/k", "conf/p.toml", "guest.py", "key", "linked", "price", "print", "shell"]
+    for patterns in (["."], ["*", "conf"], ["conf/*", "[lpgks]*", "**/prices.toml"]):
+        taken = bring(
+            here, there, *patterns, obeyed=kept if "." not in patterns else [".config/quine", *kept]
+        )
+        assert taken == ("", ["**/prices.toml"] if len(patterns) == 3 else [])
+    assert {(here / name).read_text() for name in real} == {"here"}
+    assert ((here / "conf/more").read_text(), (here / "linked").is_symlink()) == ("of the host", True)
+    for pattern in ("conf/c.toml", "price", "./guest.py", ".config/quine/*"):
+        with pytest.raises(Misconfigured, match="quine obeys that file here"):
+            Staging([], [pattern], str(here)).moving()
+    with pytest.raises(Misconfigured, match=r"--returns m.md: quine obeys that file here"):
+        Staging([], ["m.md"], str(here), obeys=["m.md"]).moving()
+    os.link(here / "conf/c.toml", here / "hard")
+    (there / "hard").write_text("of the host")
+    assert "hard is another name of a file that quine obeys" in bring(here, there, "hard")[0]
+    (here / "hard").unlink()
+    # From a host that sends it nevertheless; and a link that would lead there.
+    original = spec.matching
+    monkeypatch.setattr(spec, "matching", lambda patterns, folder, places: original(patterns, folder))
+    monkeypatch.setattr(scan, "_by_directory", lambda places: {})
+    assert "shell is obeyed by quine here" in bring(here, there, "s*")[0]
+    (here / ".config/quine/prices.toml").unlink()
+    (here / ".config/quine").rmdir()
+    (here / ".config").rmdir()
+    shutil.rmtree(there)
+    there.mkdir()
+    (there / ".config").symlink_to(".")
+    assert ".config stands where a directory" in bring(here, there, ".")[0]
+
+
 def test_a_batch_and_a_command_keep_what_they_write(lab: Lab, tmp_path: Path) -> None:
     """A log that came back as it was when it was sent has lost its lines, and the batch had the status 0."""
     here, there = tmp_path / "here", tmp_path / "there"
@@ -90,6 +157,11 @@ def test_a_batch_and_a_command_keep_what_they_write(lab: Lab, tmp_path: Path) ->
     assert len((here / "log").read_text().splitlines()) == 3
     assert len((here / "t.csv").read_text().splitlines()) == 3
     assert (here / "b.out").read_text() == "b\n"
+    (here / "c.toml").write_bytes(lab.inventory.read_bytes())
+    words = ["run", "--inventory", "c.toml", "--on", "h1", "--cwd", there, "--returns", ".", "--", "sh", "-c"]
+    done = lab.run([*words, "echo mine >c.toml; rm -f a.out"], cwd=here)
+    assert done.stderr.endswith(b"quine: c.toml left out of --returns, since quine obeys it here\n")
+    assert (done.returncode, (here / "c.toml").read_bytes()) == (0, lab.inventory.read_bytes())
     (here / "build.log").touch()
     words = ["run", "--cwd", there, "--files", ".", "--returns", ".", "--", "sh", "-c"]
     script = "echo hello; echo built >bin; echo mine >build.log"

@@ -171,11 +171,13 @@ def bring(
     claim: Claim | None = None,
     own: Sequence[Path] = (),
     written: Sequence[str] = (),
+    obeyed: Sequence[str] = (),
     lasting: bool = False,
 ) -> tuple[str, list[str]]:
     """Bring the files that match `patterns` to `here`; return the error, and the patterns that match nothing.
 
-    `left`: the places at which something has to be left out; `written`: of `own` files those that the host has, too.
+    `left`: the places at which something has to be left out; `written`: of `own` files those that the host has, too;
+    `obeyed`: so of those that quine obeys here.
     """
     staging = Staging([], list(patterns), str(here), data_dir, own=list(map(os.fsencode, own)))
     staging.lasting = lasting
@@ -192,6 +194,7 @@ def bring(
     taking.close()
     assert left is None or taking.left_out == list(left)
     assert taking.written == list(written)
+    assert not obeyed or taking.obeyed == list(obeyed), taking.obeyed
     return taking.failure, taking.missing
 
 

@@ -18,7 +18,7 @@ from quine.files.api import BLOCK, Request, error
 from quine.files.cli import localfs
 from quine.files.cli.destination import Made, below, crew_of, keeps, operands
 from quine.files.cli.output import escaped
-from quine.files.exclusions import obeyed, own, say_left_out, within
+from quine.files.exclusions import at, obeyed, obeyed_below, own, say_left_out, within
 from transport.atomic import follow
 from transport.writes import write_all
 
@@ -45,10 +45,11 @@ def get(call: Call) -> int:
     with _Here(last, into) as here, crew_of(call.values, call.tier) as crew:
         if into:
             here.folder()  # if it is no directory, report that once
-        left = []
+        left, obeys = [], obeyed_below(last) if here.into else ()
         made = Made(call, [paths.name(path) for path, _ in expanded])
         for path, source in expanded:
-            if here.into and obeyed(paths.name(path)) and call.is_pattern(source):
+            name = paths.name(path)
+            if here.into and (obeyed(name) or name in obeys) and call.is_pattern(source):
                 left.append(path)
                 continue
             try:
@@ -151,10 +152,10 @@ def _get(call: Call, crew: Crew, path: str, here: _Here, made: Made) -> list[str
     if not recursive:
         raise OSError(errno.EISDIR, RECURSE, path)
     folder = here.top(path)
-    kept, left = own(call.tier, folder.path), set()
+    kept, obeys, left = own(call.tier, folder.path), obeyed_below(folder.path), set()
     for entry in call.tier.walk(path):
         relative = below(entry, path)
-        if place := obeyed(relative):
+        if place := obeyed(relative) or at(relative, obeys):
             left.add(paths.join(path, place))
             continue
         if within(relative, kept):

@@ -25,7 +25,7 @@ from quine.files.cli.options import PREFIX, number
 from quine.files.cli.output import escaped, path_bytes
 from quine.files.cli.pool import at_once, once
 from quine.files.cli.put import put_file, refused
-from quine.files.exclusions import OBEYED, holds, obeyed, own, say_left_out, within
+from quine.files.exclusions import OBEYED, at, holds, obeyed, obeyed_below, own, say_left_out, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -337,9 +337,10 @@ class _Down(_Sync):
         return self._folder
 
     def ours(self) -> Iterator[Item]:
+        obeys = obeyed_below(self.target)
         for entry in self.call.tier.walk(self.source):
             item = of_tier(entry, self.source, self._bits)
-            if place := obeyed(item.path):
+            if place := obeyed(item.path) or at(item.path, obeys):
                 self.left_out.add(place)
             elif not within(item.path, self._own):
                 yield item
@@ -354,7 +355,7 @@ class _Down(_Sync):
         self._bits = localfs.bits()
         if self.dry and not os.path.lexists(self.target):
             return
-        self._own = own(self.call.tier, self.folder.path).union(OBEYED)
+        self._own = own(self.call.tier, self.folder.path).union(OBEYED, obeyed_below(self.folder.path))
         for found in localfs.walk(self.folder.path, False, self.crew.failed, leave_out=self._own):
             if found.kind == "directory" and holds(found.path, self._own):
                 self.seen.add(found.path)  # the directory stays, even if its other contents are removed

@@ -355,6 +355,14 @@ def test_a_tree_that_comes_lacks_the_names_that_are_obeyed_here(shelf: Shelf) ->
     assert not (shelf.directory / "w/.quine-aside-0").exists()
     assert not (shelf.directory / "t/.git").exists()
 
+    (shelf.directory / "w/hosts").write_text("mine")
+    shelf.env["QUINE_INVENTORY"] = str(shelf.directory / "w/hosts")
+    fill(shelf.tier / "t", {b"hosts": b"forged"})
+    for words in (("sync", "--delete", "tier:t", "w"), ("get", "-r", "-T", "t", "w"), ("get", "t/*s", "w/")):
+        assert b"hosts" in shelf.run(*words).stderr
+        assert (shelf.directory / "w/hosts").read_text() == "mine"
+    del shelf.env["QUINE_INVENTORY"]
+
     done = shelf.run("get", "t/*.toml", "w/")
     assert done.stderr.startswith(b"quine: t/inventory.toml left out, a name ") and done.returncode == 0
     shelf.ok("get", "t/inventory.toml", "w/")
