@@ -138,7 +138,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "acknowledged offsets, windows",
             "integers",
-            f"the bytes that were sent; windows of {size(flow.MAX_WINDOW)}",
+            f"the bytes that were sent; {flow.MAX_VAIN} in a row of nothing new; windows of {size(flow.MAX_WINDOW)}",
             NOWHERE,
             "bytes that are not sent again to this host",
         ),

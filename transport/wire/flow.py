@@ -20,6 +20,9 @@ INITIAL_WINDOW = 64 * 1024  # held by a node for a client that does not read; th
 QUICK_WINDOW = 1024 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
 QUICK = 0.01  # seconds: a round trip this short lets a window grow to QUICK_WINDOW, whatever the shortest was
 ACK_QUANTUM = 512 * 1024  # bytes for one acknowledgement: one for each frame costs a tenth of the speed
+MAX_VAIN = (
+    1000  # acknowledgements in a row of nothing new: an honest end repeats one when a stream changes hands
+)
 MAX_WINDOW = 8 * 1024 * 1024  # 80 MB/s at 100 ms; the most that one stream may make any node hold
 
 
@@ -32,6 +35,7 @@ class Flow:
         "_mark",
         "_peak",
         "_since",
+        "_vain",
         "acked",
         "ended",
         "lent",
@@ -52,6 +56,7 @@ class Flow:
         self._since = 0.0
         self._base = float("inf")  # shortest round ever seen, seconds
         self._limited = False
+        self._vain = 0  # acknowledgements of nothing new since the last one of something
 
     @property
     def credit(self) -> int:
@@ -94,9 +99,12 @@ class Flow:
         self.lent = ""  # the end of the stream and the lent descriptor crossed on their way
 
     def ack(self, offset: int) -> None:
-        """Account for an acknowledgement. Backwards or beyond what was sent: ProtocolError."""
+        """Account for an acknowledgement. Backwards, beyond what was sent, a flood: ProtocolError."""
         if not self.acked <= offset <= self.offset:
             raise ProtocolError(f"acknowledgement of {offset}, outside {self.acked}..{self.offset}")
+        self._vain = self._vain + 1 if offset == self.acked else 0
+        if self._vain > MAX_VAIN:
+            raise ProtocolError("a flood of acknowledgements of nothing new")
         self.acked = offset
 
     def stop(self) -> None:

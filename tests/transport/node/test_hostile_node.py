@@ -107,6 +107,7 @@ def spent(seconds: str) -> Plan:
 
 EXIT = {"state": "exited", "code": 0}
 PART = {"kind": "REQUEST", "channel": 2, "stream": 1, "payload": "x", "times": 60_000}
+ACK = {"kind": "ACK", "channel": 1, "stream": 0}
 LATER: dict[str, tuple[Plan, str]] = {
     "data beyond a hole": ([frame("DATA", 1, offset=5, payload="x")], "data at offset 5, expected 0"),
     "data sent again": ([frame("DATA", 1, payload="x"), frame("DATA", 1, payload="x")], "data at offset 0, expected 1"),
@@ -142,6 +143,7 @@ LATER: dict[str, tuple[Plan, str]] = {
     "gigantic": ([frame("DATA", 1, length=BULK_PAYLOAD + 1)], f"frame of {BULK_PAYLOAD + 1} bytes"),
     "large, and no output": ([frame("DATA", 0, length=MAX_PAYLOAD + 1)], f"frame of {MAX_PAYLOAD + 1} bytes"),
     "an opening without end": ([["flood", PART, 99]], "request of more than"),
+    "acks of nothing new": ([["flood", ACK, 9999]], "a flood of acknowledgements"),
 }  # fmt: skip
 
 

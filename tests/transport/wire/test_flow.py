@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.errors import ProtocolError
-from transport.wire.flow import ACK_QUANTUM, INITIAL_WINDOW, MAX_WINDOW, Flow
+from transport.wire.flow import ACK_QUANTUM, INITIAL_WINDOW, MAX_VAIN, MAX_WINDOW, Flow
 from transport.wire.frames import BULK, CHUNK
 
 
@@ -46,6 +46,17 @@ def test_unlawful_acknowledgement(offset: int) -> None:
     flow.ack(5)
     with pytest.raises(ProtocolError):
         flow.ack(offset)
+
+
+def test_acknowledgements_of_nothing_new_have_a_bound() -> None:
+    flow = Flow()
+    flow.data(0, 2)
+    for offset in (0, 1, 2):
+        for _ in range(MAX_VAIN):
+            flow.ack(offset)
+    with pytest.raises(ProtocolError, match="a flood of acknowledgements"):
+        for _ in range(2):
+            flow.ack(2)
 
 
 def test_nothing_after_the_end() -> None:
