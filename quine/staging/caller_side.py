@@ -73,7 +73,8 @@ class Staging:
         `obeys`: files that it obeys, besides those that its environment names.
         """
         self._folder = os.path.abspath(folder)
-        self.sources = spec.sources(files, self._folder)  # (path, name over there)
+        self._bounds: dict[bytes, tuple[bytes, ...]] = {}  # of those that only match a pattern
+        self.sources = spec.sources(files, self._folder, self._bounds)  # (path, name over there)
         self.inputs = [path for path, _ in self.sources]  # files of the caller that the job reads
         self.on_put: OnPut | None = None  # see `Taking`, also of the next one
         self.withholds: Callable[[], bool] | None = None
@@ -259,13 +260,12 @@ class Staging:
 
     def giving(self) -> Giving:
         """Return the sender of one job."""
-        from quine.staging.files_sender import Giving
+        from quine.staging.files_sender import Giving, Matched
 
         named = [part for pair in self.sources for part in pair]
         leave_out = scan.identity(self._data_dir) if self._data_dir else None
-        return Giving(
-            scan.Sources(self.sources, leave_out, self._written()), scan.key_of(*named), self.around
-        )
+        given = Matched(self.sources, leave_out, self._written(), self._bounds)
+        return Giving(given, scan.key_of(*named), self.around)
 
     def _written(self) -> list[str]:
         """Return the names over there of files that the caller writes, in the directories of --files."""

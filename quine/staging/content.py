@@ -210,12 +210,17 @@ def as_seen(path: bytes, facts: bytes, size: int) -> bytes | None:
     return data if same else None
 
 
-def measure(path: bytes, folder: int | None = None) -> File:
-    """Read a file for its digest; with `folder`, open it by its last name there. Raises OSError, Changed."""
+def measure(path: bytes, folder: int | None = None, judge: Callable[[int], None] | None = None) -> File:
+    """Read a file for its digest; with `folder`, open it by its last name there. Raises OSError, Changed.
+
+    `judge` gets the descriptor, and may refuse to have it read.
+    """
     name = path if folder is None else os.path.basename(path)
     for left in reversed(range(TRIES)):
         fd = os.open(name, _READ, dir_fd=folder)
         try:
+            if judge:
+                judge(fd)
             return _measured(fd, path)
         except Changed:
             if not left:

@@ -8,6 +8,8 @@ Laws
 4. Results that other jobs in the same directory may be writing are left as they are, but for the files that the item of
    this job alone has. The job asks for them last, and is answered by the state of that time. Its command begins once it
    is known here to have begun: else another job could be told otherwise, and put a file in the place of its result.
+5. A match of a pattern leads nowhere outside the directory in which the pattern begins, also if its name is exchanged
+   for a link after `spec` has judged the names. Here a descriptor is judged, by the path that the kernel tells of it.
 """
 
 from __future__ import annotations
@@ -17,18 +19,17 @@ import threading
 
 from quine.staging import spec
 from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, error_text, tell, text_field
-from quine.staging.manifest import IMPLIED
-from quine.staging.scan import is_identity
+from quine.staging.manifest import IMPLIED, shown
+from quine.staging.scan import Sources, is_identity
 from quine.staging.source import LeadsOut, Tree, bits
 from transport.errors import Abandoned, RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Protocol
 
     from quine.staging.manifest import Manifest
-    from quine.staging.scan import Sources
     from transport.rpc.incoming import Incoming
 
     class Others(Protocol):
@@ -51,6 +52,49 @@ if TYPE_CHECKING:
 
 
 LONGEST_OWN = 1 << 16  # bytes of names in a message; without them the job asks always
+
+
+class MatchLeadsOut(LeadsOut):
+    """A match of a pattern that is, by a symlink, out of the directory in which the pattern begins."""
+
+    cure = "a link that is named is followed: name it in --files, if it is meant"
+
+
+class Matched(Sources):
+    """Sources of which some only match a pattern.
+
+    `bounds`: by the names of these, the directories of which each is in one.
+    """
+
+    __slots__ = ("_bounds",)
+
+    def __init__(
+        self,
+        named: Iterable[tuple[bytes, bytes]],
+        leave_out: tuple[int, int] | None,
+        places: Iterable[str],
+        bounds: Mapping[bytes, tuple[bytes, ...]],
+    ) -> None:
+        super().__init__(named, leave_out, places)
+        self._bounds = bounds
+
+    def look(self, path: bytes, name: bytes) -> os.stat_result:
+        if name not in self._bounds:
+            return super().look(path, name)
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            self.judge(name, fd)
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def judge(self, name: bytes, fd: int) -> None:
+        if name not in self._bounds:
+            return
+        there = os.readlink(b"/proc/self/fd/%d" % fd)
+        if all(spec.name_below(there, root) is None for root in self._bounds[name]):
+            text = f"it leads out of the directory of the pattern, to {shown(there)}"
+            raise MatchLeadsOut(0, text, self.path(name))
 
 
 class Giving:
@@ -127,9 +171,7 @@ class Giving:
                 raise RequestError(AGAIN + error_text(error)) from None
             self.failure, self.is_ours = f"the files cannot be staged: {error_text(error)}", True
             if isinstance(error, LeadsOut):
-                self.cure = (
-                    "a link that is named is followed: name what is in its directory, as in --files 'DIR/*'"
-                )
+                self.cure = error.cure
             raise RequestError(KNOWN + error_text(error)) from None
 
     def _locate(self, said: dict[str, object]) -> None:

@@ -32,9 +32,8 @@ PATIENCE = 3  # scans of a tree that keeps changing
 KEPT = 200  # records of a user on a machine
 ONCE = "once"  # key of a directory that is staged once: no record is kept
 ASIDE = exclusions.ASIDE.encode()
-PLACE = (
-    exclusions.ASIDE + "place"
-)  # the file in a directory that says which one it is: see `shared_directory`
+# The file in a directory that says which one it is: see `shared_directory`.
+PLACE = exclusions.ASIDE + "place"
 IDENTITY = 32  # hexadecimal digits in it
 MACHINE_ID = "/etc/machine-id"
 LONGEST = 1 << 20  # bytes of a record's first line
@@ -137,15 +136,8 @@ class Scan:
     @property
     def newest(self) -> int:
         """The latest ctime of all entries except directories, ns; it may lie in the future."""
-        return max(
-            (
-                ctime
-                for _, _, facts in self._folders
-                for _, _, _, ctime, mode in FACTS.iter_unpack(facts)
-                if not stat.S_ISDIR(mode)
-            ),
-            default=0,
-        )
+        found = (fact for _, _, facts in self._folders for fact in FACTS.iter_unpack(facts))
+        return max((ctime for _, _, _, ctime, mode in found if not stat.S_ISDIR(mode)), default=0)
 
     def by_name(self) -> dict[bytes, bytes]:
         return dict(zip(self.names, self.facts))
@@ -156,19 +148,20 @@ def scan(
     whole: bool = False,
     leave_out: tuple[int, int] | None = None,
     places: Iterable[str] = (),
+    look: Callable[[bytes, bytes], os.stat_result] | None = None,
 ) -> Scan:
     """Scan (path, name) pairs; the name is "" for the base. Missing paths are left out.
 
     With `whole`, to send them: a named symlink is followed (one below it never is), and nothing may be missing.
     `leave_out` is the device and inode of a directory, and `places` are names; neither is left out where it is itself a
-    source. Raises OSError, with the path that cannot be read.
+    source. `look` takes the facts of a source. Raises OSError, with the path that cannot be read.
     """
     began = time.time_ns()
     lacking = _by_directory([PLACE, *places])
     folders: list[tuple[bytes, bytes, bytes]] = []
     for path, name in sources:
         try:
-            fact = os.stat(path, follow_symlinks=whole)
+            fact = look(path, name) if look else os.stat(path, follow_symlinks=whole)
         except (FileNotFoundError, NotADirectoryError):
             if whole:
                 raise FileNotFoundError(errno.ENOENT, GONE, path) from None
@@ -256,7 +249,7 @@ class Sources:
     def take(self) -> Scan:
         """Take one scan. Raises OSError; FileNotFoundError for a name that an earlier scan found and this one not."""
         named = [(path, name) for name, path in self.paths.items()]
-        found = scan(named, whole=True, leave_out=self._leave_out, places=self._places)
+        found = scan(named, whole=True, leave_out=self._leave_out, places=self._places, look=self.look)
         if self._last and self._last.hash != found.hash:
             names = set(found.names)
             for name in self._last.names:
@@ -264,6 +257,13 @@ class Sources:
                     raise FileNotFoundError(errno.ENOENT, GONE, self.path(name))
         self._last = found
         return found
+
+    def look(self, path: bytes, name: bytes) -> os.stat_result:
+        """Return the facts of a named entry; a link is followed. Raises OSError."""
+        return os.stat(path)
+
+    def judge(self, name: bytes, fd: int) -> None:
+        """Raise OSError if a named entry may not be read as it was opened."""
 
     def path(self, name: bytes) -> bytes:
         """Return the local path of an entry."""
@@ -280,9 +280,8 @@ def resolve_ambiguous(take: Callable[[], Scan], found: Scan) -> tuple[Scan, bool
         ahead = found.newest + TICK - found.began
         if ahead <= 0:
             return found, True
-        if (
-            ahead > 2 * TICK or not left
-        ):  # the clock was set back, or is another machine's; or no scan is left
+        # The clock was set back, or is another machine's; or no scan is left.
+        if ahead > 2 * TICK or not left:
             break
         time.sleep(ahead / 1e9)
         found = take()
@@ -371,12 +370,8 @@ def identity(path: str) -> tuple[int, int] | None:
 
 
 def forget(key: str) -> None:
-    _unlink(os.path.join(cache("seen"), key))
-
-
-def _unlink(path: str) -> None:
     try:
-        os.unlink(path)
+        os.unlink(os.path.join(cache("seen"), key))
     except OSError:
         pass
 

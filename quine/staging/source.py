@@ -6,6 +6,8 @@ Laws
 3. A pattern that leads to an unreadable directory is an error: the results in it are not known to be absent.
 4. Contents are kept for jobs that may wait for long, and a process may have thousands of these. So all of its trees
    have one bound.
+4. The name of a source may be exchanged for a link at any time. So the descriptor from which its facts are taken is
+   judged (`Sources.judge`). Contents are read from descriptors that have these facts, or are judged as well.
 """
 
 from __future__ import annotations
@@ -104,6 +106,8 @@ def _is_apart(name: str) -> bool:
 class LeadsOut(OSError):
     """A symlink that would have another target on the other side, or none."""
 
+    cure = "a link that is named is followed: name what is in its directory, as in --files 'DIR/*'"
+
 
 class Kept:
     """Contents of one tree by their digests, until it goes. Those of all trees have at most KEEP bytes."""
@@ -144,7 +148,7 @@ class Tree:
 
     def __init__(self, sources: Sources, key: str) -> None:
         self._sources = sources.paths
-        self.path = sources.path
+        self.path, self._judge = sources.path, sources.judge
         self._record = record = recall(key)
         self._packed = b""
         self._manifest: Manifest | None = None
@@ -248,14 +252,18 @@ class Tree:
         return fact
 
     def _measured(self, name: bytes, path: bytes) -> File:
-        """Measure a file by way of its named directory. One between them may be a symlink by now; none is followed."""
+        """Measure a file by way of its named directory. One between them may be a symlink by now; none is followed.
+
+        A match of a pattern, file or directory, may itself have become one: its descriptor is judged.
+        """
         above = name
         while above not in self._sources:
             above = above.rpartition(b"/")[0]
         if above == name:
-            return measure(path)
+            return measure(path, judge=lambda fd: self._judge(name, fd))
         base = os.open(self._source(above), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            self._judge(above, base)
             with Parents(base) as parents:
                 folder, _ = parents.of(name[len(above) :].lstrip(b"/"))
                 return measure(path, folder)

@@ -10,7 +10,8 @@ Laws
    spelled (`.GIT`), comes back only by a pattern that names the place (`.git/*`, not `*`).
 3. Files that the caller writes itself, its log or the file that its stdout goes to, are neither sent nor replaced.
 4. A link that is named is followed. One that only matches a pattern of --files leads nowhere outside the directory in
-   which the pattern begins: the files of a tree do not choose what is sent.
+   which the pattern begins: the files of a tree do not choose what is sent. Names are judged here, and descriptors in
+   `files_sender`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,21 @@ MAGIC = "*?["
 MEANING = MAGIC + ":"  # characters that do not stand for themselves
 
 
-def sources(words: list[str], folder: str) -> list[tuple[bytes, bytes]]:
-    """Return (absolute path, remote name) of everything that --files names, each once. Raises Misconfigured."""
+def sources(
+    words: list[str], folder: str, bounds: dict[bytes, tuple[bytes, ...]] | None = None
+) -> list[tuple[bytes, bytes]]:
+    """Return (absolute path, remote name) of everything that --files names, each once. Raises Misconfigured.
+
+    `bounds` gets, by the name of each match of a pattern, the directories of which it is in one.
+    """
     found: dict[bytes, bytes] = {}
     for word in words:
-        for path, name in _meant(word, folder):
+        pairs, roots = _meant(word, folder)
+        for path, name in pairs:
             if found.setdefault(name, path) != path:
                 raise Misconfigured(f"--files: two files for the name {os.fsdecode(name)!r}")
+        if bounds is not None and roots:
+            bounds.update((name, roots) for _, name in pairs)
     kept: list[tuple[bytes, bytes]] = []
     for name, top in _topped(set(found)):
         if name == top:
@@ -57,7 +66,8 @@ def _topped(names: set[bytes]) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
+def _meant(word: str, folder: str) -> tuple[list[tuple[bytes, bytes]], tuple[bytes, ...]]:
+    """Return the pairs of a word, and if they are matches of a pattern the directories of which each is in one."""
     if not word:  # joined to the directory it would mean the whole directory
         raise Misconfigured("--files: an empty name", "the whole directory is .")
     text = text_of(word)
@@ -65,7 +75,7 @@ def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
         word, text = f"./{word}", f"./{text}"
     where = os.path.join(folder, os.path.expanduser(text))
     if os.path.exists(where):
-        return [_pair(folder, text, _name(text, folder))]
+        return [_pair(folder, text, _name(text, folder))], ()
     colon = word.replace("[::]", "[--]").rfind(":")  # the last one that is not of an item
     before, after = text_of(word[: max(0, colon)]), text_of(word[colon + 1 :])
     where = os.path.join(folder, os.path.expanduser(before))
@@ -73,37 +83,36 @@ def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
         # A file goes into `.`, as with cp; a directory becomes it.
         into = after[-1:] in ("/", "") or (os.path.normpath(after) == "." and not os.path.isdir(where))
         name = os.path.join(after, os.path.basename(os.path.normpath(where))) if into else after
-        return [_pair(folder, before, _inside("--files", name))]
+        return [_pair(folder, before, _inside("--files", name))], ()
     if any(char in word for char in MAGIC):
         matches = sorted(_globbed(os.path.expanduser(word), folder))
         if matches:
-            if any(char in _unquoted(word, False) for char in MAGIC):
-                _check_within(word, matches, folder)
-            return [_pair(folder, match, _name(match, folder)) for match in matches]
+            roots = () if name_of(word) is not None else _check_within(word, matches, folder)
+            return [_pair(folder, match, _name(match, folder)) for match in matches], roots
         bare = _unquoted(word, False)
         why = "nothing matches" if any(char in bare for char in MAGIC) else "no such file or directory"
         raise Misconfigured(f"--files {text}: {why}")
     raise Misconfigured(f"--files {word}: no such file or directory")
 
 
-def _check_within(word: str, matches: list[str], folder: str) -> None:
-    """Raise Misconfigured if a match leads, by a link, out of the directory in which the pattern begins."""
+def _check_within(word: str, matches: list[str], folder: str) -> tuple[bytes, ...]:
+    """Return the directories in which a pattern begins. Raises Misconfigured for a link out of them."""
     fixed = os.path.expanduser(word)
     while name_of(fixed) is None:
         fixed = os.path.dirname(fixed)
-    roots = {os.path.realpath(os.path.join(folder, _unquoted(fixed))), os.path.realpath(folder)}
+    starts = (os.path.join(folder, _unquoted(fixed)), folder)
+    roots = {os.fsencode(os.path.realpath(start)) for start in starts}
     above: dict[str, str] = {}  # directories, and where they are
     for match in matches:
-        folder_of, last = os.path.split(os.path.join(folder, match))
-        if folder_of not in above:
-            above[folder_of] = os.path.realpath(folder_of)
-        path = os.path.join(above[folder_of], last)
-        path = os.path.realpath(path) if os.path.islink(path) else path
-        if not any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots):
+        top, last = os.path.split(os.path.join(folder, match))
+        path = os.path.join(above.get(top) or above.setdefault(top, os.path.realpath(top)), last)
+        there = os.fsencode(os.path.realpath(path) if os.path.islink(path) else path)
+        if all(name_below(there, root) is None for root in roots):
             raise Misconfigured(
-                f"--files {word}: {match} is a link that leads out, to {path}",
+                f"--files {word}: {match} is a link that leads out, to {os.fsdecode(there)}",
                 f"--files {match}, if it is meant",
             )
+    return tuple(roots)
 
 
 def literal(text: str) -> str:

@@ -1629,6 +1629,39 @@ def test_a_pattern_does_not_lead_out_of_the_tree(here: Path, tmp_path: Path, pat
         (place / "link").unlink()
 
 
+@pytest.mark.parametrize("victim", ["in/f", "in/d"])
+@pytest.mark.parametrize("seam", ["__init__", "_build"], ids=["before the scan", "after the scan"])
+def test_a_match_that_becomes_a_link_is_not_sent(
+    here: Path, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, seam: str
+) -> None:
+    """Another user of its directory exchanges it for a link, after the names of the matches were judged."""
+    secret = tmp_path / "secret"
+    for path in (here / "in" / "d" / "f", here / "in" / "f", secret / "f"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(path))
+    (here / "in" / "inside").symlink_to("d/f")
+    target = secret / "f" if victim == "in/f" else secret
+    step = getattr(Tree, seam)
+
+    def swapping(*args: object) -> object:
+        if not (here / victim).is_symlink():
+            (here / victim).rename(here / "aside")
+            (here / victim).symlink_to(target)
+        return step(*args)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(RequestError, match=f"{victim}: .*out of .* to {target}"),
+    ):
+        patch.setattr(Tree, seam, swapping)
+        stage(here, there, "in/*")
+    assert list(there.iterdir()) == []
+    (here / victim).unlink()
+    (here / "aside").rename(here / victim)
+    stage(here, there, "in/*")
+    assert (there / "in" / "inside").read_text() == (there / "in" / "d" / "f").read_text()
+
+
 @pytest.mark.parametrize("said", ["", "none", "a:/x", "a:../x", "a:..", "/", "n*", "none:x"])
 def test_what_is_refused(here: Path, said: str) -> None:
     (here / "a").mkdir()

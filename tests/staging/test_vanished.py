@@ -142,9 +142,9 @@ from quine.staging import spec
 times, victim = int(sys.argv[1]), sys.argv[2]
 sources = spec.sources
 
-def late(files, folder):
+def late(*args):
     global times
-    found = sources(files, folder)
+    found = sources(*args)
     times -= 1
     if not times:
         shutil.rmtree(victim) if os.path.isdir(victim) else os.unlink(victim)
