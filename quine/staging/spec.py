@@ -41,7 +41,10 @@ def sources(
     """
     found: dict[bytes, bytes] = {}
     for word in words:
-        pairs, roots = _meant(word, folder)
+        try:
+            pairs, roots = _meant(word, folder)
+        except OSError as error:  # a link that was exchanged while it was followed
+            raise Misconfigured(f"--files {text_of(word)}: {error.filename}: {error.strerror}") from None
         for path, name in pairs:
             if found.setdefault(name, path) != path:
                 raise Misconfigured(f"--files: two files for the name {os.fsdecode(name)!r}")

@@ -1629,6 +1629,24 @@ def test_a_pattern_does_not_lead_out_of_the_tree(here: Path, tmp_path: Path, pat
         (place / "link").unlink()
 
 
+def test_a_match_that_is_no_link_any_more_as_it_is_followed_is_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "f").touch()
+    (here / "link").symlink_to("f")
+    read = os.readlink
+
+    def late(path: Any, **more: Any) -> Any:
+        if (here / "link").is_symlink():
+            (here / "link").unlink()
+            (here / "f").rename(here / "link")
+        return read(path, **more)
+
+    monkeypatch.setattr(os, "readlink", late)
+    with pytest.raises(Misconfigured, match=f"--files \\*: {here}/link: Invalid argument"):
+        spec.sources(["*"], str(here))
+
+
 @pytest.mark.parametrize("victim", ["in/f", "in/d"])
 @pytest.mark.parametrize("seam", ["__init__", "_build"], ids=["before the scan", "after the scan"])
 def test_a_match_that_becomes_a_link_is_not_sent(
