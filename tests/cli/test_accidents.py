@@ -470,6 +470,7 @@ def test_an_option_of_another_program_is_answered_with_ours(words: str, hint: st
         ("wait for it", True), ("attach the report", True), ("deploy the app", True), ("each file: summarise", True),
         ("run gti status", False), ("run nosuch", False), ("kill deadbeef", False), ("deploy gpu", False),
         ("run -q the tests", False), ("each any ls /tmp", False), ("the tests", False), ("run", False), ("", False),
+        ("fs cat a", False),
     ],
 )  # fmt: skip
 def test_words_of_a_verb_that_has_failed_may_be_a_mission(words: str, is_one: bool) -> None:

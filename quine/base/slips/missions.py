@@ -33,6 +33,7 @@ HEX = 6  # letters of an id without a digit
 FEW = 2  # words behind a verb of another program
 SOME = 4  # of which one is an option, or more of the verb
 OF_JOBS = ("attach", "kill", "logs", "wait")  # verbs with ids alone behind them
+NO_WORDS = ("fs", "ps", "rsh", "xargs")  # verbs with which no mission begins
 SHORT = 3  # letters of a verb that many words are close to
 
 
@@ -144,7 +145,12 @@ def _mistyped(verb: str) -> str | None:
 def as_mission(words: list[str]) -> str:
     """Return the hint that the words of a verb that has failed may be a mission, as `run the tests`; else ""."""
     verb, rest = "".join(words[:1]), words[1:]
-    if verb not in VERBS or not rest or not all(word.strip(".,:;?!").isalpha() for word in rest):
+    if (
+        verb not in VERBS
+        or verb in NO_WORDS
+        or not rest
+        or not all(word.strip(".,:;?!").isalpha() for word in rest)
+    ):
         return ""
     no_id = verb in OF_JOBS and bool(set(rest[0]) - set("0123456789abcdef"))
     if not no_id and not (len(rest) >= FEW and (verb == "top" or _is_sentence(rest))):
