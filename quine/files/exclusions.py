@@ -39,7 +39,7 @@ FILES = ("QUINE_INVENTORY", "QUINE_PRICES", "QUINE_API_KEY_FILE")  # variables t
 
 
 def named_files(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the paths of what quine obeys on this machine: what variables name, the user's own files, and itself."""
+    """Yield the paths of what quine obeys here: the files of variables, the user's own ones, and its own program."""
     for name in FILES:
         yield environ.get(name, "")
     yield from _program(environ.get("QUINE_SHELL", ""))
@@ -51,7 +51,7 @@ def named_files(environ: Mapping[str, str]) -> Iterator[str]:
     words = [word.strip("'\"()") for word in environ.get("QUINE_API_KEY_COMMAND", "").split()]
     for word in words:
         yield from _program(word)
-    yield from filter(os.path.isfile, words)  # what the command may read
+    yield from filter(os.path.isfile, words)  # files that the command may read
     for kind in ("config", "state", "cache"):  # the last one has the builds that are put on hosts
         yield os.path.join(user_directory(kind, environ), "quine")
     yield os.path.join(user_directory("config", environ), "quine", "prices.toml")

@@ -204,6 +204,7 @@ class Arriving:
         assert self.stage.on_put
         failure = self.stage.on_put(iter(()))
         taking: Any = SimpleNamespace(
+            stopped="",
             failure=failure, fault=failure, came=[], missing=[], beaten=False, signal="", place="/there",
             is_too_much=False,
         )  # fmt: skip

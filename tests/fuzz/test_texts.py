@@ -133,7 +133,10 @@ def test_what_a_host_lists(capfd: pytest.CaptureFixture[str], monkeypatch: pytes
     def feed(data: bytes) -> None:
         asked.append(data)
         for as_json in (False, True):
-            assert ps_table.ps((), RunOptions(on="h1", all=True, json=as_json)) == 0
+            assert ps_table.ps((), RunOptions(on="h1", all=True, json=as_json)) in (
+                0,
+                69,
+            )  # the latter if a line was left out
         out = capfd.readouterr().out
         assert "\x1b" not in out and len(out) < 10 * len(data) + 100_000
         if fact["id"] not in out:
