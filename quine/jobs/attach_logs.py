@@ -18,7 +18,7 @@ import time
 
 from quine.base import procs
 from quine.base.cli_options import RunOptions
-from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured, complain
+from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured, complain, say
 from quine.jobs import batch_view
 from quine.tape import registry
 from quine.tape.registry import Agent
@@ -97,6 +97,9 @@ def attach(agent: Agent, options: RunOptions) -> Status:
         status = proxy.run() or _outcome(agent)
         if proxy.error:
             status.stream_failed("write stderr", proxy.error)
+        for name, fd, start in zip(("stdout", "stderr"), files, starts):
+            if (size := os.fstat(fd).st_size) < start < HIGHEST:
+                say(f"quine: note: {name} of {agent.id} has {size} bytes, and --from left out {start}\n")
         return status
 
 

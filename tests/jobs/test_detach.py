@@ -76,6 +76,11 @@ def test_it_runs_on_and_is_found_by_its_id(lab: Lab, go: Path) -> None:
     assert (again.returncode, again.stdout, again.stderr) == (7, b"out\nlate\n", b"err\n")
     assert lab.run(["attach", "--from", "4", job]).stdout == b"late\n"
     assert lab.run(["attach", "--from=end", job]).stdout == b""
+    done = lab.run(["attach", "--from", "4000,4", job])
+    assert (done.stdout, done.stderr) == (
+        b"",
+        f"quine: note: stdout of {job} has 9 bytes, and --from left out 4000\n".encode(),
+    )
     assert b"\n  " not in lab.run(["ps"]).stdout and job[:18].encode() not in lab.run(["ps"]).stdout
 
 
