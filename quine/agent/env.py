@@ -330,10 +330,9 @@ def _with_quine(folder: str, *build: str) -> str:
     """Return a directory of the folder with a script `quine` alone: a pull into a data directory brought others."""
     place = os.path.join(folder, "bin", *build)
     dirs.make_inside(place, 1 + len(build))
-    if others := set(os.listdir(place)) - {"quine"}:
-        raise Misconfigured(
-            f"{place} holds {min(others)}, which an agent would run by its name", f"rm -r {place}"
-        )
+    for name in os.listdir(place):
+        if "quine" not in name:  # nor one of ours that is being written
+            raise Misconfigured(f"{place} holds {name}, which agents would run by name", f"rm -r {place}")
     text = f'#!/bin/sh\nexec {" ".join(map(quote, own_command()))} "$@"\n'
     atomic.write(os.path.join(place, "quine"), text.encode(), 0o700, own=True)
     return place
