@@ -7,6 +7,7 @@ Laws
    not trusted could write the user's next inventory, persona or hook. Each name left out is said. So is a directory
    of an interrupted staging, whose renames quine would finish if it were the user's. So is a name that a file
    system takes for one of them, as it ignores case or has short names: `.GIT`, `inventory.toml.`, `PERSON~1`.
+   Results lack these names at any level: the next `git status` in `src` runs a command of `src/.git/config`.
 3. A path that names one of them, or something in it, explicitly is not excluded.
 4. A file that quine obeys because an option or a variable names it (the inventory, a guest that is a program, prices, a
    key) is replaced by no result, also not by one of its name: the host that wrote it would run a command here.
@@ -26,7 +27,7 @@ from transport.lean import contextlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from quine.files.api import Tier
 
@@ -102,22 +103,39 @@ def _way(path: bytes) -> Iterator[bytes]:
     yield done
 
 
+def is_obeyed(name: str) -> bool:
+    """Return whether quine or git obeys a name, on some file system."""
+    form = paths.plain(name) if _may_be_obeyed(name) else ""
+    return bool(form) and any(paths.stands_for(form, each) for each in OBEYED)
+
+
 def obeyed(path: str) -> str:
     """Return the first name of a path if quine or git obeys it there, on some file system; "" if not."""
     first = path.partition("/")[0]
-    is_one = any(paths.is_alias(first, each) for each in OBEYED)
-    return first if is_one or first.lower().startswith(ASIDE) else ""
+    return first if is_obeyed(first) or first.lower().startswith(ASIDE) else ""
+
+
+def _may_be_obeyed(text: str) -> bool:
+    """Return False if no name in a text is an alias of one of OBEYED: a quick look, for very many names."""
+    low = text.lower()
+    plain = low.isascii() and "~" not in low and "git" not in low and "quine" not in low
+    return not plain or "inventory" in low or "personas" in low
 
 
 class Places:
-    """Paths below a directory, each in whatever way some file system spells it, and others `exactly` as they are."""
+    """Paths below a directory, each in whatever way some file system spells it, and others `exactly` as they are.
 
-    def __init__(self, names: Iterable[str], exactly: Iterable[str] = ()) -> None:
+    With `deep` those of the names OBEYED at any level, too: git obeys `src/.git`, and quine what is in a directory that
+    it is started in.
+    """
+
+    def __init__(self, names: Iterable[str], exactly: Iterable[str] = (), deep: bool = False) -> None:
         self.names, self._exactly = sorted(names), sorted(exactly)
         parts = [name.split("/") for name in self.names if {".", ".."}.isdisjoint(name.split("/"))]
         self._wanted = [list(map(_form, each)) for each in parts]
         self._first = ""
         self._begin: list[list[str]] = []  # those that the last name began as
+        self._deep = deep
 
     def begin(self, first: str) -> list[list[str]]:
         """Return those that a path with this first name may be at or in."""
@@ -133,12 +151,27 @@ class Places:
             if paths.within(name, exact):
                 return exact
         if not (begin := self.begin(name.partition("/")[0])):
-            return ""
+            return self._obeyed(name)
         parts = name.split("/")
         for wanted in begin:
             if len(parts) >= len(wanted) and all(map(paths.stands_for, map(_form, parts), wanted)):
                 return "/".join(parts[: len(wanted)])
-        return ""
+        return self._obeyed(name)
+
+    def _obeyed(self, name: str) -> str:
+        if not (self._deep and _may_be_obeyed(name)):
+            return ""
+        return next((path for path in [*paths.ancestors(name), name] if is_obeyed(paths.name(path))), "")
+
+    def any_obeyed(self, names: bytes) -> bool:
+        """Return whether one of these names, together in one text, may be obeyed below the top."""
+        return self._deep and _may_be_obeyed(os.fsdecode(names))
+
+    def below(self, folder: str, listed: list[str]) -> list[str]:
+        """Return which names of a directory are obeyed there; [] if the directory itself is such a place, or in one."""
+        if not (self._deep and _may_be_obeyed("\n".join(listed))):
+            return []
+        return [] if self.at(folder) else [name for name in listed if is_obeyed(name)]
 
     def there(self, folder: str, tops: Iterable[bytes]) -> list[str]:
         """Return the paths that are there, of which one of `tops` may be above; b"" is above all."""
@@ -160,6 +193,22 @@ class Places:
                 ]
             found.update(level)
         return sorted(found)
+
+
+class Left:
+    """The names at any level of trees that a pattern brings, which are left out; `paths` are those that were found."""
+
+    def __init__(self, places: Places, named: Collection[str]) -> None:
+        """`named`: paths that patterns name, which come."""
+        self._places, self._named = places, named
+        self.paths: set[str] = set()
+
+    def __call__(self, prefix: bytes, listed: list[str]) -> list[str]:
+        """Return those of the names in a directory that are left out."""
+        folder = os.fsdecode(prefix)
+        found = self._places.below(folder.rstrip("/"), listed)
+        self.paths.update(path for name in found if (path := folder + name) not in self._named)
+        return found
 
 
 class Kept:

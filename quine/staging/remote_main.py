@@ -4,7 +4,8 @@
     node --stage agent KEY -- WORDS… lay out the files, then become quine with WORDS
     node --stage out KEY [JOB]       send the returns from this directory, or from that of a detached job
     node --stage unbegun NAME        0 if the command of a job has certainly not begun, by the note of this name
-    node --stage clean N -- NAME…    remove N names or patterns below this directory, and of the others empty ones
+    node --stage clean N -- NAME…    remove N names or patterns below this directory, and of the others empty ones, but
+                                     not what is left out of results; clean-sent: of a batch without results
 
 Laws
 1. Before the command, this process becomes it, so nothing stands between the command and its streams, signals and
@@ -23,7 +24,7 @@ import time
 
 from quine.base.data_directory import named
 from quine.base.errors import NOT_STARTED, complain, say
-from quine.files.exclusions import Places
+from quine.files.exclusions import Left, Places
 from quine.staging import scan
 from quine.staging.apply import Layout
 from quine.staging.content import AGAIN, KNOWN, LONGEST_BLOB, ROUNDS, Broken, Changed, Feed, error_text, tell
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         def give_up(self, words: list[str]) -> None: ...
 
 
+MOST_LEFT = 100  # names that are left out below the top, and told: a message is bounded
 NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 FATAL = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ELSEWHERE = "choose another directory with --cwd, or workdir in the inventory"
@@ -67,10 +69,10 @@ def main(words: list[str], detached: Callable[[], Detached]) -> int:
         from quine.staging import notes
 
         return 0 if notes.is_unbegun(key) else 1
-    if phase == "clean":
+    if phase in ("clean", "clean-sent"):
         from quine.staging.shared_directory import clean
 
-        return clean(command[: int(key)], command[int(key) :])
+        return clean(command[: int(key)], command[int(key) :], keeps=phase == "clean")
     for number in FATAL:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
@@ -366,12 +368,14 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
                 message, _ = feed.hear()
                 fields = ("returns", "without", "own")
                 patterns, names, own = (list(map(str, message.get(name, []))) for name in fields)
-                places = Places(names, own)
+                places = Places(names, own, deep=True)
+                lacks = Left(places, set(map(spec.text_of, patterns)))
                 sources, missing, lacking = spec.matching(patterns, here, places)
                 check_read(patterns, here, places)
                 without = [*names, *own, *places.there(here, [name for _, name in sources])]
-                given = scan.Sources(sources, scan.identity(named()), without)
+                given = scan.Sources(sources, scan.identity(named()), without, lacks)
                 tree = Tree(given, scan.key_of(here, key, "out"))
+                lacking = [*lacking, *sorted(lacks.paths.difference(lacking))[:MOST_LEFT]]
                 tell(asked, {"tree": tree.digest, "missing": missing, "left": lacking}, tree.packed)
                 said_last = tree.serve(asked, feed)
             except BrokenPipeError:

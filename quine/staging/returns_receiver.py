@@ -90,7 +90,9 @@ class Taking:
         self._returns, self._folder, self._claim = returns, folder, claim
         self._bound = bound or Bound()
         self._kept = Kept(folder, own, obeyed)
-        self._places = Places({*OBEYED, ours} - {"", *self._kept.names})  # that a pattern has to name
+        self._places = Places(
+            {*OBEYED, ours} - {"", *self._kept.names}, deep=True
+        )  # that a pattern has to name
         self._turn = threading.Lock()
         self._over = False
         self._conversations: dict[Incoming, None] = {}  # whose handlers have no end yet
@@ -117,8 +119,7 @@ class Taking:
         self.obeyed: list[str] = []  # files of that kind that quine obeys here
         self.on_put: OnPut | None = None
         self.lasting = False  # they are on the disk before they are here: the copy on their host is to go
-        # With some missing: whether the others stay there, too.
-        self.withholds: Callable[[], bool] | None = None
+        self.withholds: Callable[[], bool] | None = None  # with some missing: whether all stay there
 
     def bring(self, out: Spawn, stderr: int) -> None:
         """Fetch the returns by the sending job `out`."""
@@ -217,6 +218,7 @@ class Taking:
     def note(self, host: str) -> str:
         """Return the lines about what was left out and left alone; "" if nothing was."""
         text = left_out(self.left_out, lambda place: f"--returns {place}")
+        text += ", or a file that tar makes there" if any("/" in place for place in self.left_out) else ""
         text = f"{host}: {text}" if text and host else text
         own = written_here(self._new(self.written)), obeyed_here(self._new(self.obeyed))
         foreign = notes.left_alone(self._new(self.foreign))
@@ -274,10 +276,11 @@ class Taking:
             self._mask(manifest)
             self.came = [os.fsdecode(name) for name in manifest.roots if name]
             self.missing = listed(message, "missing", set(self._returns).__contains__)
-            self.left_out = listed(message, "left", lambda name: self._places.at(name) == name)
-            obeyed = self._kept.obeyed
-            self.obeyed = listed(message, "left", obeyed.__contains__)
-            self.written = listed(message, "left", set(own).difference(obeyed).__contains__)
+            self.left_out = listed(
+                message, "left", lambda name: self._places.at(name) == name not in self._kept.names
+            )
+            self.obeyed = listed(message, "left", self._kept.obeyed.__contains__)
+            self.written = listed(message, "left", set(own).difference(self._kept.obeyed).__contains__)
             self._lay_aside(manifest, incoming, feed)
             tell(incoming, {"say": "done"})
             self.failure = ""
@@ -300,7 +303,7 @@ class Taking:
         """Raise BadManifest unless it holds only the names asked for, and the directories above them."""
         returns, places = self._returns, self._places
         firsts = {os.fsdecode(name.partition(b"/")[0]) for name in manifest.names}
-        met = any(places.begin(first) for first in firsts)
+        met = places.any_obeyed(b"\n".join(manifest.names)) or any(places.begin(first) for first in firsts)
         if self._kept.names and any(self._kept.places.begin(first) for first in firsts):
             for index, name in enumerate(manifest.names):
                 if why := self._kept.fault(name, manifest.is_directory(index)):

@@ -149,12 +149,13 @@ def scan(
     leave_out: tuple[int, int] | None = None,
     places: Iterable[str] = (),
     look: Callable[[bytes, bytes], os.stat_result] | None = None,
+    left: Callable[[bytes, list[str]], list[str]] | None = None,
 ) -> Scan:
     """Scan (path, name) pairs; the name is "" for the base. Missing paths are left out.
 
     With `whole`, to send them: a named symlink is followed (one below it never is), and nothing may be missing.
     `leave_out` is the device and inode of a directory, and `places` are names; neither is left out where it is itself a
-    source. `look` takes the facts of a source. Raises OSError, with the path that cannot be read.
+    source. `look` takes the facts of a source; `left` tells other names that are left out. Raises OSError, with a path.
     """
     began = time.time_ns()
     lacking = _by_directory([PLACE, *places])
@@ -177,7 +178,8 @@ def scan(
                 fact = os.fstat(fd)
                 if whole and (fact.st_dev, fact.st_ino) != seen:  # perhaps by a symlink to somewhere else
                     raise FileNotFoundError(errno.ENOENT, "was exchanged while it was looked at", "")
-                names, facts, below = _scan_into(fd, not prefix, whole, leave_out, lacking.get(prefix, ()))
+                without = [*lacking.get(prefix, ()), *(left(prefix, os.listdir(fd)) if left else ())]
+                names, facts, below = _scan_into(fd, not prefix, whole, leave_out, without)
             except OSError as error:
                 own = error.filename if isinstance(error.filename, str) else ""
                 raise OSError(error.errno, error.strerror, os.path.join(folder, os.fsencode(own))) from None
@@ -232,24 +234,27 @@ def _scan_into(
 
 
 class Sources:
-    """The (path, name) pairs named for sending, and the scans of them. `leave_out` and `places` as for `scan`."""
+    """The (path, name) pairs named for sending, and the scans of them. All others as for `scan`."""
 
-    __slots__ = ("_last", "_leave_out", "_places", "paths")
+    __slots__ = ("_last", "_leave_out", "_left", "_places", "paths")
 
     def __init__(
         self,
         named: Iterable[tuple[bytes, bytes]],
         leave_out: tuple[int, int] | None,
         places: Iterable[str] = (),
+        left: Callable[[bytes, list[str]], list[str]] | None = None,
     ) -> None:
         self.paths = {name: path for path, name in named}
-        self._leave_out, self._places = leave_out, places
+        self._leave_out, self._places, self._left = leave_out, places, left
         self._last: Scan | None = None
 
     def take(self) -> Scan:
         """Take one scan. Raises OSError; FileNotFoundError for a name that an earlier scan found and this one not."""
         named = [(path, name) for name, path in self.paths.items()]
-        found = scan(named, whole=True, leave_out=self._leave_out, places=self._places, look=self.look)
+        found = scan(
+            named, whole=True, leave_out=self._leave_out, places=self._places, look=self.look, left=self._left
+        )
         if self._last and self._last.hash != found.hash:
             names = set(found.names)
             for name in self._last.names:

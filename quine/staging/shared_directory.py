@@ -32,6 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from quine.files.exclusions import Places
     from quine.staging.store import Objects
 
 LONGEST = 5 * PATIENCE  # seconds of a wait for the renames of one other job
@@ -141,13 +142,17 @@ def alone(objects: Objects, place: str) -> Iterator[None]:
             os.close(fd)
 
 
-def clean(names: list[str], directories: list[str]) -> int:
-    """Remove what was staged and sent. Return 1, and print why, if something could not be removed."""
+def clean(names: list[str], directories: list[str], keeps: bool = False) -> int:
+    """Remove what was staged and sent. Return 1, and print why, if something could not be removed.
+
+    `keeps`: results were brought, from which names at any level were left out. Those stay.
+    """
     import shutil
 
     from quine.files.exclusions import OBEYED, Places
     from quine.staging import spec
 
+    places = Places((), deep=True)
     here, status = os.path.realpath(os.getcwd()), 0
     found = spec.matching([name for name in names if name != "."], here, Places(OBEYED))[0]
     exact = [os.fsencode(os.path.join(here, spec.text_of(name))) for name in names]
@@ -156,7 +161,8 @@ def clean(names: list[str], directories: list[str]) -> int:
             continue  # through a symbolic link that leads out of this directory
         try:
             if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
+                if not (keeps and _thinned(os.fsdecode(path), here, places)):
+                    shutil.rmtree(path)
             else:
                 os.unlink(path)
         except FileNotFoundError:
@@ -175,6 +181,22 @@ def clean(names: list[str], directories: list[str]) -> int:
         with contextlib.suppress(OSError):
             remove_lock(PLACE)
     return status
+
+
+def _thinned(top: str, here: str, places: Places) -> bool:
+    """Remove the files of a tree except for names that were left out of the results; False if it has no such name."""
+    stays = {
+        os.path.join(folder, name)
+        for folder, folders, files in os.walk(top)
+        for name in places.below(os.path.relpath(folder, here), folders + files)
+    }
+    for folder, folders, files in os.walk(top) if stays else ():
+        folders[:] = [name for name in folders if os.path.join(folder, name) not in stays]
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for path in (os.path.join(folder, name) for name in files + links):
+            if path not in stays:
+                os.unlink(path)
+    return bool(stays)
 
 
 def _inside(path: bytes, here: str) -> bool:

@@ -962,10 +962,11 @@ def test_a_hostile_manifest_brings_nothing_that_was_not_asked_for(here: Path, th
 
 
 OBEYED = [".git", ".quine", "inventory.toml", "personas"]
+BELOW = ["d/inventory.toml", "d/personas"]
 
 
 def plant_obeyed(there: Path) -> None:
-    """Names that a guest may leave for its user to obey, and the same names where nothing obeys them."""
+    """Names that a guest may leave for its user to obey, here or once the user goes into a directory."""
     for name in (".git/hooks/post-commit", ".quine/x", "personas/me.md", "d/inventory.toml", "d/personas/x"):
         (there / name).parent.mkdir(parents=True, exist_ok=True)
         (there / name).write_text("x")
@@ -975,15 +976,17 @@ def plant_obeyed(there: Path) -> None:
 @pytest.mark.parametrize(
     ("patterns", "comes", "left"),
     [
-        (["."], {"d/inventory.toml", "d/personas/x"}, OBEYED),
-        (["*", ".*"], {"d/inventory.toml", "d/personas/x"}, OBEYED),
+        (["."], set(), [*OBEYED, *BELOW]),
+        (["*", ".*"], set(), [*OBEYED, *BELOW]),
         (["*.toml"], set(), ["inventory.toml"]),
-        (["*/*"], {"d/inventory.toml", "d/personas/x"}, ["personas"]),
-        (["d"], {"d/inventory.toml", "d/personas/x"}, []),
+        (["*/*"], set(), [*BELOW, "personas"]),
+        (["d"], set(), BELOW),
+        (["d", "d/personas"], {"d/personas/x"}, BELOW[:1]),
+        (["d/*", "d/personas/x"], {"d/personas/x"}, BELOW),
         (
             [".", "personas/*.md", "inventory.toml"],
-            {"d/inventory.toml", "d/personas/x", "personas/me.md", "inventory.toml"},
-            [".git", ".quine", "personas"],
+            {"personas/me.md", "inventory.toml"},
+            [".git", ".quine", "personas", *BELOW],
         ),
         ([".git", "*.toml"], {".git/hooks/post-commit"}, ["inventory.toml"]),
         ([".quine/x"], {".quine/x"}, []),
@@ -995,6 +998,37 @@ def test_names_that_are_obeyed_here_come_back_only_if_they_are_named(
     plant_obeyed(there)
     assert bring(here, there, *patterns, left=left) == ("", [])
     assert {str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()} == comes
+
+
+def test_a_clone_that_comes_lacks_its_repository_at_any_level(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`core.fsmonitor` of `src/.git/config` is a command that git runs here."""
+    for name in ("src/.git/config", "src/a/b/.Git/config", "src/a/.quine/x", "src/.github/x", "src/f"):
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / name).write_text("x")
+    (here / "src/.git").mkdir(parents=True)
+    left = ["src/.git", "src/a/.quine", "src/a/b/.Git"]
+    taking = Staging([], ["src"], str(here)).taking()
+    taking.left_out = left
+    assert taking.note("h1").endswith("--returns src/a/b/.Git, or a file that tar makes there\n")
+    for patterns in (["."], ["src"], ["s*"]):
+        assert bring(here, there, *patterns, left=left) == ("", [])
+    came = {str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()}
+    assert came == {"src/.github/x", "src/f"} and not list((here / "src/.git").iterdir())
+    # From a host that sends it nevertheless.
+    with monkeypatch.context() as patched:
+        patched.setattr(Places, "below", lambda *_: [])
+        assert "was not asked for" in bring(here, there, "src")[0]
+    monkeypatch.chdir(there)
+    assert shared_directory.clean(["src"], [], keeps=True) == 0
+    assert {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()} == {
+        "src/.git/config",
+        "src/a/b/.Git/config",
+        "src/a/.quine/x",
+    }
+    assert shared_directory.clean(["src"], []) == 0
+    assert not (there / "src").exists()
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
@@ -1011,9 +1045,11 @@ def test_a_host_cannot_send_what_was_to_be_left_out(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant_obeyed(there)
+    shutil.rmtree(there / "d")
     original = spec.matching
     monkeypatch.setattr(spec, "matching", lambda patterns, folder, places: original(["*"], folder))
     monkeypatch.setattr(scan, "_by_directory", lambda places: {})
+    monkeypatch.setattr(Places, "below", lambda *_: [])
     failure, _ = bring(here, there, "*")
     assert "inventory.toml was not asked for" in failure
     assert list(here.iterdir()) == []
@@ -1031,8 +1067,9 @@ def test_a_name_that_a_file_system_takes_for_one_that_is_obeyed_is_left_out(
     (there / name / "x").write_text("x")
     (there / "d" / name).mkdir(parents=True)
     for patterns in (["."], ["*", ".*"], ["*/x", ".*/x"]):
-        assert bring(here, there, *patterns, left=[name])[0] == ""
-    assert [path.name for path in here.iterdir()] == ["d"]
+        below = [f"d/{name}"] * (patterns[0] != "*/x")
+        assert bring(here, there, *patterns, left=[name, *below])[0] == ""
+    assert [path.name for path in here.rglob("*")] == ["d"]
     (here / name).mkdir()
     assert uses.placed(["."], ["."], str(here)) == ["d", "."]
     monkeypatch.chdir(there)
@@ -1046,6 +1083,7 @@ def test_a_name_that_a_file_system_takes_for_one_that_is_obeyed_is_left_out(
     original = spec.matching
     monkeypatch.setattr(spec, "matching", lambda patterns, folder, places: original(["*", ".*"], folder))
     monkeypatch.setattr(scan, "_by_directory", lambda places: {})
+    monkeypatch.setattr(Places, "below", lambda *_: [])
     assert "was not asked for" in bring(here, there, "*", ".*")[0]
     assert not (here / name).exists()
 

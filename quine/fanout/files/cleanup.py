@@ -55,6 +55,7 @@ class Cleanup:
         self._work = work
         self._say = say
         self.at: At = lambda when, call: call()  # calls a function at a time
+        self.brings = True  # items have results, from which names may have been left out over there
         # Whether a host may have results of items that are still to be read.
         self.has_unread: Callable[[str], bool] = lambda host: False
         self.results = Results()  # which tells the hosts that have one directory
@@ -260,7 +261,15 @@ class Cleanup:
             over(status.state == "exited")
 
         spawn = Spawn(
-            ["node", "--stage", "clean", str(len(names)), "--", *names, *directories],
+            [
+                "node",
+                "--stage",
+                "clean" if self.brings else "clean-sent",
+                str(len(names)),
+                "--",
+                *names,
+                *directories,
+            ],
             own=True,
             where=host,
             env=job.env,

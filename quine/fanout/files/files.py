@@ -170,6 +170,7 @@ class Files:
         if self._cleanup:
             held.own = self._cleanup.names(task)
             self._cleanup.begin(held.own)
+            self._cleanup.brings = bool(held.stage and held.stage.patterns)
 
     def hold(self, task: Task, stage: Staging, host: str = "") -> None:
         """Take the names of a job that runs already, whoever has them; `host`: where, "" if that is not known."""
