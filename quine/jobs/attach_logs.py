@@ -95,6 +95,8 @@ def attach(agent: Agent, options: RunOptions) -> Status:
         if line and batch_view.wanted(agent):
             proxy.view = stack.enter_context(batch_view.shown(agent.pid, proxy.outputs))
         status = proxy.run() or _outcome(agent)
+        if there := os.environ.get("QUINE_NODE_NAME"):
+            status.host = there  # whatever the record says, which any job of this user could write
         if proxy.error:
             status.stream_failed("write stderr", proxy.error)
         for name, fd, start in zip(("stdout", "stderr"), files, starts):

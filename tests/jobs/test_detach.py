@@ -707,6 +707,16 @@ def test_signals_and_stdin_cross(lab: Lab) -> None:
     assert lab.run(["wait", job, more]).returncode == 4
 
 
+def test_an_attach_names_the_host_that_was_asked(lab: Lab) -> None:
+    """The host of a record is a word of its writer, who could speak in the name of another host."""
+    job = detach(lab, "--on", "h1", "--", "sh", "-c", "exit 4")
+    assert lab.run(["wait", job]).returncode == 4
+    status = folder(job, lab["h1"].home) / "status"
+    status.write_text(json.dumps({**json.loads(status.read_text()), "host": "h2", "detail": "disk full"}))
+    done = lab.run(["attach", job])
+    assert (done.returncode, done.stderr) == (4, b"quine: h1: error: disk full\n")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("clear", ["", "env -i HOME=$HOME PATH=$PATH LAB_HOST=$LAB_HOST "])
 def test_it_holds_nothing_of_the_job_that_started_it(lab: Lab, go: Path, clear: str) -> None:
