@@ -86,7 +86,7 @@ def test_a_job_that_is_nowhere_is_said_with_the_hosts_that_were_asked(lab: Lab) 
     for words in (["wait", "--on=local", none], ["wait", "zzz"]):
         done = lab.run(words)
         assert done.returncode == 2 and b"have answered" not in done.stderr
-    assert done.stderr.endswith(b"; an id has only the digits 0-9 and a-f, so no host was asked\n")
+    assert b"; an id has only the digits 0-9 and a-f, so no host was asked" in done.stderr
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def test_it_is_named_and_not_waited_for(tmp_path: Path) -> None:
     agent: Any = SimpleNamespace(
         id="x", directory=str(tmp_path), kept=False, verdict=lambda: SimpleNamespace(state="exited")
     )
-    with pytest.raises(Failure, match="stdout of x: a named pipe"):
+    with pytest.raises(Failure, match="stdout of x: no regular file"):
         attach_logs.logs(agent, RunOptions())
     assert registry.record(str(tmp_path)) == {}
     tape = tmp_path / f"{new_session()}.jsonl"

@@ -227,7 +227,7 @@ class SimulatedTaking:
     """The receiver of returns: quine.staging.returns_receiver.Taking."""
 
     services: Any = None
-    place = signal = ""
+    place = signal = stopped = ""
     beaten = is_too_much = late = _settled = False
     patience = LEASE
 

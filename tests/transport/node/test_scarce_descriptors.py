@@ -165,7 +165,7 @@ def test_bytes_of_tapes_that_come_at_one_time_are_all_counted(monkeypatch: pytes
     refused: list[str] = []
 
     def take(put: Callable[[list[bytes]], None], line: bytes) -> None:
-        tape: Any = tape_receiver._Arriving(SimpleNamespace(put=put, close=lambda: None), 0, False)  # type: ignore[arg-type]
+        tape: Any = tape_receiver._Arriving(SimpleNamespace(put=put, close=lambda: None), 0, False, "")  # type: ignore[arg-type]
         try:
             both._take("s", tape, [SimpleNamespace(seq=0, prev="", type="meta")], [line])  # type: ignore[list-item]
         except RequestError as error:
