@@ -5,8 +5,7 @@ Laws
    its reason, and nothing else.
 2. A link that is down is dialled again, at once and then with growing pauses, as long as a channel is open on it.
    A job that has not begun does not wait for that: the error of the next dial becomes its reason for not being
-   started. But a connection that only broke off is no such error, and is dialled again. Where connections in a row
-   end within SHORT of their greeting, the pauses go on growing over them: each of them had begun with a dial at once.
+   started. But a connection that only broke off is no such error, and is dialled again.
 3. A dial goes the way that the configuration names by then. If that has changed since the link was made, a node that
    does not know the link is no proof that the link's own has ended: it may be another machine's.
 4. A job that only asks (`asks` of its context) brings nothing to a host. Where there is nothing of ours, no job that
@@ -45,7 +44,6 @@ HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duple
 FIRST_PAUSE = 0.1  # seconds between the second dial and the third; grows, and is random to spread the dials
 LAST_PAUSE = 5.0
 BROKEN_PAUSE = 0.2  # longest pause after a connection that broke off: the host is there, and a dial is slow
-SHORT = 1.0  # seconds
 START = 60.0  # seconds for the answer to a start: a launcher gives a start up after half of them
 ENDING = 10.0  # seconds for it beyond the time of the job, as overtime.py has them
 STEP = 3.0  # seconds between two looks at the starts that wait for an answer
@@ -109,8 +107,9 @@ class Met:
 class Starts:
     """The jobs that were sent to a host and have no answer yet, in their order.
 
-    Time is counted in looks, so a process that was stopped gives up nothing. A job's count begins anew while all turns
-    over there are taken (`turns.py`), and when a job sent before it is answered: a busy host answers in this order.
+    Time is counted in looks, which end with the link, so a process that was stopped gives up nothing. A job's count
+    begins anew while all turns over there are taken (`turns.py`), and when a job that was sent before it is answered:
+    a host that is busy answers in this order.
     """
 
     def __init__(self, is_up: Callable[[], bool]) -> None:
@@ -166,8 +165,6 @@ class Host:
         self._link: asyncio.Task[Link] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._mending: asyncio.Task[None] | None = None
-        self._greeted_at = float("-inf")  # when the last connection began
-        self._short = 0  # connections in a row that have ended at once
         self._waiting: list[asyncio.Future[None]] = []  # jobs that want a link which is down
         self._starts = Starts(lambda: (link := self.live()) is not None and not link.down)
 
@@ -269,7 +266,7 @@ class Host:
                 await asyncio.sleep(pause(tries, BROKEN_PAUSE if tries < BROKEN_TRIES else LAST_PAUSE))
         link = self._join(Line(True, name), self.target.name, self._down)
         self._met.greeted(greeter.handshake.peer.get("life"))
-        self._connected(link, greeter)
+        link.connect(greeter)
         told = greeter.handshake.peer.get("processors")
         try:
             self.processors = numbers.whole(told, numbers.PROCESSORS, 1)
@@ -305,8 +302,6 @@ class Host:
     # -- a link that is down -----------------------------------------------------------------------
 
     def _down(self, link: Link, why: str) -> None:
-        lasted = asyncio.get_running_loop().time() - self._greeted_at
-        self._short = self._short + 1 if lasted < SHORT else 0
         if not link.needed and not self.wanted:
             link.fail(why)
         elif self._mending is None or self._mending.done():
@@ -316,8 +311,6 @@ class Host:
         """Dial until the link is up, or is not needed any more."""
         loop = asyncio.get_running_loop()
         until = loop.time() + INSIST
-        if self._short > 1:
-            await asyncio.sleep(pause(self._short - 1, LAST_PAUSE))
         for tries in count():
             longest = LAST_PAUSE
             try:
@@ -357,11 +350,7 @@ class Host:
                 raise Refused(detail, "see ~/.ssh/config", self.target.name)
             link.fail("the node over there was started anew meanwhile")
         else:
-            self._connected(link, greeter)
-
-    def _connected(self, link: Link, greeter: Greeter) -> None:
-        self._greeted_at = asyncio.get_running_loop().time()
-        link.connect(greeter)
+            link.connect(greeter)
 
     def _tell_waiting(self, refused: Refused | None) -> None:
         waiting, self._waiting = self._waiting, []

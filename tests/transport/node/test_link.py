@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -273,45 +271,6 @@ def test_a_server_that_always_hangs_up_is_not_dialled_for_ever_at_one_pace(
 
     clock.run(main())
     assert 12 < len(dials) < 24 and dials[3] - dials[0] < 1
-
-
-def test_a_link_that_ends_at_its_greeting_is_dialled_with_growing_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A host that greeted and hung up was dialled some times a second."""
-
-    async def main() -> list[float]:
-        loop = asyncio.get_running_loop()
-        pauses: list[float] = []
-        host = Host(
-            Target("h", "h", "h", lambda: None, lambda spawn: None),  # type: ignore[arg-type, return-value]
-            lambda *more: None,  # type: ignore[arg-type, return-value]
-            {},
-            Met(0.0),
-        )
-        link = SimpleNamespace(
-            dead="", down="", needed=True, connect=lambda greeter: setattr(link, "down", "")
-        )
-
-        async def again(link: Any) -> None:
-            host._connected(link, cast(Greeter, None))
-
-        async def sleep(seconds: float) -> None:
-            pauses.append(seconds)
-
-        monkeypatch.setattr(host, "_again", again)
-        monkeypatch.setattr("transport.node.host.asyncio.sleep", sleep)
-        for ends in range(12):
-            if ends == 10:
-                cast(clock.Loop, loop).skip(2.0)  # a connection that lasted
-            link.down = "gone"
-            host._down(cast(Link, link), "gone")
-            assert host._mending
-            await host._mending
-        return pauses
-
-    pauses = clock.run(main())
-    assert len(pauses) == 8 and pauses[0] < 0.2 and min(pauses[-3:]) > 2, pauses
 
 
 LOCK = {"origin": "boot 1 2 x"}  # whoever holds it is the only one
