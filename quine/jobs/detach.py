@@ -208,8 +208,7 @@ def _start(
             return there_already(job, kind_of(facts))
     logind.secure([] if options.file == "-" else _again(job))  # stdin is read only once
     env.pop(logind.MOVED, None)
-    keep = _kept()
-    if not keep:
+    if not (keep := _kept()):
         env.pop(inherit.VARIABLE, None)
     jobs = made_directory()
     collect(jobs)
