@@ -268,7 +268,7 @@ def agent(words: list[str]) -> int:
 
         print(script(options.completion), end="")
         return 0
-    if mission:
+    if len(mission) > 1 or not any(map(str.isspace, "".join(mission))):  # else nothing else can be meant
         from quine.base.slips.missions import mistake
 
         if wrong := mistake(words, [] if options.file else mission):
