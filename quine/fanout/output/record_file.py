@@ -76,7 +76,16 @@ def whole_lines(path: str) -> Iterator[str]:
 
 def hold(fd: int) -> None:
     """Lock an open file as `locked` does, if its file system has locks. Raises BlockingIOError."""
-    until = time.monotonic() + PATIENCE
+    try:
+        _lock(fd, time.monotonic() + PATIENCE)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass
+
+
+def _lock(fd: int, until: float) -> None:
+    """Raises BlockingIOError if another batch has the lock at this time, and OSError."""
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,9 +93,7 @@ def hold(fd: int) -> None:
         except BlockingIOError:
             if time.monotonic() > until:
                 raise
-            time.sleep(0.02)
-        except OSError:
-            return
+        time.sleep(0.02)
 
 
 def locked(path: str) -> int:
@@ -100,16 +107,11 @@ def locked(path: str) -> int:
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd, until)
             with contextlib.suppress(FileNotFoundError):  # a batch that was refused has removed it
                 if os.path.samestat(os.fstat(fd), os.stat(path)):
                     return fd
-        except BlockingIOError:
-            if time.monotonic() > until:
-                os.close(fd)
-                raise
-            time.sleep(0.02)
         except BaseException:
             os.close(fd)
             raise
-        os.close(fd)  # it was replaced in between, or is to be free before long
+        os.close(fd)  # it was replaced in between
