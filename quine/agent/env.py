@@ -373,14 +373,12 @@ def _interrupt(environ: Mapping[str, str]) -> str:
 
 
 def _more_than_none(read: Callable[..., float], *units: Mapping[str, int]) -> Callable[..., float]:
-    """Return a reader that refuses 0: a script has computed that nothing is left, and no limit is the opposite."""
+    """Return a reader that refuses 0."""
 
     def limit(environ: Mapping[str, str], name: str, default: float) -> float:
         value = read(environ, name, default, *units)
         if environ.get(name) and not value:
-            raise Misconfigured(
-                f"{name} is 0, and nothing can be done with that", f"no limit: leave {name} out"
-            )
+            raise sizes.spent(name)
         return value
 
     return limit

@@ -67,6 +67,11 @@ def number(
     return value
 
 
+def spent(name: str) -> Misconfigured:
+    """Return the error for a limit of 0: a script has computed that nothing is left, and no limit is the opposite."""
+    return Misconfigured(f"{name} is 0, and nothing can be done with that", f"no limit: leave {name} out")
+
+
 def count(text: str, name: str) -> int:
     """Return a count, as 200, 50k or 2M. Raises Misconfigured, which mentions `name`."""
     multiple = MULTIPLES.get(text[-1:], 0)

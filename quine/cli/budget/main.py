@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from quine.base import dirs
+from quine.base import dirs, sizes
 from quine.base.cli_options import parse, parse_around
 from quine.base.errors import OK, Misconfigured
 from quine.cli.budget.values import MOST, limits, whole
@@ -48,9 +48,7 @@ def main(words: list[str]) -> int:
     tokens, cost, deadline = limits(options)
     for name, value in zip(("max-tokens", "max-cost", "deadline"), (tokens, cost, deadline)):
         if value == 0:
-            raise Misconfigured(
-                f"--{name} is 0, and nothing can be done with that", f"no limit: leave --{name} out"
-            )
+            raise sizes.spent(f"--{name}")
     agents, concurrent = (whole(options, name) for name in ("max_agents", "concurrent"))
     if "command" in (state := inherit.renewed(inherit.read())):
         from quine.cli.budget.running import wait
