@@ -301,7 +301,7 @@ def obeyed_below(top: str) -> frozenset[str]:
 
 
 def at(path: str, places: Iterable[str]) -> str:
-    """Return the one of `places` that a path is or lies in; "" if there is none."""
+    """Return the one of `places` that a path is or lies in; "" if it is in no place of them."""
     return next((place for place in places if paths.within(path, place)), "")
 
 
@@ -330,7 +330,7 @@ def written_here(names: Iterable[str]) -> str:
 
 
 def obeyed_here(names: Iterable[str]) -> str:
-    """Return the message about results that were left out since quine obeys the files here; "" if there are none."""
+    """Return the message about results that were left out since quine obeys the files here; "" for no names."""
     from transport.text import harmless
 
     found = ", ".join(map(harmless, names))

@@ -134,7 +134,7 @@ class _Asked:
         self._ended(self)
 
     def answer(self, seconds: float) -> Answer:
-        """Return the answer, or the reason why there is none after so many seconds."""
+        """Return the answer, or why the host has given none in so many seconds."""
         if self._large:
             why, hint = f"an answer of more than {self._large}", ""
         elif self._status:

@@ -72,9 +72,8 @@ def look(
 def merge(known: list[Agent], living: list[Living]) -> list[Agent]:
     """Add `living` to the agents found by their tapes. A known agent without a live process gets that of its proxy."""
     by_id = {agent.id: agent for agent in known}
-    first = {
-        agent.session: agent.id for agent in known
-    }  # after an exec to a host the proxy has the later session
+    # After an exec to a host the proxy has the later session.
+    first = {agent.session: agent.id for agent in known}
     for one in living:
         before = by_id.get(first.get(one.agent.id, one.agent.id))
         if before is None:

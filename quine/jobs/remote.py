@@ -33,10 +33,6 @@ from transport.lean import Any, NamedTuple
 from transport.status import LONGEST, NO_ANSWER, Status
 from transport.writes import write_all
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 LATE = 120.0  # seconds for a verb that does something there, with a dial before it
 NEVER = float("inf")
 GRACE = 1.0  # seconds for an answer at the deadline to arrive,
@@ -182,11 +178,8 @@ def show(words: list[str], job: Remote, options: RunOptions, env: dict[str, str]
                 asked = ask(["wait", "--timeout=0", job.id], [job.host], job.asked(options))[job.host].status
                 status.here = (asked.state, asked.code) == ("exited", status.code)
         elif status.here and words[0] == "attach" and status.detail.startswith("cannot write stdout"):
-            status.state, status.code, status.signal = (
-                "lost",
-                LOST,
-                None,
-            )  # as of a job here, whatever its own end
+            # As of a job here, whatever its own end.
+            status.state, status.code, status.signal = "lost", LOST, None
         return _judged(status, job)
 
     spawn = asking([*words, job.id], job.host, job.asked(options))

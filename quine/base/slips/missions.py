@@ -91,7 +91,7 @@ def accident(words: list[str], mission: list[str]) -> Misconfigured | None:
 
 
 def _meant(verb: str, rest: list[str]) -> str | None:
-    """Return the command of quine that is meant, "" if there is none; None if the words are a mission."""
+    """Return the command of quine that is meant, "" if quine has no such command; None if the words are a mission."""
     if _is_before_id(verb, rest):
         return OURS.get(verb) or BEFORE_ID.get(verb, "")
     if verb == "help" and len(rest) == 1 and rest[0] not in HELPED:

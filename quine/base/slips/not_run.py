@@ -52,7 +52,7 @@ def another(status: Status, options: RunOptions) -> str:
 
 
 def not_found(command: list[str], options: RunOptions) -> str:
-    """Return the cure for a command that was not found; "" if there is none to suggest."""
+    """Return the cure for a command that was not found; "" if quine knows no cure."""
     if FOR_A_SHELL & set(command[0]):
         from shlex import quote
 

@@ -1,4 +1,4 @@
-"""Options that a verb does not have: those of other programs are answered with ours, or the reason why there is none.
+"""Options that a verb does not have. One of another program is answered with ours, or with the reason for its absence.
 
 Loaded after an error. A hint names only options of the verb that it is for, or another verb with its own ones.
 """
